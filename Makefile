@@ -54,7 +54,7 @@ docs: $(VENV)/.docs  ## the documentation, built into build/docs; a warning is a
 	$(BIN)/zensical build --strict --clean
 
 snapshots: $(VENV)/.all  ## what terminals of 60 and 120 columns show, written again; read the difference
-	TREEOPT_SNAPSHOTS=1 $(BIN)/python -m pytest -q -n 0 tests/treeopt/tables/test_terminal_widths.py
+	TREEOPT_SNAPSHOTS=1 $(BIN)/python -m pytest -q -n 0 tests/treeopt/terminal/test_terminal_widths.py
 
 reference: $(VENV)/.all  ## the command-line reference and the outputs that README and docs show, written again
 	$(BIN)/python docs/generate_cli_reference.py

@@ -11,7 +11,8 @@ first used, so that importing treeopt takes no time. The rooms, in the order of 
 * `policies`, `constraints`, `replay`: dynamic trees; rules of engines; which drafted tokens a tree gets accepted.
 * `searchers`, `plans`, `planning`: search algorithms; the result and its JSON; from a trace and step times to a plan.
 * `comparison`, `engines`, `trackers`: drafters side by side; exports and engine rules; runs of experiment trackers.
-* `tables`, `charts`, `report`: results on the terminal; charts as values and their renderers; the HTML page.
+* `results`, `terminal`: each kind of result as tables and sentences; how a terminal shows them.
+* `charts`, `report`: charts as values and their renderers; the HTML page.
 * `api`, `notebook`, `explore`, `cli`: the Python API, one command per file; values in notebooks and files; a local
   page; the command line, which parses, calls and prints.
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from executor.engines.engine import Draft, Engine, EngineRequest
 from executor.engines.step_times import Waves, decode_wave, warm_up
 from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
 from treeopt.constraints.size_rules import pool
+from treeopt.engines.driver import Draft, Driver, EngineRequest
 from treeopt.errors import EngineError, UsageError, counted
 from treeopt.policies import DynamicTree
 from treeopt.policies import settings as settings_of
@@ -90,7 +90,7 @@ def dynamic_trees(*, max_nodes: int, max_depth: int) -> tuple[DynamicTree, ...]:
 
 
 def measure_engine(
-    engine: Engine,
+    engine: Driver,
     prompts: Sequence[Sequence[int]],
     settings: EngineProfiling,
     *,
@@ -163,7 +163,7 @@ def _check(prompts: Sequence[Sequence[int]], settings: EngineProfiling) -> None:
             )
 
 
-def _check_trees(engine: Engine, settings: EngineProfiling) -> None:
+def _check_trees(engine: Driver, settings: EngineProfiling) -> None:
     if settings.trees and max(settings.batches) > engine.tree_requests:
         name, most = engine.meta["name"], engine.tree_requests
         raise EngineError(

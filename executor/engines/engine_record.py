@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from executor.engines.engine import Draft, Engine, EngineRequest, EngineStep
+from treeopt.engines.driver import Draft, Driver, EngineRequest, EngineStep
 from treeopt.errors import EngineError, UsageError, counted
 from treeopt.storage.json_lines import appended, read_lines
 from treeopt.storage.json_records import RecordError, get, of_kind
@@ -76,7 +76,7 @@ def _counts(record: Any, name: str, *, least: int) -> tuple[int, ...] | None:
 
 
 def record_run(
-    engine: Engine,
+    engine: Driver,
     requests: Sequence[EngineRequest],
     *,
     draft: Draft,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from executor.engines.engine import Engine, EngineRequest
 from executor.engines.engine_record import RequestRecord, record_run
+from treeopt.engines.driver import Driver, EngineRequest
 from treeopt.errors import EngineError, UsageError
 from treeopt.traces.importers.chain_counts import chain_from_steps, chain_trace
 from treeopt.traces.importers.synthetic_trace import trace_from_ranks
@@ -55,7 +55,7 @@ def visited_trace(records: Sequence[RequestRecord], *, depth: int, meta: Mapping
 
 
 def every_anchor_trace(
-    engine: Engine,
+    engine: Driver,
     prompts: Sequence[Sequence[int]],
     records: Sequence[RequestRecord],
     *,

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from executor.engines.engine import Draft, Engine, EngineRequest
 from executor.engines.step_times import Waves, decode_wave, warm_up
 from simulate.validation.predicted_vs_measured import Comparison, Figures
 from simulate.validation.predictions import ClosedForms, judged_on, ways_of
 from treeopt.engines import ENGINE_RULES
+from treeopt.engines.driver import Draft, Driver, EngineRequest
 from treeopt.errors import EngineError, UsageError, counted
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.policies import DynamicTree, Policy
@@ -41,7 +41,7 @@ class EngineRun:
         return round(float(np.mean([len(prompt) for prompt in self.prompts]) + self.new_tokens / 2))
 
 
-def drafts_of(entry: PlanEntry, engine: Engine) -> dict[Draft, Choice]:
+def drafts_of(entry: PlanEntry, engine: Driver) -> dict[Draft, Choice]:
     """Return the configurations of an entry that an engine drafts, the chosen one first."""
     drafts = {_draft_of(shape): choice for shape, choice in ways_of(entry).items()}
     return {d: choice for d, choice in drafts.items() if d is not None and _reason(d, entry.batch, engine) is None}
@@ -54,7 +54,7 @@ def _draft_of(shape: Tree | Policy) -> Draft | None:
     return shape.nodes if isinstance(shape, Tree) and shape == Tree.chain(shape.nodes) else None
 
 
-def _reason(draft: Draft | None, batch: int, engine: Engine) -> str | None:
+def _reason(draft: Draft | None, batch: int, engine: Driver) -> str | None:
     """Return why an engine does not draft this at a batch size, None if it does."""
     name, most = engine.meta["name"], engine.tree_requests
     if isinstance(draft, int):
@@ -69,12 +69,12 @@ def _reason(draft: Draft | None, batch: int, engine: Engine) -> str | None:
     return cannot_run(draft, batch) if cannot_run else None
 
 
-def runs_in(plan: Plan, engine: Engine, rounds: int) -> int:
+def runs_in(plan: Plan, engine: Driver, rounds: int) -> int:
     """Return the number of runs that `compare_in_engine` makes."""
     return rounds * sum(1 + len(drafts_of(entry, engine)) for entry in plan.entries)
 
 
-def check_engine_run(plan: Plan, run: EngineRun, engine: Engine) -> list[str]:
+def check_engine_run(plan: Plan, run: EngineRun, engine: Driver) -> list[str]:
     """Check that the comparison can run to its end; return lines on the configurations that are left out.
 
     Raises:
@@ -101,7 +101,7 @@ def check_engine_run(plan: Plan, run: EngineRun, engine: Engine) -> list[str]:
 
 
 def compare_in_engine(
-    engine: Engine,
+    engine: Driver,
     plan: Plan,
     run: EngineRun,
     *,
@@ -144,7 +144,7 @@ def compare_in_engine(
     ]
 
 
-def _measured(engine: Engine, run: EngineRun, part: Sequence[int], batch: int, draft: Draft) -> Waves:
+def _measured(engine: Driver, run: EngineRun, part: Sequence[int], batch: int, draft: Draft) -> Waves:
     """Decode the prompts of a part in waves; a last wave that would not be full is left out."""
     waves = Waves()
     for first in range(0, len(part) - batch + 1, batch):
@@ -204,7 +204,7 @@ def _figures(runs: Sequence[Waves], plain: Sequence[Waves]) -> Figures:
     return Figures(tau, float(np.median(_seconds(runs))), speedup)
 
 
-def validation_meta(engine: Engine, run: EngineRun) -> dict[str, Any]:
+def validation_meta(engine: Driver, run: EngineRun) -> dict[str, Any]:
     """Return what a validation file records about the engine and the run."""
     return {
         "engine": dict(engine.meta),

@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor.engines.engine import Draft, Engine, EngineRequest, EngineStep
+from treeopt.engines.driver import Draft, Driver, EngineRequest, EngineStep
 from treeopt.errors import EngineError
 
 WARM_UP = 8  # tokens
 LOG = logging.getLogger("treeopt")
 
 
-def warm_up(engine: Engine, prompts: Sequence[Sequence[int]], *, draft: Draft) -> None:
+def warm_up(engine: Driver, prompts: Sequence[Sequence[int]], *, draft: Draft) -> None:
     """Decode a few tokens after each prompt, all in flight, so that a new engine has made what it makes once."""
     requests = [EngineRequest(tuple(prompt), WARM_UP, ignore_stop=True) for prompt in prompts]
     decode_wave(engine, requests, draft=draft)
 
 
-def decode_wave(engine: Engine, requests: Sequence[EngineRequest], *, draft: Draft) -> tuple[list[EngineStep], bool]:
+def decode_wave(engine: Driver, requests: Sequence[EngineRequest], *, draft: Draft) -> tuple[list[EngineStep], bool]:
     """Decode requests, all in flight; return their steps, and True if it took a second attempt.
 
     A wave whose engine breaks off is decoded once more: drivers start an engine again that died.

@@ -14,9 +14,9 @@ from treeopt.errors import UsageError, counted
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
+from treeopt.results.run import LATENCIES, PERCENTS
+from treeopt.results.words import describe_measurement, describe_models, describe_rule, paths_words
 from treeopt.storage.provenance import look
-from treeopt.tables.simulate_tables import LATENCIES, PERCENTS
-from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, paths_words
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -22,8 +22,8 @@ from treeopt.errors import UsageError
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
+from treeopt.results.words import paths_words
 from treeopt.statistics.clustered_estimate import paired_ratio
-from treeopt.tables.terminal_text import paths_words
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -9,10 +9,10 @@ from simulate.validation.predictions import judged_on
 from treeopt.comparison.mismatch_warnings import choosing, differing_models, identified
 from treeopt.errors import counted
 from treeopt.plans.plan import Plan, PlanEntry
+from treeopt.results.words import device_words
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import GREEDY, look
-from treeopt.tables.terminal_text import device_words
 
 
 def live_checks(plan: Plan, records: Sequence[Mapping[str, Any]] = ()) -> dict[int, str]:

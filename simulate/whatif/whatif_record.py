@@ -8,8 +8,8 @@ from simulate.profiles.profile import Profile
 from simulate.whatif.price_per_token import Offer, cheapest
 from simulate.whatif.scenarios import Scenario, limits
 from treeopt.engines import ENGINE_RULES
+from treeopt.results.words import describe_models, describe_rule
 from treeopt.storage.provenance import look
-from treeopt.tables.terminal_text import describe_models, describe_rule
 from treeopt.traces.trace import Trace
 
 SCHEMA = "treeopt.whatif/1"

@@ -20,8 +20,6 @@ import numpy as np
 
 from executor.checkpoints import load_drafter
 from executor.checkpoints.convert import rewrite
-from executor.engines.drivers.driver_settings import EngineSettings, make_engine
-from executor.engines.engine import EngineRequest
 from executor.engines.engine_record import RequestRecord, record_run
 from executor.engines.engine_trace import engine_texts
 from executor.prompts.prompt_files import encode, read_prompts
@@ -30,6 +28,8 @@ from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
 from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, SETUPS
+from treeopt.engines.driver import EngineRequest
+from treeopt.engines.driver_settings import EngineSettings, make_engine
 from treeopt.policies import DynamicTree, settings
 from treeopt.replay.dynamic_tree import accepted_lengths as dynamic_lengths
 from treeopt.replay.static_tree import accepted_lengths

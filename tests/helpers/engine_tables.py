@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.helpers.engine_setups import ROOT
+from treeopt.results.words import interval
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.tables.terminal_text import interval
 
 FILE = ROOT / "data" / "engines" / "acceptance.json"
 PAGE = ROOT / "docs" / "results" / "engines.md"

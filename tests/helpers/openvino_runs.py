@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from executor.engines.drivers.openvino import OpenVino
-from executor.engines.engine import Draft, EngineRequest, EngineStep
 from tests.helpers.worker_exchanges import recorder
+from treeopt.engines.driver import Draft, EngineRequest, EngineStep
+from treeopt.engines.openvino.driver import OpenVino
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
 from treeopt.storage.provenance import this_run

@@ -15,16 +15,16 @@ import pytest
 from simulate.profiles.profile import save_profile
 from tests.helpers.command_line import done, small_profile, small_trace
 from treeopt.plans.plan_json import load_plan
-from treeopt.tables.blocks import Blocks
-from treeopt.tables.compare_tables import comparison_blocks
-from treeopt.tables.doctor_tables import health_blocks
-from treeopt.tables.plan_tables import plan_blocks
-from treeopt.tables.simulate_tables import simulation_blocks
-from treeopt.tables.terminal_blocks import print_blocks
-from treeopt.tables.trace_tables import trace_blocks
-from treeopt.tables.train_tables import training_blocks
-from treeopt.tables.validate_tables import validation_blocks
-from treeopt.tables.whatif_tables import scenario_blocks
+from treeopt.results.blocks import Blocks
+from treeopt.results.comparison import comparison_blocks
+from treeopt.results.health import health_blocks
+from treeopt.results.plan import plan_blocks
+from treeopt.results.run import simulation_blocks
+from treeopt.results.trace import trace_blocks
+from treeopt.results.training import training_blocks
+from treeopt.results.validation import validation_blocks
+from treeopt.results.whatif import scenario_blocks
+from treeopt.terminal.terminal_blocks import print_blocks
 from treeopt.traces.trace import load_trace, save_trace
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -12,11 +12,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor.engines.drivers.driver_settings import EngineSettings, llama_server, make_engine
-from executor.engines.engine import Engine, EngineRequest, EngineStep
 from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, ROOT, SETUPS
 from tests.helpers.openvino_runs import RECORDINGS, prompts
 from tests.helpers.server_exchanges import program
+from treeopt.engines.driver import Driver, EngineRequest, EngineStep
+from treeopt.engines.driver_settings import EngineSettings, llama_server, make_engine
 from treeopt.storage.provenance import this_run
 
 MODELS = ENGINES / "models" / "servers"
@@ -84,7 +84,7 @@ def asked() -> list[EngineRequest]:
     return [EngineRequest(tokens, NEW_TOKENS, ignore_stop=True) for tokens in prompts(3, 24)]
 
 
-def engine(run: Run, python: Path) -> Engine:
+def engine(run: Run, python: Path) -> Driver:
     """Return the driver; models are named as the current folder has them."""
     return make_engine(
         EngineSettings(

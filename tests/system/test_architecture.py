@@ -31,12 +31,13 @@ ROOMS = """
 treeopt: errors registry defaults storage value_methods tree statistics traces traces.importers traces.importers.readers
     tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
-    plans planning comparison engines trackers tables charts report
+    plans planning comparison engines engines.connections engines.llama_cpp engines.openai engines.openvino
+    engines.sglang engines.vllm trackers results terminal charts report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device kernels prompts verification target.positions target drafters drafters.lookup models
     checkpoints.tensors
     checkpoints.layer_settings checkpoints.engine_files checkpoints decoding recording profiling validation train
-    train.shipped engines engines.connections engines.drivers
+    train.shipped engines
 """
 ROOF = (
     "treeopt",
@@ -243,7 +244,13 @@ def test_rooms_hold_at_most_twenty_files():
 
 def test_no_two_modules_share_a_name():
     """But drafters, engines and commands, which are named after what they are."""
-    may = ("treeopt.engines.", "treeopt.cli.commands.", "executor.drafters.", "executor.checkpoints.")
+    may = (
+        "treeopt.engines.",
+        "treeopt.results.",
+        "treeopt.cli.commands.",
+        "executor.drafters.",
+        "executor.checkpoints.",
+    )
     named = defaultdict(list)
     for name, path in modules().items():
         if path.name != "__init__.py" and not name.startswith(may):

@@ -58,9 +58,9 @@ from treeopt.errors import TreeoptError, UsageError
 from treeopt.plans.plan_json import load_plan, to_json
 from treeopt.replay.static_tree import replay_tree
 from treeopt.report.html_page import as_html
+from treeopt.results.trace import describe
 from treeopt.storage.json_lines import read_lines
 from treeopt.storage.json_records import RecordError
-from treeopt.tables.trace_tables import describe
 from treeopt.traces.importers.readers.formats import Source, import_trace
 from treeopt.traces.importers.source_file import read_numbers
 from treeopt.traces.resumable_shards import load_file_or_shards

@@ -12,7 +12,7 @@ from treeopt.errors import UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from executor.engines.drivers.driver_settings import EngineSettings
+    from treeopt.engines.driver_settings import EngineSettings
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class EngineChoice:
         Raises:
             UsageError: the engine cannot be named so.
         """
-        from executor.engines.drivers.driver_settings import EngineSettings
+        from treeopt.engines.driver_settings import EngineSettings
 
         assert self.engine is not None
         tokenizer = _tokenizer(target)

@@ -49,8 +49,8 @@ def profile_engine(
     Raises:
         UsageError, EngineError: see `measure_engine`.
     """
-    from executor.engines.drivers.driver_settings import make_engine
     from executor.engines.engine_profile import measure_engine
+    from treeopt.engines.driver_settings import make_engine
 
     tokens = engine_prompts(target, prompts)
     names = choice.settings(target, drafter, concurrency=max(settings.batches))
@@ -61,7 +61,7 @@ def profile_engine(
 
 def _names(target: Path, loaded: Path | str, drafter: Path | str | None) -> dict[str, Any]:
     """Return names and hashes of the models, which an engine loads itself."""
-    from executor.engines.model_files import model_record
+    from treeopt.engines.model_files import model_record
 
     record: dict[str, Any] = {"target": {"name": target.name}, "engine_target": model_record(loaded)}
     return record | ({} if drafter is None else {"engine_drafter": model_record(drafter)})
@@ -92,7 +92,6 @@ def validate_engine(
         UsageError, EngineError: see `compare_in_engine`.
         TreeoptError: what the readers of plan, trace and profile raise.
     """
-    from executor.engines.drivers.driver_settings import make_engine
     from executor.engines.engine_validation import (
         EngineRun,
         check_engine_run,
@@ -105,6 +104,7 @@ def validate_engine(
     from simulate.validation.predicted_vs_measured import SCHEMA, comparison_record
     from simulate.validation.prediction_sources import read_sources
     from simulate.validation.predictions import save_predictions
+    from treeopt.engines.driver_settings import make_engine
 
     if sources.sizes is None and sources.trace is not None:
         sources = replace(sources, sizes=parse_sizes(",".join(f"chain:{k + 1}" for k in range(ENGINE_LENGTH))))
@@ -171,8 +171,8 @@ def collect_engine_steps(
     Raises:
         UsageError, EngineError: see `record_run` and `every_anchor_trace`.
     """
-    from executor.engines.drivers.driver_settings import make_engine
     from executor.engines.engine_trace import every_anchor_trace, visited_trace
+    from treeopt.engines.driver_settings import make_engine
 
     tokens = engine_prompts(target, prompts)
     names = choice.settings(target, None, concurrency=settings.concurrency)
@@ -219,8 +219,8 @@ def engine_texts_of(
     Raises:
         EngineError: the engine fails, or does not report token ids.
     """
-    from executor.engines.drivers.driver_settings import make_engine
     from executor.engines.engine_trace import engine_texts
+    from treeopt.engines.driver_settings import make_engine
 
     names = choice.settings(target, drafter, concurrency=settings.concurrency)
     with make_engine(names) as engine:
@@ -228,8 +228,8 @@ def engine_texts_of(
 
 
 def _recorded(engine: Any, tokens: list[list[int]], settings: EngineCollection, progress: Progress) -> list[Any]:
-    from executor.engines.engine import EngineRequest
     from executor.engines.engine_record import record_run
+    from treeopt.engines.driver import EngineRequest
 
     requests = [EngineRequest(tuple(prompt), settings.new_tokens) for prompt in tokens]
     with progress("decoding", len(requests)) as advance:

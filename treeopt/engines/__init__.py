@@ -1,9 +1,13 @@
-"""Engines: export a plan to one, and the rules on trees of each of 19.
+"""Engines: the trees that each runs, its export of a plan, and the driver that runs it.
 
 * `export`: what all exporters share: their result, the planned entries, the replacement of a tree that breaks a rule.
 * `dynamic_trees`: what exporters of dynamic trees share: the three settings, and how each engine counts them.
-* `llama_cpp`, `lmdeploy`, `medusa`, `openvino`, `sglang`, `tensorrt_llm`, `transformers`, `vllm`: exporters, each with
-  its engine's rules.
+* `llama_cpp`, `lmdeploy`, `medusa`, `openai`, `openvino`, `sglang`, `tensorrt_llm`, `transformers`, `vllm`: one engine
+  each: its rules and exporter, and its driver if treeopt runs it.
+* `driver`: the interface of every driver, and the values that pass through it: requests, draft settings, steps.
+* `driver_settings`: a driver made from settings in words.
+* `connections`: processes of engines, and clients of their servers.
+* `model_files`: name and hash of the models that an engine loads.
 * `drafting_methods`: the engines' methods of drafting, and the kinds of drafters that each runs.
 * `engine_rules`: rules of the engines without an exporter: Hydra, EAGLE-1, Sequoia, UMbreLLa, SpecInfer, TensorRT-LLM
   with static trees, MLC-LLM, TGI.
@@ -14,12 +18,28 @@
 """
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
 
-from treeopt.engines import llama_cpp, lmdeploy, medusa, openvino, sglang, tensorrt_llm, transformers, vllm
 from treeopt.engines.drafting_methods import METHODS as METHODS
 from treeopt.engines.drafting_methods import method_for as method_for
 from treeopt.engines.engine_rules import RULES_WITHOUT_EXPORTER
 from treeopt.engines.export import EngineRules, Export
+
+
+def _engine(name: str) -> Any:
+    """Import the module of an engine."""
+    return import_module(f"treeopt.engines.{name}")
+
+
+llama_cpp = _engine("llama_cpp")
+lmdeploy = _engine("lmdeploy")
+medusa = _engine("medusa")
+openvino = _engine("openvino")
+sglang = _engine("sglang")
+tensorrt_llm = _engine("tensorrt_llm")
+transformers = _engine("transformers")
+vllm = _engine("vllm")
 
 ENGINES: Mapping[str, Callable[..., Export]] = {
     "llama.cpp": llama_cpp.export,

@@ -1,9 +1,23 @@
 """Drafting methods: how engines draft, by their own names, and the kinds of treeopt's drafters that each runs."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
-from treeopt.engines import llama_cpp, lmdeploy, medusa, openvino, sglang, tensorrt_llm, transformers, vllm
+
+def _engine(name: str) -> Any:
+    """Import the module of an engine."""
+    return import_module(f"treeopt.engines.{name}")
+
+
+llama_cpp = _engine("llama_cpp")
+lmdeploy = _engine("lmdeploy")
+medusa = _engine("medusa")
+openvino = _engine("openvino")
+sglang = _engine("sglang")
+tensorrt_llm = _engine("tensorrt_llm")
+transformers = _engine("transformers")
+vllm = _engine("vllm")
 
 Kinds = Mapping[str, frozenset[str]]
 

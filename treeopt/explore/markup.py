@@ -11,8 +11,8 @@ from treeopt.engines.export import Export
 from treeopt.explore.answers import Answer, Failure
 from treeopt.explore.page_words import in_page_words
 from treeopt.explore.questions import NO_POLICIES, Device
-from treeopt.tables.blocks import Blocks, Line, Row, Table
-from treeopt.tables.plan_tables import plan_blocks
+from treeopt.results.blocks import Blocks, Line, Row, Table
+from treeopt.results.plan import plan_blocks
 
 HEADER = (
     "<header><h1>treeopt explore</h1><p>Choose a trace, step times and limits. "

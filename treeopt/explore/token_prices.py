@@ -9,9 +9,9 @@ from treeopt.explore.answers import Answer, Failure
 from treeopt.explore.questions import Device, price_of
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import PlanEntry
-from treeopt.tables.blocks import Blocks, Column, Line, Row, Table, number, word
-from treeopt.tables.plan_answers import describe_choice
-from treeopt.tables.whatif_tables import money
+from treeopt.results.blocks import Blocks, Column, Line, Row, Table, number, word
+from treeopt.results.plan_answers import describe_choice
+from treeopt.results.whatif import money
 
 COLUMNS = (
     Column("batch", key=True),

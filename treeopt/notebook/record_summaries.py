@@ -5,8 +5,8 @@ from typing import Any
 
 from treeopt.errors import counted
 from treeopt.notebook.html_summary import Summary
+from treeopt.results.words import describe_measurement, interval
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.tables.terminal_text import describe_measurement, interval
 
 # Schema -> title, and the columns of `Record.frame` that are shown, by their heads; a factor turns seconds into ms.
 Columns = Mapping[str, tuple[str, float]]

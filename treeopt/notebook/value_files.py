@@ -13,10 +13,10 @@ from treeopt.errors import TreeError, UsageError
 from treeopt.notebook.record_summaries import RECORDS
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import save_plan
+from treeopt.results.comparison import comparison_record
 from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.user_files import read_text
-from treeopt.tables.compare_tables import comparison_record
 from treeopt.traces.trace import Trace, save_trace
 from treeopt.tree import Tree
 

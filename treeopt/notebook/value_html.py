@@ -9,7 +9,7 @@ from treeopt.notebook.html_summary import Summary, summary_html, summary_text
 from treeopt.notebook.record_summaries import record_summary, validation_summary
 from treeopt.notebook.value_summaries import plan_summary, profile_summary, trace_summary, tree_summary
 from treeopt.plans.plan import Plan
-from treeopt.tables.compare_tables import comparison_record
+from treeopt.results.comparison import comparison_record
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

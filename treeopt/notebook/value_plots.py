@@ -19,7 +19,7 @@ from treeopt.comparison.compare_drafters import Comparison
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
-from treeopt.tables.compare_tables import comparison_record
+from treeopt.results.comparison import comparison_record
 from treeopt.traces.trace import CHAINS, Trace
 from treeopt.tree import Tree
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from treeopt.errors import counted
 from treeopt.notebook.html_summary import Summary
 from treeopt.plans.plan import Choice, Plan
+from treeopt.results.words import describe_measurement, describe_models, describe_rule, interval, shown
 from treeopt.storage.provenance import look
-from treeopt.tables.terminal_text import describe_measurement, describe_models, describe_rule, interval, shown
 from treeopt.traces.trace import PAST_END, Trace
 from treeopt.tree import Tree
 

@@ -14,7 +14,7 @@ from treeopt.charts.matplotlib_axes import as_svg
 from treeopt.charts.palette import DARK, LIGHT, STYLED, Palette, legend_mark
 from treeopt.charts.vega_lite import as_vega_lite
 from treeopt.report.page_parts import KINDS, QUESTIONS, Finding, Page
-from treeopt.tables.blocks import Blocks, Line, Table, notes_once
+from treeopt.results.blocks import Blocks, Line, Table, notes_once
 
 if TYPE_CHECKING:
     from jinja2 import Environment

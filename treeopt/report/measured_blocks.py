@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from treeopt.results.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, word
+from treeopt.results.words import describe_measurement
 from treeopt.storage.provenance import look
-from treeopt.tables.blocks import Block, Blocks, Cell, Column, Line, Row, Table, number, word
-from treeopt.tables.terminal_text import describe_measurement
 
 PROFILE = (
     Column("batch", key=True),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treeopt.charts.chart import Chart
-from treeopt.tables.blocks import Blocks
+from treeopt.results.blocks import Blocks
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,17 @@ from treeopt.replay.static_tree import covers, deepest, visit
 from treeopt.report.damaged_field import last_field
 from treeopt.report.measured_blocks import engine_blocks, profile_blocks
 from treeopt.report.page_parts import Finding
+from treeopt.results.blocks import Blocks, Line
+from treeopt.results.comparison import SCHEMA as COMPARISON
+from treeopt.results.comparison import comparison_blocks
+from treeopt.results.plan import plan_blocks
+from treeopt.results.plan_answers import describe_choice
+from treeopt.results.run import capacity_blocks, run_blocks, serving_blocks
+from treeopt.results.validation import validation_blocks
+from treeopt.results.whatif import scenario_blocks
+from treeopt.results.words import describe_models, interval
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import look
-from treeopt.tables.blocks import Blocks, Line
-from treeopt.tables.compare_tables import SCHEMA as COMPARISON
-from treeopt.tables.compare_tables import comparison_blocks
-from treeopt.tables.plan_answers import describe_choice
-from treeopt.tables.plan_tables import plan_blocks
-from treeopt.tables.simulate_tables import capacity_blocks, run_blocks, serving_blocks
-from treeopt.tables.terminal_text import describe_models, interval
-from treeopt.tables.validate_tables import validation_blocks
-from treeopt.tables.whatif_tables import scenario_blocks
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -8,9 +8,9 @@ from treeopt.charts.learning_chart import learning
 from treeopt.charts.tau_chart import tau_by_nodes, tau_of
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.report.page_parts import Finding
+from treeopt.results.trace import describe, trace_blocks
+from treeopt.results.words import describe_models, interval
 from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.tables.terminal_text import describe_models, interval
-from treeopt.tables.trace_tables import describe, trace_blocks
 from treeopt.traces.trace import CHAINS, Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees

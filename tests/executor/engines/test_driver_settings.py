@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.engines.drivers.driver_settings import EngineSettings, make_engine
+from treeopt.engines.driver_settings import EngineSettings, make_engine
 from treeopt.errors import UsageError
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from executor.engines.engine import EngineStep
 from executor.engines.engine_profile import EngineProfiling, measure_engine
 from treeopt.cost_model import StepShape
+from treeopt.engines.driver import EngineStep
 from treeopt.errors import UsageError
 from treeopt.replay.priced_walk import step_seconds
 from treeopt.tree import Tree

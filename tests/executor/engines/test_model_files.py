@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from executor.engines.drivers.openvino import OpenVino
-from executor.engines.drivers.vllm import VLLM
-from executor.engines.model_files import ENDS, files_hash, model_name, model_record
+from treeopt.engines.model_files import ENDS, files_hash, model_name, model_record
+from treeopt.engines.openvino.driver import OpenVino
+from treeopt.engines.vllm.driver import VLLM
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from executor.engines.connections import completions_client
-from executor.engines.drivers.openai import OpenAI
-from executor.engines.engine import EngineRequest
 from executor.engines.engine_record import record_run
 from executor.engines.engine_trace import every_anchor_trace, visited_trace
 from tests.helpers import fake_engine
+from treeopt.engines.connections import completions_client
+from treeopt.engines.driver import EngineRequest
+from treeopt.engines.openai.driver import OpenAI
 from treeopt.errors import EngineError, UsageError
 from treeopt.replay.static_tree import replay_tree
 from treeopt.tree import Tree

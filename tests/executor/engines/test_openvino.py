@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from executor.engines.drivers.openvino import OpenVino
-from executor.engines.engine import EngineRequest
 from tests.helpers.openvino_runs import RECORDINGS, recorded
 from tests.helpers.worker_exchanges import interpreter, replayer
+from treeopt.engines.driver import EngineRequest
+from treeopt.engines.openvino.driver import OpenVino
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from executor.engines.drivers.openvino import OpenVino
-from executor.engines.engine import EngineRequest
 from tests.helpers.openvino_runs import (
     DRAFTER,
     EAGLE3,
@@ -24,6 +22,8 @@ from tests.helpers.openvino_runs import (
     texts,
 )
 from tests.helpers.worker_exchanges import recorder
+from treeopt.engines.driver import EngineRequest
+from treeopt.engines.openvino.driver import OpenVino
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
 

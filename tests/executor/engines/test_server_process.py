@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from executor.engines.connections.server_pool import Launch, ServerPool
-from executor.engines.connections.server_process import ServerProcess, free_port
 from tests.helpers import fake_engine
+from treeopt.engines.connections.server_pool import Launch, ServerPool
+from treeopt.engines.connections.server_process import ServerProcess, free_port
 from treeopt.errors import EngineError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -117,7 +117,7 @@ def test_a_killed_treeopt_leaves_nothing(tmp_path):
     """Killed by SIGKILL, which no program can handle."""
     code = (
         "import sys, time\n"
-        "from executor.engines.connections.server_pool import Launch, ServerPool\n"
+        "from treeopt.engines.connections.server_pool import Launch, ServerPool\n"
         "from tests.helpers import fake_engine\n"
         "launch = Launch('fake engine', [sys.executable, fake_engine.__file__, 'leaves children'])\n"
         "ServerPool(lambda key: launch, timeout_s=30).server(0)\n"

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from executor.engines.drivers.sglang import SGLang
-from executor.engines.engine import EngineRequest
 from executor.engines.step_times import decode_wave
 from tests.helpers import fake_engine
+from treeopt.engines.driver import EngineRequest
+from treeopt.engines.sglang.driver import SGLang
 from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from executor.engines.connections.worker_process import WorkerProcess
+from treeopt.engines.connections.worker_process import WorkerProcess
 from treeopt.errors import EngineError
 
 ECHO = """

@@ -20,10 +20,10 @@ from treeopt.planning.search_warnings import resemblance
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.sampled_rules import accepted_odds
 from treeopt.replay.static_tree import accepted_lengths, covers, deepest, replay_tree
+from treeopt.results.trace import describe
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow
 from treeopt.searchers.static_trees.renewal import improve
-from treeopt.tables.trace_tables import describe
 from treeopt.traces.merge_split import halves, joined, merged
 from treeopt.traces.trace import Trace, load_trace, save_trace
 from treeopt.tree import Tree

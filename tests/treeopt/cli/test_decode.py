@@ -49,11 +49,11 @@ from treeopt.comparison.mismatch_warnings import plan_model_warnings
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.plans.plan_json import load_plan, save_plan
 from treeopt.policies.policy_json import identity
+from treeopt.results.plan import plan_blocks
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.json_lines import appended, read_lines
 from treeopt.storage.json_records import RecordError
-from treeopt.tables.plan_tables import plan_blocks
-from treeopt.tables.terminal_blocks import print_blocks
+from treeopt.terminal.terminal_blocks import print_blocks
 from treeopt.traces.trace import load_trace, save_trace
 
 ROOT = Path(__file__).parent.parent.parent.parent

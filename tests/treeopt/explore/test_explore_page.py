@@ -16,7 +16,7 @@ import pytest
 import treeopt
 from tests.helpers.browser import Watched, overflow, started, watched
 from treeopt.engines import ENGINES
-from treeopt.tables.terminal_text import interval
+from treeopt.results.words import interval
 
 pytestmark = pytest.mark.browser
 pytest.importorskip("marimo", reason="the extra `explore` is not installed")

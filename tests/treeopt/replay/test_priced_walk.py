@@ -14,8 +14,8 @@ from treeopt.planning.search_pipeline import search
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.priced_walk import plain_share, step_seconds, upper_levels
 from treeopt.replay.static_tree import replay_tree, visit
-from treeopt.tables.terminal_blocks import print_blocks
-from treeopt.tables.trace_tables import describe, trace_blocks
+from treeopt.results.trace import describe, trace_blocks
+from treeopt.terminal.terminal_blocks import print_blocks
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

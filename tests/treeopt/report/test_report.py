@@ -18,10 +18,10 @@ from treeopt.charts.tau_chart import tau_of
 from treeopt.report.html_page import _mark, _vega, as_html
 from treeopt.report.page_parts import QUESTIONS, Page
 from treeopt.report.page_sections import RECORDS
+from treeopt.results.blocks import Line, Table
+from treeopt.results.words import interval
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.user_files import LIMIT
-from treeopt.tables.blocks import Line, Table
-from treeopt.tables.terminal_text import interval
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
 

@@ -7,9 +7,9 @@ from treeopt.errors import CostError, TraceError, counted
 from treeopt.replay.priced_walk import step_seconds
 from treeopt.replay.static_tree import replay_tree
 from treeopt.report.slider_model import Drafted, conditional_rates, embedded, finite
+from treeopt.results.words import describe_models, device_words
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import ratio
-from treeopt.tables.terminal_text import describe_models, device_words
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -76,7 +76,7 @@ def compare(
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
     result = compare_traces.compare(traces, profiles or None, batch=batch or (), **settings)
-    from treeopt.tables.compare_tables import comparison_blocks, comparison_record
+    from treeopt.results.comparison import comparison_blocks, comparison_record
 
     record = comparison_record(result)
     if output:

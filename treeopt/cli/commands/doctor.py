@@ -37,7 +37,7 @@ def doctor(device: str, as_json: bool) -> None:
     if as_json:
         printing.print_json(record)
     else:
-        from treeopt.tables.doctor_tables import health_blocks
+        from treeopt.results.health import health_blocks
 
         printing.show(health_blocks(record))
     if not sound:

@@ -173,7 +173,7 @@ def search(
         click.echo(to_json(plan))
         return
     from simulate.validation.find_validation import live_checks
-    from treeopt.tables.plan_tables import plan_blocks
+    from treeopt.results.plan import plan_blocks
 
     file = None if output is None else str(output)
     printing.show(plan_blocks(plan, checks=live_checks(plan), file=file))

@@ -128,7 +128,7 @@ def simulate(
         printing.warn(record["warnings"])
         printing.print_json(record)
         return
-    from treeopt.tables.simulate_tables import simulation_blocks
+    from treeopt.results.run import simulation_blocks
 
     plan = None if plan_file is None else str(plan_file)
     printing.show(simulation_blocks(record, trace=str(trace_file), plan=plan))

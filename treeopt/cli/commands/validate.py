@@ -145,7 +145,7 @@ def validate(
     if as_json:
         printing.print_json(record)
         return
-    from treeopt.tables.validate_tables import validation_blocks
+    from treeopt.results.validation import validation_blocks
 
     printing.show(validation_blocks(record, plan=None if plan_file is None else str(plan_file)))
 

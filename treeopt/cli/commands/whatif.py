@@ -185,7 +185,7 @@ def whatif(
         printing.warn(record["warnings"])
         printing.print_json(record)
         return
-    from treeopt.tables.whatif_tables import scenario_blocks
+    from treeopt.results.whatif import scenario_blocks
 
     written = () if plans is None else [str(plans / name) for name in question.plan_files()]
     printing.show(scenario_blocks(record, plans=written))

@@ -9,7 +9,7 @@ from treeopt.api.engine_models import EngineChoice
 from treeopt.cli.options import general
 from treeopt.cli.options.value_types import SECONDS, Whole
 
-ENGINES = ("vllm", "llama.cpp", "openvino", "sglang", "openai")  # as executor.engines.drivers.driver_settings has them
+ENGINES = ("vllm", "llama.cpp", "openvino", "sglang", "openai")  # as treeopt.engines.driver_settings has them
 
 
 class Address(click.ParamType):  # type: ignore[type-arg]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from treeopt.tables.blocks import Blocks
+    from treeopt.results.blocks import Blocks
 
 HELD = "treeopt.held_warnings"  # key in a context's meta
 PATIENCE_S = 2.0  # work that is done sooner shows no bar
@@ -64,7 +64,7 @@ def say(line: str) -> None:
 
 def _on_stderr(text: str) -> None:
     """Print a text in lines that fit the terminal; a file or pipe gets one line."""
-    from treeopt.tables.terminal_text import PROSE, width_of, wrapped
+    from treeopt.terminal.terminal_text import PROSE, width_of, wrapped
 
     width = width_of(sys.stderr)
     lines = [text] if width is None else wrapped(text, min(width, PROSE))
@@ -73,7 +73,7 @@ def _on_stderr(text: str) -> None:
 
 def show(blocks: "Blocks") -> None:
     """Print a result on stdout, with its details if --verbose asks for them."""
-    from treeopt.tables.terminal_blocks import print_blocks
+    from treeopt.terminal.terminal_blocks import print_blocks
 
     print_blocks(blocks, verbose=is_set("verbose"))
 

@@ -1,0 +1,515 @@
+"""Report tables: every figure that they must show, and the same figures counted slowly."""
+
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from rich.console import Console
+
+from simulate.validation.predicted_vs_measured import Comparison, Figures, comparison_record
+from simulate.validation.predictions import ClosedForms
+from tests.helpers.strategies import trace_of, traces
+from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
+from treeopt.results.blocks import Table
+from treeopt.results.plan import plan_blocks
+from treeopt.results.trace import describe, trace_blocks
+from treeopt.results.validation import validation_blocks
+from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.atomic_files import shipped
+from treeopt.terminal.terminal_blocks import print_blocks
+from treeopt.traces.trace import Trace
+from treeopt.tree import Tree
+
+META = {
+    "target": {"name": "tiny-llama", "dtype": "bfloat16"},
+    "drafter": {"kind": "medusa", "heads": 3},
+    "verification": "greedy",
+    "temperature": 0.0,
+    "new_tokens": 77,
+    "seed": 5,
+}
+
+
+def shown(blocks, *subjects, width=160, **more):
+    """What is printed, as lines without trailing blanks."""
+    text = io.StringIO()
+    console = Console(file=text, width=width, highlight=False, soft_wrap=True)
+    print_blocks(blocks(*subjects, **more), console, verbose=True)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def row(lines, name):
+    """Cells, but empty ones, of the one table row that holds a cell `name`."""
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines if "  " in line.strip()]
+    (found,) = [cells for cells in rows if name in cells]
+    return found
+
+
+# --- traces
+
+
+def slow_tops(trace: Trace) -> Sequence[Sequence[float | None]]:
+    """Share of positions inside their request whose true token is among the best 1, 2, 4, 8, by depth."""
+    table = []
+    for depth in range(trace.depth):
+        inside = []
+        for anchor in range(trace.anchors):
+            request = trace.request[anchor]
+            length = sum(1 for other in trace.request if other == request)
+            if trace.position[anchor] + depth < length:
+                inside.append(int(trace.rank[anchor, depth]))
+        table.append(
+            [sum(0 <= rank < top for rank in inside) / len(inside) if inside else None for top in (1, 2, 4, 8)]
+        )
+    return table
+
+
+@given(trace=traces(parts=True))
+def test_describe_counts_what_is_there(trace):
+    found = describe(trace)
+    lengths = [int((trace.request == request).sum()) for request in sorted(set(trace.request.tolist()))]
+    assert found["anchors"] == sum(lengths)
+    assert found["requests"] == len(lengths)
+    assert (found["depth"], found["width"]) == (trace.rank.shape[1], trace.width)
+    tokens = found["tokens_a_request"]
+    assert (tokens["min"], tokens["max"]) == (min(lengths), max(lengths))
+    assert tokens["mean"] == pytest.approx(sum(lengths) / len(lengths), rel=1e-12)
+    prompts = trace.prompt_tokens
+    due = None if prompts is None else {"min": min(prompts), "mean": np.mean(prompts), "max": max(prompts)}
+    assert found.get("tokens_a_prompt") == due
+    assert found["distinct_rank_paths"] == len({tuple(ranks) for ranks in trace.rank.tolist()})
+    assert found["domains"] == len(trace.domain_names)
+    parts = (
+        "accept",
+        "kept",
+        "draft_prob",
+        "draft_entropy",
+        "target_entropy",
+        "candidates",
+        "domain",
+        "prompt_tokens",
+        "drafted",
+    )
+    present = [name for name in parts if getattr(trace, name) is not None]
+    assert sorted(found["optional"]) == sorted(present)
+    assert found.pop("meta") == dict(trace.meta)  # JSON, but it may hold Infinity
+    for shares, due in zip(found["top_1_2_4_8_by_depth"], slow_tops(trace), strict=True):
+        # Shares are rounded to four digits.
+        assert shares == [None if share is None else pytest.approx(share, abs=5.1e-5) for share in due]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+SMALL = trace_of([[[0, 3], [1, -1], [-1, -2]], [[0, -2]]], width=8, meta=META)
+
+
+def test_lengths_of_prompts_are_shown():
+    lines = shown(trace_blocks, replace(SMALL, prompt_tokens=np.int32([70, 9])))
+    assert lines[0] == "4 anchors of 2 requests (1 to 3 tokens after prompts of 9 to 70), depth 2, width 8."
+
+
+def test_trace_shows_every_figure():
+    lines = shown(trace_blocks, SMALL)
+    assert lines[0] == "4 anchors of 2 requests (1 to 3 tokens), depth 2, width 8."
+    for words in ("tiny-llama", "bfloat16", "3 medusa heads", "greedy", "temperature 0.0", "seed 5"):
+        assert words in lines[1]
+    # Depth 1: ranks 0, 1, missed, 0. Depth 2: 3, missed; the rest lies past the ends.
+    assert row(lines, "1") == ["1", "0.500", "0.750", "0.750", "0.750"]
+    assert row(lines, "2") == ["2", "0.000", "0.000", "0.500", "0.500"]
+
+
+def test_a_table_names_quantised_weights_and_language_models():
+    meta = META | {
+        "target": META["target"] | {"quantization": "int8 (torchao)"},
+        "drafter": {"kind": "language-model", "heads": 64},
+    }
+    text = "\n".join(shown(trace_blocks, trace_of([[[0]]], width=1, meta=meta)))
+    assert "target tiny-llama bfloat16 int8 (torchao), a language model as drafter; greedy" in text
+
+
+def test_a_drafter_without_heads_has_none_in_its_name():
+    text = "\n".join(shown(trace_blocks, trace_of([[[0]]], width=1, meta=META | {"drafter": {"kind": "eagle"}})))
+    assert "target tiny-llama bfloat16, eagle as drafter; greedy" in text
+
+
+def test_trace_leaves_what_was_never_seen_empty():
+    """No request is two tokens long: nothing is known of depth 2."""
+    (table,) = [block for block in trace_blocks(trace_of([[[0, -2]], [[0, -2]]], width=1)) if isinstance(block, Table)]
+    assert [cell.text for cell in table.rows[1].cells] == ["2", "", "", "", ""]
+
+
+def test_trace_tells_of_domains_and_repeated_text():
+    labelled = replace(
+        SMALL,
+        domain=np.int16([0, 1]),
+        domain_names=("code", "prose"),
+        meta=META | {"repeated_4grams": {"written": 0.375, "prompts": 0.0125}},
+    )
+    lines = shown(trace_blocks, labelled)
+    assert lines[0].endswith(", 2 domains.")
+    (warning,) = [line for line in lines if "repeated 4-grams" in line]
+    assert "37.5%" in warning
+    assert "1.2%" in warning
+
+
+def test_trace_without_provenance_says_so():
+    assert shown(trace_blocks, replace(SMALL, meta={}))[1].count("?") >= 4
+
+
+# --- plans
+
+TREE = Tree.from_paths([(0, 0, 0), (1, 0), (2,)])
+CHAIN = Tree.chain(2)
+WIDE = Tree.full(4, 2)
+CHOSEN = Choice("chosen tree", TREE, Estimate(2.346, 2.1, 2.6), 0.01234, Estimate(1.789, 1.6, 1.98))
+PLAIN = Choice("no speculation", None, Estimate(1.0, 1.0, 1.0), 0.0100, Estimate(1.0, 1.0, 1.0))
+BEST_CHAIN = Choice("best chain", CHAIN, Estimate(1.5, 1.25, 1.75), 0.0111, Estimate(1.35, 1.12, 1.58))
+BEHIND = replace(BEST_CHAIN, behind=Estimate(0.288, 0.2, 0.376))
+PROOF = Proof("replayed tokens a second", optimal=False, statement="best found, not proved")
+PLAN = Plan(
+    (
+        PlanEntry(4, CHOSEN, Estimate(0.845, 0.7, 0.99), (PLAIN, BEHIND), {"Medusa's tree": "too deep"}, PROOF),
+        PlanEntry(32, PLAIN, None, (BEST_CHAIN,), {}, PROOF),
+    ),
+    {
+        "search": {"requests_judged_on": 11, "requests_chosen_on": 13, "seed": 17},
+        "trace": META,
+        "cost": {
+            "target": META["target"],
+            "drafter": META["drafter"],
+            "device": "Some GPU",
+            "provenance": {"processor": "Some CPU", "date": "2024-06-07"},
+        },
+    },
+)
+
+
+def test_plan_shows_every_way_of_decoding():
+    lines = shown(plan_blocks, PLAN)
+    start = lines.index("batch 32")
+    assert lines.index("batch 4") < start
+    first, second = lines[:start], lines[start:]
+    # tokens/s is batch * tau / step_s: 4 * 2.346 / 0.01234.
+    assert row(first, "chosen tree") == [
+        "chosen tree",
+        "6",
+        "3",
+        "2.35 [2.10, 2.60]",
+        "12.34",
+        "760",
+        "1.79 [1.60, 1.98]",
+    ]
+    assert row(first, "no speculation") == ["no speculation", "0", "0", "1", "10.00", "400", "1"]
+    chain = ["best chain", "2", "2", "1.50 [1.25, 1.75]", "11.10", "541", "1.35 [1.12, 1.58]", "28.8 [20.0, 37.6]"]
+    assert row(first, "best chain") == chain
+    assert row(second, "no speculation") == ["no speculation", "0", "0", "1", "10.00", "3,200", "1"]
+    assert row(second, "best chain")[5] == "4,324"
+
+
+def test_plan_says_which_tree_and_why():
+    lines = shown(plan_blocks, PLAN)
+    start = lines.index("batch 32")
+    first, second = "\n".join(lines[:start]), "\n".join(lines[start:])
+    assert f"Tree {TREE.id}, levels 3/2/1: {[list(path) for path in TREE.paths]}" in first
+    assert "tau over the best chain: +0.845 [+0.700, +0.990]" in first
+    assert "Not compared (batch 4): Medusa's tree: too deep" in second
+    assert "\n".join(lines).count("Proof: best found, not proved.") == 1  # as earlier versions wrote it
+    assert "Batch 32: do not speculate: no tree or chain tried is predicted to be faster; 3,200 tokens/s." in first
+    assert "tau over" not in second
+    assert "more" not in first
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "behind", "words"),
+    [
+        (0.1, 0.3, 0.02, ""),
+        (-0.1, 0.3, -0.01, ": within the noise, the chain may be as good"),
+        (-0.1, 0.3, 0.02, ": as many tokens per step, in shorter steps"),
+        (-0.3, -0.1, 0.02, ": fewer tokens per step, in shorter steps"),
+    ],
+)
+def test_plan_says_what_a_gain_in_tau_means(low, high, behind, words):
+    """`behind` is the lower end of the share by which the best chain is slower."""
+    entry = PLAN.entries[0]
+    compared = tuple(
+        replace(other, behind=Estimate(0.03, behind, 0.05)) if other.name == "best chain" else other
+        for other in entry.compared
+    )
+    assert compared != entry.compared
+    entry = replace(entry, gain=Estimate((low + high) / 2, low, high), compared=compared)
+    (line,) = (
+        x for x in shown(plan_blocks, replace(PLAN, entries=(entry,), switches=(), best=None)) if "tau over" in x
+    )
+    assert line.endswith(f"[{low:+.3f}, {high:+.3f}]{words}")
+
+
+def test_plan_says_what_holds_for_all_batch_sizes():
+    text = "\n".join(shown(plan_blocks, PLAN))
+    assert "Verify forwards to capture (batch x tokens per sequence): 4 x 7, 32 x 1" in text
+    assert "Most tokens per second" not in text
+    assert "Warning" not in text
+    search = PLAN.meta["search"] | {"objective": "latency", "max_tpot_s": 0.02}
+    whole = replace(
+        PLAN,
+        switches=(Switch(small=4, large=32, up=32, down=4),),
+        best=4,
+        warnings=("assumed: depths are independent",),
+        meta=PLAN.meta | {"search": search},
+    )
+    text = "\n".join(shown(plan_blocks, whole))
+    assert "Best for latency below 20 ms per token: batch 4, 716 tokens/s, 5.59 ms per token and sequence" in text
+    assert "(in between keep the running configuration): to batch 32's at 32, back to batch 4's at 4" in text
+    assert "Warning: assumed: depths are independent." in text
+    assert "tokens counted for latency" in text
+
+
+def test_plan_shows_policies_and_prices():
+    grown = Grown("eagle2", {"nodes": 8, "beam": 4, "budget": None}, nodes=7.5, depth=3.25)
+    policy = replace(CHOSEN, name="eagle2", tree=None, grown=grown)
+    price = Price("contiguous ranks", "engine.py", Estimate(0.0081, -0.001, 0.0172))
+    lines = shown(plan_blocks, replace(PLAN, entries=(replace(PLAN.entries[0], choice=policy, prices=(price,)),)))
+    assert row(lines, "eagle2")[1:4] == ["7.5", "3.25", "2.35 [2.10, 2.60]"]
+    text = "\n".join(lines)
+    assert "Dynamic tree, built at each step: eagle2 with nodes=8, beam=4" in text
+    assert "nodes and depth are means" in text
+    assert "contiguous ranks (engine.py) alone costs 0.8 [-0.1, 1.7] % of tokens per second" in text
+    assert "Do not speculate" not in text
+
+
+def test_plan_prints_each_line_of_a_proof_once():
+    """Lines that differ between batch sizes name theirs; labels stay in order."""
+    searched, chosen = "Searched: trees of up to 63 nodes and depth 5.", "Not proved: the choice is the best one found."
+    proved = "Proved: by integer programme, one candidate is the best tree."
+    statements = [f"{searched}\n{chosen}", f"{searched}\n{proved}\n{chosen}"]
+    proofs = [replace(PROOF, statement=statement) for statement in statements]
+    entries = tuple(replace(entry, proof=proof) for entry, proof in zip(PLAN.entries, proofs, strict=True))
+    lines = shown(plan_blocks, replace(PLAN, entries=entries))
+    start = lines.index(searched)
+    assert lines[start + 1 : start + 3] == [
+        "Proved (batch 32): by integer programme, one candidate is the best tree.",
+        chosen,
+    ]
+    assert "Proof" not in "\n".join(lines)
+
+
+def test_plan_cuts_long_trees():
+    choice = replace(CHOSEN, tree=WIDE)
+    (line,) = [
+        line
+        for line in shown(plan_blocks, replace(PLAN, entries=(replace(PLAN.entries[0], choice=choice),)))
+        if line.startswith("Tree ")
+    ]
+    assert WIDE.nodes == 20
+    assert line.endswith("and 8 more")
+    assert str([list(path) for path in WIDE.paths[:12]]) in line
+    assert str(list(WIDE.paths[12])) not in line
+
+
+def test_plan_names_the_conditions():
+    (conditions,) = ["\n".join(lines[-5:]) for lines in [shown(plan_blocks, PLAN)]]
+    for words in (
+        "11 requests held out",
+        "13 others",
+        "seed 17",
+        "tiny-llama bfloat16",
+        "3 medusa heads",
+        "greedy, temperature 0.0",
+        "77 new tokens",
+        "Some GPU",
+        "Some CPU",
+        "2024-06-07",
+    ):
+        assert words in conditions, words
+
+
+def test_why_a_slower_line_was_preferred_stands_with_the_answers():
+    """The rule of `near`, or requests that the choice was not made on; nothing is said twice of a batch size."""
+    search = PLAN.meta["search"] | {"near": 0.01, "faster": {"4": {"nodes": 9, "depth": 2, "gain": 0.0042}}}
+    lines = shown(plan_blocks, replace(PLAN, meta=PLAN.meta | {"search": search}))
+    answers = lines[: lines.index("")]
+    assert answers[2:] == [
+        "Batch 4: a tree of 9 was 0.4% faster on the requests that trees were chosen on; within 1%, where intervals "
+        "overlap, the smallest is preferred (--near).",
+        "Batch 32: best chain is 35.1% faster on the requests held out; the choice was made on the others, which keeps "
+        "its prediction fair.",
+    ]
+    assert "best chain is" not in "".join(line for line in answers if line.startswith("Batch 4"))
+
+
+def test_a_tree_of_the_same_size_is_called_another_and_the_rule_the_shallower():
+    search = PLAN.meta["search"] | {"near": 0.01, "faster": {"4": {"nodes": 6, "depth": 4, "gain": 0.0042}}}
+    text = "\n".join(shown(plan_blocks, replace(PLAN, meta=PLAN.meta | {"search": search})))
+    assert "Batch 4: another tree of 6 was 0.4% faster" in text
+    assert "the shallower is preferred (--near)" in text
+
+
+@pytest.mark.parametrize(("low", "unsure"), [(0.98, True), (1.02, False)])
+def test_a_speedup_that_may_be_none_is_called_within_the_noise(low, unsure):
+    choice = replace(CHOSEN, speedup=Estimate(1.1, low, 1.2))
+    lines = shown(plan_blocks, replace(PLAN, entries=(replace(PLAN.entries[0], choice=choice),), best=None))
+    assert ("times plain decoding, a difference within the noise" in lines[0]) == unsure
+
+
+def test_a_tree_that_repeats_is_named_with_its_first_batch_size():
+    entries = (PLAN.entries[0], replace(PLAN.entries[0], batch=8))
+    trees = [line for line in shown(plan_blocks, replace(PLAN, entries=entries)) if line.startswith("Tree ")]
+    assert len(trees) == 2
+    assert trees[1] == f"Tree {TREE.id}, as at batch 4"
+
+
+def test_an_imported_trace_goes_on_to_step_times_of_a_data_sheet():
+    """Its models have no profile; `whatif` asks for the kind of drafter where none is recorded."""
+    for meta, kind in (({}, True), ({"drafter": {"kind": "eagle"}}, False)):
+        imported = replace(SMALL, meta={"imported": {"format": "counters", "file": "m"}, **meta})
+        (line,) = (x for x in shown(trace_blocks, imported, file="t.npz") if "treeopt whatif --trace t.npz" in x)
+        assert ("--kind KIND" in line) == kind
+
+
+def test_no_share_is_shown_beyond_the_width_of_a_trace():
+    narrow = trace_of([[[0]], [[1]]], width=2)
+    shares = [cell.text for cell in next(b for b in trace_blocks(narrow) if hasattr(b, "rows")).rows[0].cells[1:]]
+    assert [bool(text) for text in shares] == [True, True, False, False]
+
+
+def test_plan_shows_live_checks_where_there_are_any():
+    lines = shown(plan_blocks, PLAN, checks={32: "Checked: 1.23 live"})
+    assert lines.count("Checked: 1.23 live") == 1
+    assert lines.index("Checked: 1.23 live") > lines.index("batch 32")
+
+
+def test_plan_of_a_plan_without_provenance():
+    assert "?" in "\n".join(shown(plan_blocks, Plan(PLAN.entries))[-3:])
+
+
+# --- validations
+
+PREDICTED = Figures(Estimate(2.0, 1.9, 2.1), 0.0200, Estimate(1.50, 1.4, 1.6))
+MEASURED = Figures(Estimate(2.2, 2.0, 2.4), 0.0190, Estimate(1.60, 1.5, 1.7))
+COMPARISONS = [
+    Comparison(4, "chosen tree", TREE, PREDICTED, MEASURED, 1.44, ClosedForms(1.28, 2.4)),
+    Comparison(8, "best chain", CHAIN, MEASURED, PREDICTED, 0.98),
+]
+RECORD = {
+    "meta": {
+        "target": META["target"],
+        "drafter": META["drafter"],
+        "device": "Some GPU",
+        "prompts": 24,
+        "new_tokens": 77,
+        "blocks": 6,
+        "seed": 3,
+        "acceptance": "replay",
+        "predictions": {"sha256": "0123456789abcdef0123"},
+        "skipped": {"8": {"best tree of 63": "too large"}},
+        "provenance": {"processor": "Some CPU", "date": "2024-06-07"},
+    },
+    **comparison_record(COMPARISONS),
+}
+
+
+def test_errors_are_relative_to_what_was_measured():
+    errors = [1.5 / 1.6 - 1, 1.6 / 1.5 - 1]
+    assert [cell["error"] for cell in RECORD["cells"]] == pytest.approx(errors, rel=1e-12)
+    assert RECORD["mean_error"] == pytest.approx((abs(errors[0]) + errors[1]) / 2, rel=1e-12)
+    assert RECORD["max_error"] == pytest.approx(errors[1], rel=1e-12)
+
+
+def test_the_record_holds_every_figure():
+    first = RECORD["cells"][0]
+    assert (first["batch"], first["name"], first["end_to_end"]) == (4, "chosen tree", 1.44)
+    assert first["tree"] == {"id": TREE.id, "paths": [list(path) for path in TREE.paths]}
+    assert first["predicted"] == asdict(PREDICTED)
+    assert first["measured"] == asdict(MEASURED)
+    assert first["closed_forms"] == {"leviathan": 1.28, "coral": 2.4}
+    assert json.loads(json.dumps(RECORD, allow_nan=False)) == RECORD
+
+
+def test_validation_shows_predicted_beside_measured():
+    lines = shown(validation_blocks, RECORD, width=200)
+    assert row(lines, "chosen tree") == [
+        "4",
+        "chosen tree",
+        "6",
+        "2.00 [1.90, 2.10]",
+        "2.20 [2.00, 2.40]",
+        "20.00",
+        "19.00",
+        "1.50 [1.40, 1.60]",
+        "1.60 [1.50, 1.70]",
+        "-6.2",
+        "yes",
+        "1.28",
+        "2.40",
+        "1.44",
+    ]
+    assert row(lines, "best chain")[-3:] == ["+6.7", "yes", "0.98"]
+    text = "\n".join(lines)
+    for words in ("mean 6.5%", "largest 6.7%", "24 prompts", "77 new tokens", "6 blocks", "tiny-llama bfloat16"):
+        assert words in text, words
+    for words in ("3 medusa heads", "Some GPU", "Some CPU", "2024-06-07", "95 %"):
+        assert words in text, words
+    for words in (
+        "Leviathan Thm 3.8: mean 20.0%, largest 20.0%; CORAL Eq. 6: mean 50.0%, largest 50.0%",
+        "Predicted 95% intervals contain the measured value in 2 of 2 cells, 100% [16%, 100%].",
+        "Batch 4: chosen tree (tree of 6 nodes) was predicted to be the fastest, and was; 1.50 [1.40, 1.60]",
+        "Batch 8: best tree of 63 not measured: too large.",
+        "24 prompts with the acceptance of a trace's requests",
+        "Predictions fixed beforehand: sha256 0123456789abcdef.",
+    ):
+        assert words in text, words
+    assert "none" not in text.lower()
+    assert "Plain steps" not in text
+
+
+def test_whole_runs_stand_beside_their_predictions():
+    """Of a tree that they were predicted for, and of one that they were not."""
+    known, unknown = COMPARISONS
+    cells = [replace(known, whole=Estimate(1.8, 1.7, 1.9)), unknown]
+    lines = shown(validation_blocks, {**RECORD, **comparison_record(cells)}, width=240)
+    assert row(lines, "chosen tree")[-2:] == ["1.80 [1.70, 1.90]", "1.44"]
+    assert row(lines, "best chain")[-2:] == ["yes", "0.98"]
+    said = "Error of whole runs, prefill and draining included: mean 25.0%, largest 25.0%; 0 of 1 intervals contain the"
+    assert said in "\n".join(lines)
+
+
+@pytest.mark.parametrize(("measured_s", "remarked"), [(0.0109, False), (0.0112, True), (0.0088, True)])
+def test_plain_steps_tell_whether_the_machine_is_as_it_was(measured_s, remarked):
+    record = {**RECORD, **comparison_record([replace(c, plain_s=(0.01, measured_s)) for c in COMPARISONS])}
+    assert record["plain"] == [{"batch": batch, "predicted_s": 0.01, "measured_s": measured_s} for batch in (4, 8)]
+    text = "\n".join(shown(validation_blocks, record, width=200))
+    assert f"Plain steps, ms predicted | measured: 10.00 | {measured_s * 1e3:.2f} at batch 4, 10.00" in text
+    assert ("speed has changed since it was profiled" in text) == remarked
+
+
+# --- names with brackets
+
+
+def test_names_are_shown_as_they_are(capsys):
+    """Square brackets are rich's markup, but a name is data: `[bold]x` keeps its brackets, `[/x]` is no error."""
+    name = "a[bold]b[/x]c"
+    meta = {**META, "target": {"name": name, "dtype": "float32"}}
+    print_blocks(trace_blocks(replace(SMALL, meta=meta)), verbose=True)
+    assert name in capsys.readouterr().out
+    entry = replace(PLAN.entries[0], choice=replace(CHOSEN, name=name), skipped={name: name})
+    conditions = {**PLAN.meta, "trace": meta, "cost": {"device": name}}
+    print_blocks(plan_blocks(Plan((entry,), conditions), checks={4: name}), verbose=True)
+    # The choice, the skipped tree, its reason, the check, the target, the device.
+    assert capsys.readouterr().out.count(name) == 6
+    print_blocks(validation_blocks({**RECORD, "cells": [{**RECORD["cells"][0], "name": name}]}), verbose=True)
+    assert name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("medusa-cpu-t1", "hand it on with treeopt export"), ("medusa-two-threads", "measure step times again")],
+)
+def test_a_validation_whose_intervals_miss_too_often_asks_for_another_profile(name, words):
+    """24 of 31 intervals of the run with two threads hold: fewer than chance explains at 95 %."""
+    record = json.loads((shipped("validations") / f"{name}.json").read_text("utf-8"))
+    record["best"] = [best | {"within": True} for best in record["best"]]
+    (line,) = [line for line in shown(validation_blocks, record) if line.startswith("Next: ")]
+    assert words in line

@@ -1,0 +1,310 @@
+"""A client of the OpenAI completions API that reads a streamed answer chunk by chunk, with the time of each.
+
+Servers that decode speculatively send one chunk per step and request, so a chunk holds the tokens that a step
+committed. Its number of tokens comes from the first of these that the server sends: `token_ids` (vLLM), the running
+`usage` (vLLM, SGLang), the tokens of `logprobs`; else the caller counts them in the text.
+"""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import httpx2
+
+from treeopt.engines.driver import EngineRequest
+from treeopt.errors import EngineError
+
+RETRIED = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE}
+REFUSED = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+CONNECT_S = 10.0
+LONGEST = 300  # characters of a server's own words
+# Asked for beside the standard fields; a server that refuses unknown fields is asked again without them.
+REPORTED = {
+    "return_token_ids": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
+
+Records = Generator[tuple[float, Mapping[str, Any]], None, None]  # objects of a streamed answer, each with its time
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer.
+
+    Attributes:
+        at_s: when it arrived, seconds of the monotonic clock.
+        text: its text.
+        tokens: its token ids, if the server sends them.
+        total: tokens of the answer so far, if the server sends them.
+        logged: its tokens as counted in `logprobs`, if the server sends them.
+        finish: why the answer ended; None before its last chunk.
+        record: the whole object.
+    """
+
+    at_s: float
+    text: str
+    tokens: tuple[int, ...] | None
+    total: int | None
+    logged: int | None
+    finish: str | None
+    record: Mapping[str, Any] = field(repr=False)
+
+
+class UnknownFieldError(EngineError):
+    """A server that refuses a field that was asked for beside the standard ones."""
+
+
+class CompletionsClient:
+    """A connection to one server."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        transport: httpx2.BaseTransport | None = None,
+    ) -> None:
+        """Prepare a client; nothing is sent yet.
+
+        Args:
+            url: such as http://127.0.0.1:8000 or .../v1.
+            key: sent as a bearer token.
+            timeout_s: longest wait for the next piece of an answer.
+            clock: time of chunks.
+            transport: in place of the network, for tests.
+
+        Raises:
+            EngineError: not an http address.
+        """
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.timeout_s = timeout_s
+        self._clock = clock
+        self._reading: set[socket.socket] = set()
+        self._reported: Mapping[str, Any] = REPORTED
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx2.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+        try:
+            self._client = httpx2.Client(
+                base_url=self.url, headers=headers, timeout=timeout, limits=limits, transport=transport, trust_env=False
+            )
+            self._client.build_request("GET", "/v1/models")
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+            raise EngineError(f"{url}: not an http address: {error}") from error
+        if httpx2.URL(self.url).scheme not in ("http", "https") or not httpx2.URL(self.url).host:
+            raise EngineError(f"{url}: not an http address, such as http://127.0.0.1:8000")
+
+    def close(self) -> None:
+        """Close the client; no stream may be read any more."""
+        self._client.close()
+
+    def cancel(self) -> None:
+        """End all answers that are being read: their readers get an error, and the server sees the connection close."""
+        for open_socket in tuple(self._reading):
+            with suppress(OSError):
+                open_socket.shutdown(socket.SHUT_RDWR)
+
+    def answers(self, path: str = "/v1/models") -> bool:
+        """Return True if the server answers a request for `path`."""
+        try:
+            return self._client.get(path).is_success
+        except httpx2.HTTPError:
+            return False
+
+    def model(self) -> str:
+        """Return the name of the first model that the server offers.
+
+        Raises:
+            EngineError: the server cannot be reached, or names none.
+        """
+        answer = self._json("/v1/models")
+        try:
+            name = answer["data"][0]["id"]
+        except (KeyError, IndexError, TypeError):
+            name = None
+        if not isinstance(name, str):
+            raise EngineError(f"{self.url}/v1/models names no model: is this an OpenAI-compatible server?")
+        return name
+
+    def text(self, path: str) -> str | None:
+        """Return the text at `path`, or None if there is none."""
+        try:
+            answer = self._client.get(path)
+        except httpx2.HTTPError as error:
+            raise EngineError(f"{self.url}: {_failure(error)}") from error
+        return answer.text if answer.is_success else None
+
+    def stream(self, request: EngineRequest, *, model: str) -> Generator[Chunk, None, None]:
+        """Send a completion request and yield the chunks of the answer.
+
+        Args:
+            request: the prompt.
+            model: name of the model.
+
+        Raises:
+            EngineError: see `events`.
+        """
+        body, reported = _body(request, model), self._reported
+        try:
+            records = self.events("/v1/completions", {**body, **reported})
+            yield from self._chunks(records)
+        except UnknownFieldError:
+            self._reported = {}
+            yield from self._chunks(self.events("/v1/completions", body))
+
+    def events(self, path: str, body: Mapping[str, Any]) -> Records:
+        """Post a request and yield the objects of the streamed answer, each with its time of arrival.
+
+        A server that is busy is asked again, after 0.5 s, 1 s, ... 30 s, until the timeout is used up.
+
+        Raises:
+            UnknownFieldError: the server refuses one of the fields in `REPORTED`.
+            EngineError: no connection, an error of the server (in its words), an answer that is not streamed or broken.
+        """
+        waited_s, wait_s = 0.0, FIRST_WAIT_S
+        while True:
+            try:
+                with self._client.stream("POST", path, json=dict(body)) as response:
+                    if response.is_success:
+                        with self._listed(response):
+                            yield from self._records(response)
+                        return
+                    status, words = response.status_code, _words(response)
+                    asked_s = _seconds(response.headers.get("retry-after"))
+            except httpx2.HTTPError as error:
+                raise EngineError(f"{self.url}: {_failure(error)}") from error
+            message = f"{self.url} answered {status} {response.reason_phrase}: {words}"
+            if status in REFUSED and any(name in body and name in words for name in REPORTED):
+                raise UnknownFieldError(message)
+            if status not in RETRIED or waited_s >= self.timeout_s:
+                raise EngineError(message)
+            pause_s = min(asked_s or wait_s, self.timeout_s)
+            time.sleep(pause_s)
+            waited_s, wait_s = waited_s + pause_s, min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _json(self, path: str) -> Any:
+        try:
+            answer = self._client.get(path)
+        except httpx2.HTTPError as error:
+            raise EngineError(f"{self.url}: {_failure(error)}") from error
+        if not answer.is_success:
+            raise EngineError(f"{self.url}{path} answered {answer.status_code}: {_words(answer)}")
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise EngineError(
+                f"{self.url}{path}: the answer is not JSON: is this an OpenAI-compatible server?"
+            ) from error
+
+    @contextmanager
+    def _listed(self, response: httpx2.Response) -> Iterator[None]:
+        """List the connection of an answer among those that `cancel` ends."""
+        stream = response.extensions.get("network_stream")
+        connection = None if stream is None else stream.get_extra_info("socket")
+        if connection is not None:
+            self._reading.add(connection)
+        try:
+            yield
+        finally:
+            self._reading.discard(connection)
+
+    def _records(self, response: httpx2.Response) -> Records:
+        """Yield the objects of a streamed answer."""
+        if "text/event-stream" not in response.headers.get("content-type", ""):
+            response.read()
+            raise EngineError(f"{self.url}: the server does not stream its answer; step times and lengths need that")
+        for event in httpx2.EventSource(response):
+            at_s = self._clock()
+            if event.data.strip() == "[DONE]":
+                return
+            try:
+                record = json.loads(event.data)
+            except ValueError as error:
+                raise EngineError(f"{self.url}: a chunk is not JSON: {event.data!r:.100}") from error
+            if not isinstance(record, dict):
+                raise EngineError(f"{self.url}: a chunk is not an object: {event.data!r:.100}")
+            if record.get("error") is not None:
+                raise EngineError(f"{self.url}: {_message(record)}")
+            yield at_s, record
+
+    def _chunks(self, records: Records) -> Iterator[Chunk]:
+        began = finished = False
+        with closing(records):
+            for at_s, record in records:
+                chunk = _chunk(record, at_s)
+                began |= bool(record.get("choices"))
+                finished |= chunk.finish is not None
+                yield chunk
+        if began and not finished:
+            raise EngineError(f"{self.url}: the connection broke: the answer has no end")
+
+
+def _body(request: EngineRequest, model: str) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": list(request.tokens) if request.text is None else request.text,
+        "max_tokens": request.new_tokens,
+        "temperature": 0,
+        "stream": True,
+    }
+    return body | ({"ignore_eos": True} if request.ignore_stop else {})
+
+
+def _chunk(record: Mapping[str, Any], at_s: float) -> Chunk:
+    """Return the chunk of an object."""
+    choices = record.get("choices") or [{}]
+    choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
+    tokens, usage, logged = choice.get("token_ids"), record.get("usage"), choice.get("logprobs")
+    total = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    listed = logged.get("tokens") if isinstance(logged, dict) else None
+    return Chunk(
+        at_s,
+        text if isinstance(text := choice.get("text"), str) else "",
+        tuple(tokens) if isinstance(tokens, list) and all(type(token) is int for token in tokens) else None,
+        total if type(total) is int else None,
+        len(listed) if isinstance(listed, list) else None,
+        finish if isinstance(finish := choice.get("finish_reason"), str) else None,
+        record,
+    )
+
+
+def _words(response: httpx2.Response) -> str:
+    """Return the server's own words for an error."""
+    response.read()
+    try:
+        record = response.json()
+    except ValueError:
+        record = None
+    return _message(record) if isinstance(record, dict) else " ".join(response.text.split())[:LONGEST] or "no text"
+
+
+def _message(record: Mapping[str, Any]) -> str:
+    error = record.get("error", record)
+    message = error.get("message", error.get("detail", error)) if isinstance(error, dict) else error
+    return " ".join(str(message).split())[:LONGEST]
+
+
+def _failure(error: httpx2.HTTPError) -> str:
+    """Return what failed, in words."""
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        return f"cannot be reached: {error}"
+    if isinstance(error, httpx2.TimeoutException):
+        return "sent nothing within the time limit (--engine-timeout)"
+    if isinstance(error, httpx2.SSEError):
+        return f"the stream cannot be read: {error}"
+    return f"the connection broke: {str(error) or type(error).__name__}"
+
+
+def _seconds(value: str | None) -> float | None:
+    try:
+        return min(float(value), LONGEST_WAIT_S) if value else None
+    except ValueError:
+        return None

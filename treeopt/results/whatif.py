@@ -1,0 +1,147 @@
+"""Predictions for other devices (`treeopt whatif`) as tables: one for each device and context."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treeopt.engines import ENGINES
+from treeopt.planning.evaluator import PLAIN
+from treeopt.results.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
+from treeopt.results.plan_answers import export_command, method_advice
+from treeopt.results.words import shape_words
+from treeopt.storage.provenance import look
+
+Cells = Sequence[Mapping[str, Any]]
+DETAIL = ("Memory: ", "Among trees", "Break-even", "A million tokens")  # conditions that few need
+COLUMNS = (
+    Column("batch", key=True),
+    Column("best", align="left", key=True),
+    Column("nodes", meaning="Drafted tokens in the tree or chain."),
+    Column("depth", drop=8, meaning="Drafted tokens on the longest path."),
+    Column("tau", drop=3, meaning="Tokens committed per step and sequence, bonus counted."),
+    Column("step", "ms", drop=6, meaning="Time of one step: draft, verify, accept."),
+    Column("plain", "ms", drop=7, meaning="Time of one step of plain decoding."),
+    Column("tokens/s", drop=2, meaning="Tokens per second of the whole batch."),
+    Column("speedup", meaning="Time per token of plain decoding over that of the best tree."),
+    Column("break-even acceptance", drop=5, meaning="Acceptance of each token from which the best chain pays."),
+)
+PRICE = Column("price per million tokens", drop=1, meaning="In the currency of --price, of tokens decoded.")
+
+
+def scenario_blocks(record: Mapping[str, Any], *, plans: Sequence[str] = ()) -> Blocks:
+    """Return where speculation pays, what is cheapest, the next command, a table for each device, and the conditions.
+
+    Args:
+        record: what `treeopt whatif` writes.
+        plans: files of the plans, if they were written.
+    """
+    blocks: list[Block] = [Line("answer", _pays(limit, record)) for limit in record["limits"]]
+    blocks += [
+        Line("answer", _cheapest(best, record)) for best in record.get("cheapest", ())
+    ]  # missing in older records
+    blocks.append(_next(record, plans))
+    blocks += _tables(record)
+    blocks += [Line("warning", f"{warning}.") for warning in record["warnings"]]
+    return (*blocks, *(Line("condition", text, detail=text.startswith(DETAIL)) for text in record["conditions"]))
+
+
+def _next(record: Mapping[str, Any], plans: Sequence[str]) -> Line:
+    if not plans:
+        return Line("next", "Next: write the plans with --plans FOLDER, and hand one to an engine with treeopt export.")
+    engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
+    engine = engine if engine in ENGINES else None
+    way = f"Next: hand a plan to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
+    return Line("next", way, export_command(plans[0], engine, kind=kind))
+
+
+def _tables(record: Mapping[str, Any]) -> list[Table]:
+    columns = (*COLUMNS, PRICE) if record.get("cheapest") else COLUMNS
+    tables = []
+    for device, context in dict.fromkeys((cell["device"], cell["context"]) for cell in record["cells"]):
+        rows = tuple(
+            Row(_cells(cell)[: len(columns)], "dim" if cell["tree"] is None else "")
+            for cell in _of(record, device, context)
+        )
+        tables.append(Table(f"{device}, {context} tokens of context", columns, rows))
+    return tables
+
+
+def _of(record: Mapping[str, Any], device: str, context: int) -> Cells:
+    return [cell for cell in record["cells"] if (cell["device"], cell["context"]) == (device, context)]
+
+
+def _cells(cell: Mapping[str, Any]) -> tuple[Cell, ...]:
+    plain, tree = cell["tree"] is None, cell["tree"] or {"nodes": 0, "depth": 0}
+    needed = cell["break_even_acceptance"]
+    return (
+        number(cell["batch"]),
+        word(_kind(cell)),
+        number(tree["nodes"]),
+        number(tree["depth"]),
+        ONE if plain else ranged(cell["tau"]),
+        number(cell["step_s"] * 1e3, 2),
+        number(cell["plain_s"] * 1e3, 2),
+        number(cell["tokens_s"]),
+        ONE if plain else ranged(cell["speedup"]),
+        Cell("none") if needed is None else number(needed, 3),
+        money(cell["million"]) if cell.get("million") else Cell(),
+    )
+
+
+def _kind(cell: Mapping[str, Any]) -> str:
+    """Return what is best in one word or two, and that it does not fit."""
+    if cell["tree"] is None:
+        return str(cell["name"])
+    kind = "chain" if cell["tree"]["nodes"] == cell["tree"]["depth"] else "tree"
+    return f"does not fit ({kind})" if cell["fits"] is False else kind
+
+
+def _pays(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Return up to which batch size speculation pays at one device and context, and the highest speedup."""
+    cells = _of(record, limit["device"], limit["context"])
+    place, largest = f"{limit['device']}, context {limit['context']}", max(cell["batch"] for cell in cells)
+    if all(cell["fits"] is False for cell in cells):
+        return f"{place}: no batch size fits."
+    pays, surely = (
+        "at no batch size" if size is None else "at every batch size" if size == largest else f"up to batch {size}"
+        for size in (limit["pays_up_to"], limit["surely_up_to"])
+    )
+    best = max(
+        (cell for cell in cells if cell["tree"] is not None), key=lambda cell: cell["speedup"]["value"], default=None
+    )
+    most = ""
+    if best is not None:
+        shape = shape_words(best["tree"]["nodes"], best["tree"]["depth"])
+        most = f" Most at batch {best['batch']}: a {shape}, {ranged(best['speedup']).text} times plain decoding."
+    return f"{place}: speculation pays {pays}; with the whole interval above 1 {surely}.{most}"
+
+
+def _cheapest(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Return the device and batch size with the cheapest tokens, as planned and without speculation."""
+    limit = best["max_tpot_s"]
+    below = "" if limit is None else f", at most {limit * 1e3:g} ms per token"
+    planned, plain = (_offer(best[key], record) for key in ("planned", "plain"))
+    return f"Context {best['context']}{below}: tokens are cheapest on {planned}; without speculation on {plain}."
+
+
+def _offer(offer: Mapping[str, Any] | None, record: Mapping[str, Any]) -> str:
+    if offer is None:
+        return "none of these"
+    cells = _of(record, offer["device"], offer["context"])
+    trees = [cell["tree"] for cell in cells if cell["batch"] == offer["batch"] and offer["name"] != PLAIN]
+    shape = "".join(f", a {shape_words(tree['nodes'], tree['depth'])}" for tree in trees if tree is not None)
+    price = f"{money(offer['million']).text} per million tokens, {offer['tpot_s'] * 1e3:.2f} ms per token"
+    return f"{offer['device']}, batch {offer['batch']}{shape}: {price}"
+
+
+def money(price: Mapping[str, float]) -> Cell:
+    """Return a price, to three digits, with its interval if it has one; all with the decimals of the price.
+
+    >>> money({"value": 0.0809, "low": 0.063, "high": 0.1041}).text, money({"value": 1200.4, "low": 3, "high": 3}).text
+    ('0.0809 [0.0630, 0.1041]', '1,200')
+    """
+    value, low, high = price["value"], price["low"], price["high"]
+    digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
+    texts = [f"{amount:,.{digits}f}" for amount in (value, low, high)]
+    text = texts[0] if low == high else f"{texts[0]} [{texts[1]}, {texts[2]}]"
+    return Cell(text, value, low, high)

@@ -1,0 +1,139 @@
+"""Words that results share: values with intervals, trees, and descriptions of provenance. Knows no terminal."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
+
+from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.model_names import drafter_name, target_name
+from treeopt.storage.provenance import look
+
+
+def interval(estimate: Estimate, digits: int = 2) -> str:
+    """Return a value and its interval.
+
+    >>> interval(Estimate(1.5, 1.25, 1.75))
+    '1.50 [1.25, 1.75]'
+    """
+    value, low, high = (decimal(part, digits) for part in astuple(estimate))
+    return f"{value} [{low}, {high}]"
+
+
+def decimal(value: float, digits: int) -> str:
+    """Return a number with fixed decimals, a rounded zero without a sign.
+
+    >>> decimal(-0.04, 1), decimal(-0.06, 1)
+    ('0.0', '-0.1')
+    """
+    return f"{value:z.{digits}f}"
+
+
+def percent(share: Estimate) -> str:
+    """Return a share and its interval in per cent.
+
+    >>> percent(Estimate(0.128, 0.119, 0.138))
+    '12.8 [11.9, 13.8]'
+    """
+    return interval(Estimate(*(100 * part for part in astuple(share))), digits=1)
+
+
+def shown(value: Any) -> str:
+    """Return the text of a value; `?` if it is not recorded."""
+    return "?" if value is None else str(value)
+
+
+def shape_words(nodes: int, depth: int) -> str:
+    """Return a static tree in words.
+
+    >>> shape_words(3, 3), shape_words(5, 2)
+    ('chain of 3', 'tree of 5 nodes')
+    """
+    return f"chain of {nodes}" if nodes == depth else f"tree of {nodes} nodes"
+
+
+def paths_words(paths: Sequence[Sequence[int]]) -> str:
+    """Return the static tree of a record's rank paths in words.
+
+    >>> paths_words([[0], [0, 0]]), paths_words([[0], [1]])
+    ('chain of 2', 'tree of 2 nodes')
+    """
+    return shape_words(len(paths), max(map(len, paths), default=0))
+
+
+def with_shape(name: str, paths: Sequence[Sequence[int]]) -> str:
+    """Return the name of a static tree with its shape, unless the name says it.
+
+    >>> with_shape("chosen tree", [[0], [0, 0]]), with_shape("best tree of 2", [[0], [1]])
+    ('chosen tree (chain of 2)', 'best tree of 2')
+    """
+    shape = paths_words(paths)
+    return name if shape.removesuffix(" nodes") in name else f"{name} ({shape})"
+
+
+def describe_models(meta: Any) -> str:
+    """Describe target and drafter of a trace or profile, or the file that a trace was imported from."""
+    kind, heads = look(meta, "drafter", "kind"), look(meta, "drafter", "heads")
+    if kind == "language-model":
+        drafter = "a language model as drafter"  # its `heads` are the levels that it drafts
+    else:
+        drafter = f"{shown(kind)} as drafter" if heads is None else f"{heads} {shown(kind)} heads"
+    if (name := drafter_name(meta)) is not None:
+        drafter = f"{name} ({drafter.removesuffix(' as drafter')}) as drafter"
+    source, engine = look(meta, "imported"), look(meta, "imported", "engine")
+    if source is not None and look(meta, "target") is None:
+        file_format = f"{shown(look(source, 'format'))}{'' if engine is None else f' of {engine}'}"
+        return f"imported: {file_format}, {shown(look(source, 'file'))}{'' if kind is None else f', {drafter}'}"
+    if look(meta, "engine") is not None:
+        return _describe_engine(meta)
+    target = [shown(target_name(meta)), shown(look(meta, "target", "dtype"))]
+    target += [str(bits) for bits in (look(meta, "target", "quantization"),) if bits is not None]
+    return f"target {' '.join(target)}, {drafter}"
+
+
+def _describe_engine(meta: Any) -> str:
+    """Describe the models that an inference engine ran, as far as they are recorded.
+
+    >>> _describe_engine({"target": {"name": "llama"}, "engine": {"name": "vllm", "version": "0.32.0"}})
+    'target llama, drafter not recorded, vllm 0.32.0'
+    """
+    drafter = look(meta, "engine_drafter", "name") or look(meta, "engine", "method")
+    words = [shown(look(meta, "engine", "name")), look(meta, "engine", "version")]
+    version = " ".join(str(word) for word in words if word is not None)
+    return f"target {shown(target_name(meta))}, drafter {drafter or 'not recorded'}, {version}"
+
+
+def describe_rule(meta: Any) -> str:
+    """Describe how the tokens of a trace were chosen.
+
+    >>> describe_rule({"verification": "greedy", "temperature": 0.0}), describe_rule({})
+    ('greedy, temperature 0.0', 'rule and temperature not recorded')
+    """
+    rule, temperature = look(meta, "verification"), look(meta, "temperature")
+    if rule is None and temperature is None:
+        return "rule and temperature not recorded"
+    return f"{shown(rule)}, temperature {shown(temperature)}"
+
+
+def device_words(meta: Any) -> str:
+    """Return the device of a measurement; files record `cpu, 1 threads`.
+
+    >>> device_words({"device": "cpu, 1 threads"}), device_words({"device": "2 x cpu, 2 threads"})
+    ('cpu, 1 thread', '2 x cpu, 2 threads')
+    """
+    return re.sub(r"\b1 threads\b", "1 thread", shown(look(meta, "device")))
+
+
+def describe_measurement(meta: Any) -> str:
+    """Describe models, device and day of a profile or validation, or state that nothing was measured."""
+    if look(meta, "predicted") is not None:
+        device, kind, name = (shown(look(meta, *k)) for k in (("device",), ("drafter", "kind"), ("target", "name")))
+        return f"predicted for {device} from its data sheet and sizes of {name}, drafter {kind}; nothing was measured"
+    if str(look(meta, "kind")).startswith("roofline"):
+        return f"predicted for {shown(look(meta, 'device'))} from its data sheet; nothing was measured"
+    processor, date = (look(meta, "provenance", key) for key in ("processor", "date"))
+    graphs = ", CUDA graphs" if look(meta, "graphs") else ""
+    carried = look(meta, "transfer", "to")
+    transfer = "" if carried is None else f", carried over to {carried}"
+    run = "" if look(meta, "imported") is not None else f"{graphs} ({shown(processor)}), {shown(date)}"
+    return f"{describe_models(meta)} on {device_words(meta)}{run}{transfer}"
