@@ -1,9 +1,8 @@
 """treeopt's own loop as a runner: exact trees, imposed acceptance, CUDA graphs, and the times of single steps."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,22 +10,30 @@ import torch
 from executor.decoding.decoder import Decoder
 from executor.decoding.step_results import Step
 from executor.drafters.drafter import Drafter
+from executor.drafters.eagle import Eagle
+from executor.drafters.language_model import LanguageModel
+from executor.drafters.medusa import MedusaHeads
 from executor.models.fingerprint import device_name, identity, run_provenance
-from executor.runners.runner import Requests, Run, Shape
+from executor.runners.runner import Requests, RequestSteps, Run, Runner, Shape
+from executor.target.quantization import quantization_of
 from executor.target.target_model import Target
+from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Greedy, Rule, rule_meta
 from executor.verification.replayed_acceptance import Imposed
+from simulate.model_sizes.eagle_weights import eagle_parameters
+from simulate.model_sizes.model_shape import Shape as ModelShape
+from treeopt.errors import CostError
 from treeopt.tree import Tree
 
 WARM_UP = 3  # steps before any is measured: libraries allocate, processors wake
 
 
-class LoopRunner:
+class LoopRunner(Runner):
     """The loop with its models and its rule of verification; see `Runner`."""
 
-    name = "treeopt"
-    single_steps, relaunches = True, False
+    single_steps = True
     least_batches = 2
+    target: Target
     timing = "executor.profiling.loop_blocks:LoopBlocks"
 
     def __init__(
@@ -49,7 +56,7 @@ class LoopRunner:
         """
         self.target, self.drafter, self.graphs = target, drafter, graphs
         self.rule: Rule = Greedy() if rule is None else rule
-        self.concurrency = 1
+        self.late, self.processes = Decoder(target).late, processes()
         self._models = models
         self._seed: int | None = None  # of the rule's generator
 
@@ -64,6 +71,11 @@ class LoopRunner:
         """Software and machine, with what computed."""
         return run_provenance(self.target, self.drafter)
 
+    @property
+    def weights_read(self) -> tuple[int, int] | None:
+        """Weights read by a drafter forward and by a plain step of the target; None where they are not known."""
+        return None if self.drafter is None else weights_read(self.target, self.drafter)
+
     def decoder(self, shape: Shape, batch: int, requests: Requests) -> Decoder:
         """Return the loop that decodes these requests.
 
@@ -75,10 +87,6 @@ class LoopRunner:
             rule = Imposed(requests.replayed, shape, rule=rule)
         drafter = self.drafter if shape.nodes else None
         return Decoder(self.target, drafter, tree=shape, batch=batch, rule=rule, graphs=self.graphs)
-
-    def why_not(self, shape: Shape, batch: int) -> str | None:
-        """Return None: the loop runs every tree and policy."""
-        return None
 
     def check(self, shape: Shape, batch: int, requests: Requests) -> None:
         """Check that this can be drafted and that the requests fit the model's context and memory."""
@@ -106,36 +114,46 @@ class LoopRunner:
         wall_s = sum(step.draft_s + step.rest_s + step.admit_s for step in steps)
         return run_of(steps, context=requests.context, wall_s=wall_s, first=requests.first)
 
-    def __enter__(self) -> Self:
-        """Return the runner; the models are loaded."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the models as they are."""
-
 
 def run_of(steps: Sequence[Step], *, context: float, wall_s: float, first: int = 0) -> Run:
     """Return the run that steps of the loop make; `first` is the number of the first request."""
-    counts: dict[int, list[int]] = {}
+    committed, drafted = dict[int, list[int]](), dict[int, list[int]]()
     for step in steps:
-        for request, committed in zip(step.requests, step.committed, strict=True):
+        for request, tokens, nodes in zip(step.requests, step.committed, step.drafted, strict=True):
             if request >= 0:
-                of_request = counts.setdefault(first + request, [0, 0])
-                of_request[0] += 1
-                of_request[1] += len(committed)
+                committed.setdefault(first + request, []).append(len(tokens))
+                drafted.setdefault(first + request, []).append(nodes)
     full = [step for step in steps if step.full]
     return Run(
         draft_s=tuple(step.draft_s for step in full),
         rest_s=tuple(step.rest_s for step in full),
-        counts=tuple((request, steps_of, tokens) for request, (steps_of, tokens) in counts.items()),
+        requests=tuple(RequestSteps(number, tuple(committed[number]), tuple(drafted[number])) for number in committed),
         context=context,
         wall_s=wall_s,
         timed=len(full),
-        drafted=_drafted(full),
+        drafted=sum(sum(step.drafted) for step in full),
     )
 
 
-def _drafted(steps: Iterable[Step]) -> int:
-    return sum(sum(step.drafted) for step in steps)
+def weights_read(target: Target, drafter: Drafter) -> tuple[int, int] | None:
+    """Return the weights that one forward of the drafter and a plain step of the target read (CORAL, Table 1).
+
+    LM heads are counted, embeddings are not.
+
+    Return None for models that `hf_config` does not cover, for quantised ones, and for drafters other than language
+    models, Medusa heads (one head per level) and EAGLE's layer without a router.
+    """
+    try:
+        shape = ModelShape.from_config(target.model.config.to_dict())
+        if quantization_of(target.model) is not None:
+            return None
+        if isinstance(drafter, LanguageModel):
+            return ModelShape.from_config(drafter.target.model.config.to_dict()).step_parameters, shape.step_parameters
+        if isinstance(drafter, Eagle) and not drafter.groups:
+            return eagle_parameters(shape, fc_bias=drafter.fc.bias is not None), shape.step_parameters
+    except CostError:
+        return None
+    if isinstance(drafter, MedusaHeads):
+        head = (drafter.weight.numel() + drafter.bias.numel()) // drafter.max_depth
+        return head + shape.vocab * shape.hidden, shape.step_parameters
+    return None

@@ -5,23 +5,25 @@ steps took. Collecting, profiling and validating are written once, against this 
 is an attribute here.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
-from typing import Annotated, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
 from treeopt.defaults import NEW_TOKENS
 from treeopt.errors import UsageError, counted
 from treeopt.policies import Policy
-from treeopt.storage.typed_records import AtLeastOne, Count, Index, NotNegative, Positive
+from treeopt.storage.typed_records import Index, NotNegative, Positive
 from treeopt.storage.work_file import WorkFile
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
+
+if TYPE_CHECKING:
+    from executor.target.target_model import Target
 
 Shape = Tree | Policy  # the empty tree decodes plainly
 Tokens = Sequence[int]
@@ -81,13 +83,33 @@ class Requests:
 
 
 @dataclass(frozen=True)
+class RequestSteps:
+    """The steps of one request, its prefill left out.
+
+    Attributes:
+        request: its number.
+        committed: tokens of each step in order.
+        drafted: tokens drafted in each; None: not reported.
+    """
+
+    request: Index
+    committed: tuple[Index, ...]
+    drafted: tuple[Index, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that both tell of the same steps."""
+        if self.drafted is not None and len(self.drafted) != len(self.committed):
+            raise ValueError("`committed` and `drafted` must have one entry per step")
+
+
+@dataclass(frozen=True)
 class Run:
     """What a runner measured while it decoded some requests with one draft.
 
     Attributes:
         draft_s: seconds of drafting of each timed step, all rows busy; 0 where drafting is not timed apart.
         rest_s: seconds of everything else in it. A runner that times several steps together gives their mean.
-        counts: request, its steps and the tokens that these committed, for each request; prefills left out.
+        requests: steps of each request.
         context: tokens per sequence in the cache during timed steps, mean.
         wall_s: seconds of the whole run, prompts included.
         timed: steps behind the times.
@@ -97,7 +119,7 @@ class Run:
 
     draft_s: tuple[NotNegative, ...]
     rest_s: tuple[Positive, ...]
-    counts: tuple[tuple[Index, Count, Index], ...]
+    requests: tuple[RequestSteps, ...]
     context: NotNegative
     wall_s: NotNegative
     timed: Index
@@ -119,15 +141,15 @@ class Run:
         """Median seconds of a step."""
         return float(np.median(self.steps_s))
 
-    @cached_property
+    @property
     def tokens(self) -> int:
         """Tokens that all steps committed."""
-        return sum(tokens for *_, tokens in self.counts)
+        return sum(sum(request.committed) for request in self.requests)
 
-    @cached_property
+    @property
     def steps(self) -> int:
         """Steps of all requests."""
-        return sum(steps for _, steps, _ in self.counts)
+        return sum(len(request.committed) for request in self.requests)
 
     @property
     def committed(self) -> float:
@@ -140,45 +162,42 @@ class Run:
         return replace(self, draft_s=drafts, rest_s=rests)
 
 
-class Runner(Protocol):
+class Runner(ABC):
     """What decodes, as a context: leaving it stops what it started.
 
     Attributes:
-        name: of the engine, or `treeopt`.
         single_steps: times are of single steps, with drafting apart; False: each is the mean of a run.
         relaunches: a draft takes a launch, so runs with the same draft follow one another.
         least_batches: full batches that a part of the requests must hold to be timed.
         timing: `module:Class` that times it for a profile, see `executor.profiling.measure_steps`.
         concurrency: most requests in flight; set it before the first run.
+        target: the target's model; None: the runner loads it itself.
+        processes: that share this runner; several keep no work file, since each would write its own.
+        late: steps after which a row that ended is filled again; None: the runner decides itself when requests join.
     """
 
-    name: str
-    single_steps: bool
-    relaunches: bool
-    least_batches: int
+    single_steps = relaunches = False
+    least_batches = concurrency = processes = 1
     timing: str
-    concurrency: int
+    target: "Target | None" = None
+    late: int | None = None
 
     @property
-    def record(self) -> Mapping[str, Any]:
+    @abstractmethod
+    def record(self) -> dict[str, Any]:
         """Models, device, engine and verification rule: provenance, and what a run must share to be resumed."""
 
-    def why_not(self, shape: Shape, batch: int) -> str | None:
-        """Return why this is not run at a batch size; None if it is."""
+    @property
+    @abstractmethod
+    def provenance(self) -> dict[str, Any]:
+        """Software and machine."""
 
-    def check(self, shape: Shape, batch: int, requests: Requests) -> None:
-        """Check that requests can be decoded to their end.
+    @property
+    def weights_read(self) -> tuple[int, int] | None:
+        """Weights read by a drafter forward and by a plain step of the target; None where they are not known."""
+        return None
 
-        Raises:
-            ExecutorError: names the limit of models or memory.
-        """
-
-    def begin(self, number: int) -> None:
-        """Begin a part of a measurement: from here on samples are those of this part, whatever was run before."""
-
-    def warm_up(self, shape: Shape, batch: int, requests: Requests) -> None:
-        """Run a little of the requests, so that a new draft has made what it makes once."""
-
+    @abstractmethod
     def run(self, shape: Shape, batch: int, requests: Requests) -> Run:
         """Decode the requests to their end, `batch` of them at a time.
 
@@ -186,13 +205,37 @@ class Runner(Protocol):
             EngineError: the engine fails.
         """
 
+    @abstractmethod
+    def warm_up(self, shape: Shape, batch: int, requests: Requests) -> None:
+        """Run a little of the requests, so that a new draft has made what it makes once."""
+
+    def why_not(self, shape: Shape, batch: int) -> str | None:
+        """Return why this is not run at a batch size; None if it is."""
+        return None
+
+    def check(self, shape: Shape, batch: int, requests: Requests) -> None:
+        """Raise ExecutorError if the requests cannot be decoded to their end; names the limit of models or memory."""
+        return
+
+    def begin(self, number: int) -> None:
+        """Begin a part of a measurement: from here on samples are those of this part, whatever was run before."""
+        return
+
     def __enter__(self) -> Self:
         """Return the runner."""
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop what the runner started."""
+        return
+
+
+def resumable(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a runner's record must be the same for its runs to be resumed."""
+    engine = {name: value for name, value in record.get("engine", {}).items() if name not in ("version", "urls")}
+    return {**record, "engine": engine}
 
 
 Visit = tuple[int, ...]

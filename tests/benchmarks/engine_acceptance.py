@@ -17,11 +17,11 @@ from typing import Any
 
 import click
 import numpy as np
+from executor.engines.engine_record import RequestRecord, record_run
+from executor.engines.engine_trace import engine_texts
 
 from executor.checkpoints import load_drafter
 from executor.checkpoints.convert import rewrite
-from executor.engines.engine_record import RequestRecord, record_run
-from executor.engines.engine_trace import engine_texts
 from executor.prompts.prompt_files import encode, read_prompts
 from executor.recording.collect_trace import collect
 from executor.target.load_hf_model import load_target, prepare

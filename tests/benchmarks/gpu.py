@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from executor.profiling.timed_block import run_block
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
@@ -38,7 +39,6 @@ from executor.decoding.decoder import Decoder
 from executor.drafters.medusa import MedusaHeads
 from executor.models.fingerprint import device_name
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.timed_block import run_block
 from executor.prompts.prompt_files import read_prompts
 from executor.recording.collect_trace import collect
 from executor.target.fused_verification import device_refusal, fuse

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from executor.profiling.timed_block import WARM_UP, imposed_trace, run_block
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.drafter import Drafter
 from executor.models.fingerprint import identity
 from executor.models.random_weights import random_drafter, random_target
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.timed_block import WARM_UP, imposed_trace, run_block
 from executor.target.target_model import Target
 from executor.validation.compare_live import Requests, compare
 from executor.verification.replayed_acceptance import Imposed

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from executor.engines.engine_record import RequestRecord
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
 from executor.checkpoints.tensors.torch_save import read_saved
-from executor.engines.engine_record import RequestRecord
 from executor.prompts.prompt_files import encoded, read_prompts
 from executor.prompts.reading_report import Report
 from executor.train.text_files import read_texts

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-
 from executor.engines.engine_profile import EngineProfiling, measure_engine
+
 from treeopt.cost_model import StepShape
 from treeopt.engines.driver import EngineStep
 from treeopt.errors import UsageError

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-
 from executor.engines.engine_profile import EngineProfiling, dynamic_trees, measure_engine
 from executor.engines.engine_validation import EngineRun, check_engine_run, compare_in_engine, drafts_of
+
 from tests.helpers.small_plans import BUSHY, choice, entry, grown, plan_of
 from treeopt.cost_model import StepShape
 from treeopt.engines.driver import EngineStep

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
-
 from executor.engines.engine_record import record_run
 from executor.engines.engine_trace import every_anchor_trace, visited_trace
+
 from tests.helpers import fake_engine
 from treeopt.engines.connections import completions_client
 from treeopt.engines.driver import EngineRequest

@@ -3,8 +3,8 @@
 import sys
 
 import pytest
-
 from executor.engines.step_times import decode_wave
+
 from tests.helpers import fake_engine
 from treeopt.engines.driver import EngineRequest
 from treeopt.engines.sglang.driver import SGLang

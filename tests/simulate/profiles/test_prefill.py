@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from executor.profiling.prefill_times import PASSES, measure_prefill
 
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
 from executor.decoding.step_results import Step
-from executor.profiling.prefill_times import PASSES, measure_prefill
 from executor.verification.acceptance_rules import Greedy
 from simulate.profiles.prefill import Prefill, ladder
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
