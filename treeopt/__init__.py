@@ -3,7 +3,7 @@
 `import treeopt` offers the Python API: what the commands do, as functions of values. Each name is loaded when it is
 first used, so that importing treeopt takes no time. The rooms, in the order of import:
 
-* `errors`, `registry`, `defaults`: the errors, registries of kinds, default settings.
+* `errors`, `registry`, `settings`, `defaults`: the errors, registries of kinds, settings of questions, their defaults.
 * `tree`, `cost_model`: the tree, the protocol of step times.
 * `value_methods`: methods that values share: HTML for notebooks, plots, files.
 * `storage`, `statistics`: files and provenance; estimates with intervals.

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import CostError, UsageError
-from treeopt.policies import GROWTHS
+from treeopt.policies import growths
 from treeopt.policies.policy import leading
 from treeopt.tree import Tree
 
@@ -28,7 +28,7 @@ class StepShape:
         context: tokens per sequence already in the cache; None leaves it to the cost model.
         committed: mean number of tokens per sequence that the step commits: their keys and values move, and sequential
             drafters read them; None leaves it to the cost model.
-        growth: kind of dynamic drafting, one of `treeopt.policies.GROWTHS`; None: a static tree.
+        growth: kind of dynamic drafting, one of `treeopt.policies.growths`; None: a static tree.
     """
 
     batch: int
@@ -48,8 +48,8 @@ class StepShape:
             raise UsageError(f"batch must be at least 1, got {self.batch}")
         if self.tokens < 1:
             raise UsageError(f"tokens must be at least 1, got {self.tokens}")
-        if self.growth is not None and self.growth not in GROWTHS:
-            raise UsageError(f"growth must be one of {', '.join(GROWTHS)}, got {self.growth!r}")
+        if self.growth is not None and self.growth not in growths():
+            raise UsageError(f"growth must be one of {', '.join(growths())}, got {self.growth!r}")
         if self.committed is not None and not 1 <= self.committed < np.inf:
             raise UsageError(f"committed must be at least 1 and finite, got {self.committed}")
 

@@ -5,13 +5,6 @@ The tensors decide what a checkpoint is; its configuration is only read for what
 This file holds `load_drafter`, `save_drafter`, `save_ngram`, `trained_for`, `assumptions_of` and `warnings_of`; the
 others:
 
-* `detect_layout`: which drafter a checkpoint holds, by its tensors' names and shapes.
-* `medusa`, `hydra`, `eagle`, `ngram`: reading and writing each family.
-* `eagle3`: reading EAGLE-3.
-* `eagle3_layouts`: writing it for the reference, vLLM, SpecForge and speculators.
-* `eagle3_norms`: EAGLE-3's norms, and what `norm_output` means in each trainer's files.
-* `eagle3_d2t_vocabulary`: EAGLE-3's `d2t` and `t2d` vocabulary mapping.
-* `eagle3_target_layers`: which of the target's layers an EAGLE-3 checkpoint reads.
 * `unsupported_kinds`: drafters that are recognised by name and refused.
 * `layer_settings`: the settings of a drafter's decoder layers.
 * `convert`: `python -m executor.checkpoints.convert`.
@@ -25,26 +18,26 @@ from typing import Any
 
 from torch import nn
 
-from executor.checkpoints.detect_layout import kind_of, without_wrapper
-from executor.checkpoints.eagle import eagle_content, read_eagle
-from executor.checkpoints.eagle3 import read_eagle3
-from executor.checkpoints.eagle3_layouts import eagle3_content
-from executor.checkpoints.hydra import hydra_content, read_hydra
 from executor.checkpoints.layer_settings.config_fields import with_model_fields
-from executor.checkpoints.medusa import MEDUSA_FILE, medusa_content, read_medusa
-from executor.checkpoints.ngram import NGRAM_FILE, ngram_content, read_ngram
+from executor.checkpoints.tensors.detect_layout import kind_of, without_wrapper
 from executor.checkpoints.tensors.find_tensor_files import config_beside, open_checkpoint
 from executor.checkpoints.tensors.lazy_tensors import Stored, facts_of
 from executor.checkpoints.tensors.write_tensors import Written, write
 from executor.checkpoints.unsupported_kinds import refuse_unsupported
-from executor.drafters.drafter import Drafter
-from executor.drafters.eagle import Eagle
-from executor.drafters.eagle3 import Eagle3
-from executor.drafters.hydra import Hydra
-from executor.drafters.language_model import LanguageModel
-from executor.drafters.lookup.lookup_names import lookup_drafter
-from executor.drafters.medusa import MedusaHeads
-from executor.drafters.ngram import NGram
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.eagle.checkpoint import eagle_content, read_eagle
+from executor.drafters.eagle.drafter import Eagle
+from executor.drafters.eagle3.checkpoint import read_eagle3
+from executor.drafters.eagle3.checkpoint_layouts import eagle3_content
+from executor.drafters.eagle3.drafter import Eagle3
+from executor.drafters.hydra.checkpoint import hydra_content, read_hydra
+from executor.drafters.hydra.drafter import Hydra
+from executor.drafters.language_model.drafter import LanguageModel
+from executor.drafters.medusa.checkpoint import MEDUSA_FILE, medusa_content, read_medusa
+from executor.drafters.medusa.drafter import MedusaHeads
+from executor.drafters.ngram.checkpoint import NGRAM_FILE, ngram_content, read_ngram
+from executor.drafters.ngram.drafter import NGram
+from executor.drafters.prompt_lookup.lookup_names import lookup_drafter
 from executor.target.load_hf_model import check_finite, dtype_name, load_target
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.target_model import Target
@@ -70,7 +63,7 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
     Args:
         path: a folder, or one file, of Medusa or Hydra heads, any kind of EAGLE or n-gram counts, or the folder of a
             whole language model; or `prompt-lookup`, or `prompt-lookup:5` to match up to 5 tokens; or an engine's
-            prompt lookup, such as `prompt-lookup:vllm:2-4` (see `executor.drafters.lookup`).
+            prompt lookup, such as `prompt-lookup:vllm:2-4` (see `executor.drafters.prompt_lookup`).
         target: the model that it drafts for.
         packed: see `load_target`.
 

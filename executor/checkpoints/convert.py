@@ -13,8 +13,8 @@ from executor.checkpoints import assumptions_of, load_drafter, save_drafter
 from executor.checkpoints.engine_files.gguf_file import write_gguf
 from executor.checkpoints.engine_files.openvino_export import check_openvino, export_openvino
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
-from executor.drafters.drafter import Drafter
-from executor.drafters.eagle3 import Eagle3
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.eagle3.drafter import Eagle3
 from executor.target.load_hf_model import DTYPES, dtype_name, load_target, prepare
 from treeopt.errors import ExecutorError, TreeoptError, UsageError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from executor.checkpoints.detect_layout import plain_name, unwrapped
+from executor.checkpoints.tensors.detect_layout import plain_name, unwrapped
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.target.architectures import MTP
 from treeopt.errors import ExecutorError, shorten

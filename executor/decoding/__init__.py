@@ -3,7 +3,6 @@
 * `decoder`: `Decoder` and its loop.
 * `request_queue`: which request has which row of the batch, and where its text ends.
 * `batch_rows`: the sequences on the device; the four parts of a step.
-* `late_steps`: steps that are launched before the last one was read, and their seconds.
 * `cuda_graphs`: steps captured once and replayed on CUDA.
 * `tree_growth`: the interface that drafts a step's trees.
 * `static_growth`: the same tree in every step.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from executor.decoding.tree_growth import Growth
 from executor.device.upload import uploaded
-from executor.drafters.drafter import Admitted, Committed, Drafter
+from executor.drafters.base.drafter import Admitted, Committed, Drafter
 from executor.target.causal_model import Outputs
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Rule

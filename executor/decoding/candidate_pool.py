@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.drafters.drafter import Drafter
+from executor.drafters.base.drafter import Drafter
 from executor.verification.acceptance_rules import Rule
 from treeopt.policies.beam import Drafting
 from treeopt.policies.reranking import Calibration

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from executor.decoding.candidate_pool import Chances, Pool, best_places, draft_levels, join_levels
-from executor.drafters.drafter import Drafter
+from executor.drafters.base.drafter import Drafter
 from executor.verification.acceptance_rules import Rule
 from executor.verification.tree_tensors import Draft, Topology
 from treeopt.policies import Chosen, DynamicTree, Policy

@@ -15,7 +15,7 @@ import torch
 from executor.decoding.decoder import Decoder
 from executor.decoding.greedy_audit import Audit, audit_text
 from executor.device.free_memory import free_bytes
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.models.fingerprint import device_name
 from executor.models.random_weights import random_target
 from executor.target.fused_verification import device_refusal

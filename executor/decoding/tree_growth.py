@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from executor.drafters.drafter import Drafter
+from executor.drafters.base.drafter import Drafter
 from executor.verification.acceptance_rules import Rule
 from executor.verification.tree_tensors import Draft
 

@@ -8,6 +8,5 @@ attention, gates) takes as long again when each operation is a kernel of its own
 * `tree_attention`: attention over the cache and the tree, split over columns.
 * `rotary_store`: rotary positions; keys and values to their places in the cache.
 * `rms_norm`: root-mean-square norm of rows.
-* `silu_gate`: the gate of an MLP.
 * `dependent_launch`: kernels that start before the one before has ended.
 """

@@ -19,7 +19,31 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from executor.kernels.dependent_launch import launch_options
 from executor.kernels.rms_norm import normed
-from executor.kernels.silu_gate import gate
+
+BLOCK = 1024
+
+
+@triton.jit
+def _silu_gate_kernel(x, out, inner, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    offset = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    ok = offset < inner
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    gate = tl.load(x + row * 2 * inner + offset, mask=ok, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * inner + inner + offset, mask=ok, other=0.0).to(tl.float32)
+    tl.store(out + row * inner + offset, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=ok)
+
+
+def gate(x: Tensor) -> Tensor:
+    """Return SiLU(gate) * up, (rows, inner), of `x` (rows, 2 * inner), contiguous, with all of gate before up."""
+    rows, inner = len(x), x.shape[1] // 2
+    out = torch.empty(rows, inner, dtype=x.dtype, device=x.device)
+    grid = rows, triton.cdiv(inner, BLOCK)
+    _silu_gate_kernel[grid](x, out, inner, BLOCK=BLOCK, num_warps=4, **launch_options(x.device))
+    return out
+
 
 MOST_ROWS = 64  # that are streamed
 # Chosen on an H200 with the layers of an 8B model; docs/results/gpu.md has what they take.

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from executor.drafters.drafter import Drafter
-from executor.drafters.lookup.engine_lookup import EngineLookup
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.prompt_lookup.engine_lookup import EngineLookup
 from executor.target import fused_verification
 from executor.target.load_hf_model import dtype_name
 from executor.target.packed_linears import packed_choice, repack

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
-from executor.drafters.decoder_layer import layer_config
-from executor.drafters.drafter import Drafter
-from executor.drafters.eagle import Eagle
-from executor.drafters.language_model import LanguageModel
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.base.decoder_layer import layer_config
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.eagle.drafter import Eagle
+from executor.drafters.language_model.drafter import LanguageModel
+from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.fused_verification import fuse
 from executor.target.load_hf_model import read_verifiable_config
 from executor.target.packed_linears import pack_where_it_fits

@@ -1,16 +1,12 @@
 """The configurations that a profile measures: batch size, context, and a tree or policy, in order of importance."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from treeopt.constraints.size_rules import pool
 from treeopt.errors import UsageError
-from treeopt.policies import Chosen, CostAware, DynamicTree, OptTree, Policy
+from treeopt.policies import POLICIES, DynamicTree, Policy
 from treeopt.policies.beam import Drafting
-from treeopt.policies.reranking import Calibration, Shortlists
-from treeopt.statistics.isotonic_regression import Curve
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 
@@ -20,7 +16,6 @@ EDGES = (16, 32, 64, 128, 256, 512)  # tokens of a batch at which kernels change
 WIDTHS = (2, 4, 8, 16)
 REQUIRED = 0  # importance of the configurations without which there is no profile
 POLICY_WIDTH = 8  # children of each expanded node of a policy, or as many as nodes are expanded
-KNOTS = 16  # of the curves of a calibration
 TREE_NODES = (8, 16, 32, 64)  # sizes of the dynamic trees that are measured in engines
 BEAMS = (2, 4)
 
@@ -48,7 +43,7 @@ class Configuration:
 
     @property
     def growth(self) -> str | None:
-        """The kind of its dynamic trees, one of `treeopt.policies.GROWTHS`; None: the tree is static."""
+        """The kind of its dynamic trees, one of `treeopt.policies.growths`; None: the tree is static."""
         return None if isinstance(self.tree, Tree) else self.tree.growth
 
     def __str__(self) -> str:
@@ -175,7 +170,7 @@ def dynamic_trees(*, max_nodes: int, max_depth: int) -> tuple[DynamicTree, ...]:
 
 
 def unstopped_policies(max_nodes: int, max_depth: int) -> list[Policy]:
-    """Return the same few policies for each of `treeopt.policies.GROWTHS`: shallow and deep, narrow and wide.
+    """Return the same few policies for each of `treeopt.policies.growths`: shallow and deep, narrow and wide.
 
     None is deeper than the deepest chain of `max_nodes` nodes, against which its steps are priced.
     """
@@ -189,50 +184,8 @@ def unstopped_policies(max_nodes: int, max_depth: int) -> list[Policy]:
         (32, max_depth, 4),
     )
     policies: dict[Policy, None] = {}
-    for make in _MAKERS.values():
+    for make in (make for kind in POLICIES.values() for make in kind.growths.values()):
         for nodes, depth, beam in sizes:
             drafting = Drafting(min(depth, max_depth), beam, max(beam, POLICY_WIDTH))
             policies[make(min(nodes, max_nodes, drafting.candidates), drafting)] = None
     return list(policies)
-
-
-class _Unstopped(OptTree):
-    """Computes what another level adds, and drafts it even if that is nothing; no threshold can express this."""
-
-    def choose(self, lists: Shortlists) -> Chosen:
-        stopping = super().choose(lists)
-        nodes = (~np.isnan(lists.log[:, :, self.depth - 1, : self.nodes])).sum(-1)
-        return Chosen(np.full_like(stopping.levels, self.depth), nodes, stopping.known)
-
-
-def _dynamic(nodes: int, drafting: Drafting) -> Policy:
-    return DynamicTree(nodes, drafting.depth, drafting.beam, drafting.width)
-
-
-def _calibrated(nodes: int, drafting: Drafting) -> Policy:
-    return DynamicTree(nodes, drafting.depth, drafting.beam, drafting.width, calibration=_identity(drafting))
-
-
-def _opt_tree(nodes: int, drafting: Drafting) -> Policy:
-    return _Unstopped(nodes, drafting.depth, 0.0, drafting.beam, drafting.width)
-
-
-def _cost_aware(nodes: int, drafting: Drafting) -> Policy:
-    onward = (Curve((0.0,), (0.0,)),) * (drafting.depth - 1)
-    free = ((0.0,) * nodes,) * drafting.depth
-    reach = (drafting.depth, drafting.beam, drafting.width)
-    return CostAware(nodes, *reach, False, 0.0, free, onward, _identity(drafting))
-
-
-def _identity(drafting: Drafting) -> Calibration:
-    """Return a calibration that changes nothing."""
-    line = tuple(i / (KNOTS - 1) for i in range(KNOTS))
-    return ((Curve(line, line),) * drafting.width,) * drafting.depth
-
-
-_MAKERS: Mapping[str, Callable[[int, Drafting], Policy]] = {
-    "dynamic-tree": _dynamic,
-    "calibrated-tree": _calibrated,
-    "opt-tree": _opt_tree,
-    "cost-aware": _cost_aware,
-}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from executor.decoding.decoder import Decoder, NewTokens
 from executor.decoding.step_results import Step
-from executor.drafters.drafter import Drafter, usual_depth
+from executor.drafters.base.drafter import Drafter, usual_depth
 from executor.models.fingerprint import clock_mhz
 from executor.profiling.configurations import Configuration, first_rank_depth, ranked_configurations
 from executor.profiling.drift import cell_of, remove_drift

@@ -15,13 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from simulate.profiles.profile import PrefillRecord
+
 from executor.models.fingerprint import tokens_hash
 from executor.profiling.configurations import REQUIRED, Configuration
 from executor.profiling.profile_settings import Settings
 from executor.runners.runner import Run, Runner, Tokens, Visit, Visits, resumable
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import Profile
-from simulate.profiles.profile_records import PrefillRecord
 from treeopt.errors import CostError, UsageError
 from treeopt.registry import load
 from treeopt.storage.typed_records import Count, NotNegative

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.drafter import Drafter
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.models.fingerprint import compute_as_recorded, device_name, identity, run_provenance, tokens_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.record_candidates import candidate_trees

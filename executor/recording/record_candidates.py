@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from executor.decoding.candidate_pool import Pool, draft_levels, join_levels
-from executor.drafters.drafter import Admitted, Committed, Drafter
+from executor.drafters.base.drafter import Admitted, Committed, Drafter
 from executor.recording.teacher_forced import Arrays, Texts
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from executor.decoding.decoder import check_abstaining
-from executor.drafters.drafter import Drafter, usual_depth
+from executor.drafters.base.drafter import Drafter, usual_depth
 from executor.recording.record_candidates import check_candidates
 from executor.recording.sibling_acceptance import source_of
 from executor.recording.teacher_forced import PassSettings
@@ -21,7 +21,7 @@ from executor.verification.typical_acceptance import Typical
 from treeopt.defaults import DRAWS
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
-from treeopt.traces.trace import MAX_WIDTH
+from treeopt.traces.trace_checks import MAX_WIDTH
 from treeopt.tree import EMPTY, Tree
 
 LOSSY = (

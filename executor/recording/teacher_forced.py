@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from executor.drafters.drafter import Drafter
+from executor.drafters.base.drafter import Drafter
 from executor.recording.sibling_acceptance import KeptOdds, accept_odds
 from executor.target.causal_model import Outputs
 from executor.target.target_model import Target

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.drafter import Drafter
+from executor.drafters.base.drafter import Drafter
 from executor.target.target_model import Target
 from executor.verification.longest_accepted_path import Accepted
 from executor.verification.tree_tensors import Draft

@@ -9,10 +9,10 @@ import torch
 
 from executor.decoding.decoder import Decoder
 from executor.decoding.step_results import Step
-from executor.drafters.drafter import Drafter
-from executor.drafters.eagle import Eagle
-from executor.drafters.language_model import LanguageModel
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.eagle.drafter import Eagle
+from executor.drafters.language_model.drafter import LanguageModel
+from executor.drafters.medusa.drafter import MedusaHeads
 from executor.models.fingerprint import device_name, identity, run_provenance
 from executor.runners.runner import Requests, RequestSteps, Run, Runner, Shape
 from executor.target.quantization import quantization_of

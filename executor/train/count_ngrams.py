@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from executor.checkpoints import save_ngram
-from executor.drafters.ngram import NGram
-from executor.drafters.token_counts import MAX_ORDER
+from executor.drafters.ngram.drafter import NGram
+from executor.drafters.ngram.token_counts import MAX_ORDER
 from executor.prompts.prompt_files import prompt_of
 from executor.prompts.reading_report import Report
 from executor.prompts.record_files import Item, items_of

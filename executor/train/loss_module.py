@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.drafter import Drafter
-from executor.drafters.eagle import Eagle
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.eagle.drafter import Eagle
 from executor.recording.teacher_forced import rank_of
 from executor.target.causal_model import Outputs
 from executor.target.target_model import Target

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from transformers import set_seed
 
-from executor.drafters.decoder_layer import layer_config
-from executor.drafters.drafter import Drafter
-from executor.drafters.eagle import Eagle
-from executor.drafters.eagle3 import Eagle3, usual_taps
-from executor.drafters.hydra import Hydra
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.base.decoder_layer import layer_config
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.eagle.drafter import Eagle
+from executor.drafters.eagle3.drafter import Eagle3, usual_taps
+from executor.drafters.hydra.drafter import Hydra
+from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.target_model import Target
 from executor.train.recipes import Recipe
 from executor.train.text_files import Rows

@@ -3,7 +3,6 @@
 * `profile`: the measured cost model, and its JSON file.
 * `step_tables`: tables of seconds at one batch size and context: chains by depth, levels by width, steps by tokens.
 * `refuse_unmeasured`: the error for sizes outside what a profile covers, instead of an extrapolation.
-* `between_batches`: batch sizes between two profiled ones, priced from both, and the error that this adds.
 * `basis`: step time as a fitted sum of terms (tokens, tiles, K/V, masks, experts), to interpolate over.
 * `prefill`: seconds of reading prompts, by tokens.
 * `dynamic_tree_overhead`: what dynamic trees take beyond static ones of their shape.
@@ -13,5 +12,4 @@
 * `calibration`: cells to a profile with its error; chains of engines, whose times do not separate drafting.
 * `engine_times_csv`: step times of an inference engine, read from a CSV table.
 * `find_profile`: the profile of the same target and drafter, beside the trace or shipped with treeopt.
-* `profile_records`: the JSON record of a profile file, `treeopt.profile/2`: fields, limits and units.
 """

@@ -14,7 +14,7 @@ from simulate.profiles.measured_cells import Cell, at_committed, commit_seconds
 from simulate.profiles.profile import NORMAL_95, Profile
 from simulate.profiles.step_tables import BatchTimes
 from treeopt.cost_model import StepShape
-from treeopt.policies import GROWTHS, DynamicTree
+from treeopt.policies import DynamicTree, growths
 
 
 def profile_of(
@@ -77,7 +77,7 @@ def _with_dynamic_trees(profile: Profile, cells: Sequence[Cell]) -> Profile:
     if not cells:
         return profile
     overheads: dict[int, dict[str, Growing]] = {times.batch: {} for times in profile.batches}
-    missed: dict[str, list[float]] = {growth: [] for growth in GROWTHS}
+    missed: dict[str, list[float]] = {growth: [] for growth in growths()}
     for batch, growth in dict.fromkeys((cell.batch, str(cell.growth)) for cell in cells):
         same = [cell for cell in cells if (cell.batch, cell.growth) == (batch, growth)]
         shapes = [StepShape(cell.batch, cell.tokens, cell.widths, None, cell.committed) for cell in same]

@@ -21,7 +21,7 @@ class Cell:
         committed: tokens per sequence and step.
         error: relative standard error of the step's seconds.
         forced: measured only to find what committing more tokens costs.
-        growth: kind of dynamic tree, one of `treeopt.policies.GROWTHS`; None: a static tree.
+        growth: kind of dynamic tree, one of `treeopt.policies.growths`; None: a static tree.
     """
 
     batch: int

@@ -4,7 +4,7 @@ step = draft(batch, levels) + rest(batch, tokens), both by context. Dynamic tree
 where it was measured (`Growing`). At measured sizes the time is the measured one, dips and breaks included, as far as
 it was more than noise (`calibrate`). Between them the ratio of the measurement to the fitted `Basis` is interpolated,
 so that a tile's edge stays where it is; without a basis the time itself is interpolated. A batch size between two
-measured ones is priced from both, with a wider interval (`between_batches`). Sizes outside the measured ones raise
+measured ones is priced from both, with a wider interval (`refuse_unmeasured`). Sizes outside the measured ones raise
 CostError.
 """
 
@@ -14,18 +14,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import numpy as np
-from msgspec import structs
+from msgspec import Meta, structs
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis, fit_basis
-from simulate.profiles.between_batches import batch_shares, error_between
 from simulate.profiles.prefill import Prefill
-from simulate.profiles.profile_records import BasisRecord, BatchRecord, PrefillRecord, ProfileRecord
-from simulate.profiles.refuse_unmeasured import outside_of, outside_text, way_to_measure
+from simulate.profiles.refuse_unmeasured import batch_shares, error_between, outside_of, outside_text, way_to_measure
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
 from simulate.profiles.step_tables import Growing, Points, interpolated
 from treeopt.cost_model import CostParts, StepShape, far
@@ -33,12 +32,93 @@ from treeopt.errors import CostError
 from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import GREEDY, look, rule_in, same_choosing
-from treeopt.storage.typed_records import read_record
+from treeopt.storage.typed_records import AtLeastOne, Count, Finite, Index, NotNegative, Positive, Record, read_record
 from treeopt.storage.user_files import read_text
 from treeopt.value_methods import ValueMethods
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+PointRecords = tuple[tuple[Count, Finite], ...]
+
+
+class GrowingRecord(Record, frozen=True):
+    """Seconds that drafting a dynamic tree takes beyond a static tree of the same shape."""
+
+    step_s: Annotated[NotNegative, Meta(description="per step")]
+    level_s: Annotated[NotNegative, Meta(description="per drafted level")]
+    node_s: Annotated[NotNegative, Meta(description="per node that the drafter is fed")]
+    token_s: Annotated[NotNegative, Meta(description="per verified token of a sequence")]
+    widest: Annotated[Count, Meta(description="widest level that was measured")]
+    spread: Annotated[NotNegative, Meta(description="error on shapes that a fit had not seen, as a share of a step")]
+
+
+class BatchRecord(Record, frozen=True):
+    """Medians measured at one batch size and context."""
+
+    batch: Count
+    plain_s: Annotated[Positive, Meta(description="seconds per plain decoding step")]
+    draft: Annotated[PointRecords, Meta(description="[depth, seconds of drafting a chain], depth rising")]
+    rest: Annotated[
+        PointRecords, Meta(description="[tokens per sequence, seconds of a step except drafting], tokens rising")
+    ]
+    widths: Annotated[
+        PointRecords,
+        Meta(description="[nodes fed to a level, seconds more than for one node], from [1, 0.0]; empty: no difference"),
+    ]
+    context: Annotated[NotNegative, Meta(description="mean tokens per sequence in the cache; 0: contexts are mixed")]
+    commit_s: Annotated[NotNegative, Meta(description="seconds more per further committed token of a sequence")]
+    relative_error: Annotated[
+        NotNegative | None,
+        Meta(description="half-width of the 95 % interval of step / plain step; null: see the profile's"),
+    ]
+    growth: Annotated[dict[str, GrowingRecord], Meta(description="by how dynamic trees are drafted")] = msgspec.field(
+        default_factory=dict
+    )
+    widths_told: Annotated[
+        bool | None, Meta(description="whether enough trees were measured to know `widths`; null: not recorded")
+    ] = None
+
+
+class ExpertsRecord(Record, frozen=True):
+    """Experts of a layer of the target, and how many a token picks."""
+
+    count: Count
+    active: Count
+
+
+class BasisRecord(Record, frozen=True):
+    """How time moves between measured sizes: a sum of terms."""
+
+    seconds: Annotated[dict[str, NotNegative], Meta(description="by term: seconds per unit")]
+    experts: ExpertsRecord | None
+    spread: Annotated[
+        Finite, Meta(description="share of a token by which tokens after the first pick experts of their own")
+    ]
+
+
+class PrefillRecord(Record, frozen=True):
+    """Seconds of prefill, as [tokens of the prompts that are read at once, seconds], tokens rising."""
+
+    plain: Annotated[PointRecords, Meta(description="before plain decoding")]
+    drafted: Annotated[PointRecords, Meta(description="before speculative decoding, the drafter's work included")]
+
+
+class ProfileRecord(Record, frozen=True, tag_field="schema", tag="treeopt.profile/2"):
+    """Measured step times of one target and drafter on one device."""
+
+    batches: Annotated[tuple[BatchRecord, ...], Meta(description="by rising batch size, then by rising context")]
+    context: Annotated[tuple[Index, Index], Meta(description="fewest and most tokens per sequence in the cache")]
+    relative_error: Annotated[NotNegative, Meta(description="half-width of the 95 % interval of step / plain step")]
+    meta: Annotated[dict[str, Any], Meta(description="provenance")]
+    basis: BasisRecord | None
+    committed: Annotated[AtLeastOne, Meta(description="tokens per sequence and step that `rest` holds for")]
+    captured: Annotated[
+        tuple[Count, ...], Meta(description="tokens of a batch that CUDA graphs are captured for, rising")
+    ]
+    prefill: PrefillRecord | None = None
+
 
 SCHEMA = "treeopt.profile/2"
 NORMAL_95 = 1.96

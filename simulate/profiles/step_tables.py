@@ -12,7 +12,7 @@ from simulate.profiles.refuse_unmeasured import Points as Points
 from simulate.profiles.refuse_unmeasured import check_measured, is_measured
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
-from treeopt.policies import GROWTHS
+from treeopt.policies import growths
 
 SHORTEST_S = 1e-12  # no step or part of one is shorter; far shorter numbers would overflow where they divide
 
@@ -35,7 +35,7 @@ class BatchTimes:
         commit_s: additional seconds of a step per additional token that each sequence commits.
         relative_error: half-width of the 95 % interval of step / plain step at this batch size, as a share; None if
             too little was measured for an interval of its own.
-        growth: kind of dynamic tree, of `treeopt.policies.GROWTHS` -> its overhead, as measured at the shortest
+        growth: kind of dynamic tree, of `treeopt.policies.growths` -> its overhead, as measured at the shortest
             context.
         widths_told: True if enough trees were measured to find the effect of widths; None: not recorded.
     """
@@ -71,8 +71,8 @@ class BatchTimes:
         for name in ("draft", "rest", "widths"):
             _check_points(name, getattr(self, name), zero=name != "rest")
         for name in self.growth:
-            if name not in GROWTHS:
-                raise CostError(f"growth: {name!r:.40} must be one of {', '.join(GROWTHS)}")
+            if name not in growths():
+                raise CostError(f"growth: {name!r:.40} must be one of {', '.join(growths())}")
         if self.widths and self.widths[0] != (1, 0.0):
             raise CostError(f"widths[0] must be width 1 and 0 seconds, found {list(self.widths[0])}")
 

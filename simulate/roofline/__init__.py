@@ -5,9 +5,7 @@
 * `fitted_constants`: constants fitted to operator timings, which device they apply to, and the error they cause.
 * `fixed_and_work`: seconds split into a fixed part and a part that a faster device shortens.
 * `matrix_products`: seconds of a matrix product, with tiles of rows.
-* `attention_time`: seconds of attention: K/V bytes, FLOP and the tree mask.
 * `forward_time`: seconds of a whole forward: matrix products, attention, exchange between devices.
-* `host_overhead`: host and launch time of a step and of a drafted level.
 * `roofline_model`: the cost model: verification, drafting levels, plain steps, prefill.
 * `device_memory`: bytes of device memory that weights and K/V take.
 """

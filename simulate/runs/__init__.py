@@ -1,7 +1,6 @@
 """Runs: the times that steps add up to in a batch or a server.
 
 * `batch_run`: every request of a trace decoded in a batch, by replay and a cost model.
-* `batch_schedule`: the requests in each step: ragged batches, lock-step, pieces, rows held late.
 * `priced_steps`: seconds of the steps of a run, with padding to the next batch size that has a cost.
 * `request_prefill`: prefill seconds of each request, alone or as a share of prompts that are read together.
 * `timeline`: times, rates and latencies (TTFT, TPOT, inter-token, end to end) of a run, and the speedup of two runs.

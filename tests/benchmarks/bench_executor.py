@@ -23,7 +23,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.models.fingerprint import device_name
 from executor.models.random_weights import SHAPES, shape_config
 from executor.target.fused_verification import fuse

@@ -36,7 +36,7 @@ from torch.profiler import profile as torch_profile
 
 from executor.checkpoints import load_drafter
 from executor.decoding.decoder import Decoder
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.medusa.drafter import MedusaHeads
 from executor.models.fingerprint import device_name
 from executor.profiling.measure_steps import measure_profile
 from executor.prompts.prompt_files import read_prompts

@@ -12,7 +12,7 @@ import torch
 from executor.profiling.timed_block import WARM_UP, imposed_trace, run_block
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.drafter import Drafter
+from executor.drafters.base.drafter import Drafter
 from executor.models.fingerprint import identity
 from executor.models.random_weights import random_drafter, random_target
 from executor.profiling.measure_steps import measure_profile

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from executor.checkpoints import save_drafter
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.medusa.drafter import MedusaHeads
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import BatchTimes, Profile, save_profile
 from tests.helpers.strategies import drawn_trace

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.decoder_layer import layer_config
-from executor.drafters.drafter import Admitted, Drafter
-from executor.drafters.eagle import Eagle
-from executor.drafters.eagle3 import Eagle3, usual_taps
-from executor.drafters.hydra import Hydra
-from executor.drafters.language_model import LanguageModel
-from executor.drafters.lookup.prompt_lookup import PromptLookup
-from executor.drafters.medusa import MedusaHeads
-from executor.drafters.ngram import NGram
+from executor.drafters.base.decoder_layer import layer_config
+from executor.drafters.base.drafter import Admitted, Drafter
+from executor.drafters.eagle.drafter import Eagle
+from executor.drafters.eagle3.drafter import Eagle3, usual_taps
+from executor.drafters.hydra.drafter import Hydra
+from executor.drafters.language_model.drafter import LanguageModel
+from executor.drafters.medusa.drafter import MedusaHeads
+from executor.drafters.ngram.drafter import NGram
+from executor.drafters.prompt_lookup.drafter import PromptLookup
 from executor.target.target_model import Target
 from tests.helpers.models import VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
 

@@ -19,10 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from executor.decoding import cuda_graphs
-from executor.decoding.decoder import Decoder
-from executor.decoding.late_steps import LaunchedStep
-from executor.drafters.drafter import Drafter
-from executor.drafters.language_model import LanguageModel
+from executor.decoding.decoder import Decoder, LaunchedStep
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 
 CUDA = torch.device("cuda", 0)

@@ -24,8 +24,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
 from executor.decoding.dynamic_growth import AskingGrowth
-from executor.drafters.drafter import Drafter
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.profiling.measure_steps import measure_profile
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect

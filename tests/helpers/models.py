@@ -18,8 +18,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from executor.drafters.drafter import Admitted, Committed, Forced
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.base.drafter import Admitted, Committed, Forced
+from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.target_model import Target
 
 VOCABULARY = 61

@@ -6,11 +6,11 @@ from typing import Any
 
 from msgspec.json import schema
 
-from simulate.profiles.profile_records import ProfileRecord
+from simulate.profiles.profile import ProfileRecord
 from simulate.validation.validation_records import PredictionsRecord, ValidationRecord
 from treeopt.plans.plan_records import PlanRecord
 from treeopt.storage.typed_records import INTEGERS, LARGEST, SMALLEST
-from treeopt.traces.trace_meta import TraceMeta
+from treeopt.traces.trace import TraceMeta
 
 FOLDER = Path(__file__).parent.parent.parent / "treeopt" / "schemas"
 FORMATS: dict[str, type[Any]] = {

@@ -23,9 +23,8 @@ from tests.helpers.write_schemas import FORMATS, document, path_of
 from treeopt.plans.plan_json import BEFORE, load_plan, save_plan
 from treeopt.plans.plan_json import SCHEMA as PLAN
 from treeopt.plans.plan_records import PlanRecord
-from treeopt.policies.policy_json import KINDS, to_record
-from treeopt.policies.policy_records import KINDS as RECORDS
-from treeopt.policies.policy_records import LiveRecord
+from treeopt.policies import POLICIES as KINDS
+from treeopt.policies.policy_kinds import to_record
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import read_record
@@ -86,12 +85,12 @@ def test_schemas_are_of_the_versions_that_are_written():
 
 
 def test_records_of_policies_have_the_fields_of_policies():
-    tags = {record.__struct_config__.tag: made for record, made in RECORDS.items() if record is not LiveRecord}
-    assert tags == KINDS
+    assert {kind.record.__struct_config__.tag: kind.policy for kind in KINDS.values()} == {
+        name: kind.policy for name, kind in KINDS.items()
+    }
     for policy in POLICIES:
         record = to_record(policy)
-        (kind,) = (kind for kind in RECORDS if kind.__struct_config__.tag == record["kind"])
-        assert {"kind", *kind.__struct_fields__} == record.keys()
+        assert {"kind", *KINDS[record["kind"]].record.__struct_fields__} == record.keys()
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)

@@ -9,7 +9,7 @@ from treeopt.api.messages import note, warn
 from treeopt.errors import UsageError
 
 if TYPE_CHECKING:
-    from executor.drafters.drafter import Drafter
+    from executor.drafters.base.drafter import Drafter
     from executor.target.target_model import Target
 
 # auto: float32 on a CPU, elsewhere saved, the type of the checkpoint. The others as executor.target.load_hf_model has

@@ -20,7 +20,7 @@ LOOKUP = re.compile(r"prompt-lookup(?::([1-9]\d?))?")
 NGRAM = ("ngram", "ngram_gpu")  # vLLM's methods of prompt lookup
 NGRAM_SIMPLE = "ngram-simple"  # llama.cpp's
 LENGTH = "num_speculative_tokens"
-RULE_OF = "executor.drafters.lookup.lookup_names:engine_rule"  # reads the name of a prompt lookup
+RULE_OF = "executor.drafters.prompt_lookup.lookup_names:engine_rule"  # reads the name of a prompt lookup
 LONGEST = 3  # tokens that OpenVINO's prompt lookup matches, where the method does not say
 
 

@@ -8,8 +8,8 @@ from treeopt.engines import ENGINE_RULES, METHODS, method_for
 from treeopt.explore.offered_files import COUNTS, SIZES, Offer, devices
 from treeopt.explore.questions import ALL_POLICIES, ANY_TREE, MEASURED, NO_POLICIES, PREDICTED, SOURCES
 from treeopt.plans.plan import Plan
+from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT
-from treeopt.searchers.dynamic_trees.choose_policy import KINDS
 from treeopt.storage.provenance import look
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def dynamic(offer: Offer, trace: str, steps: Mapping[str, Any]) -> "ui.dictionar
     """
     if "profile" not in steps or not offer.takes_policies(trace, steps["profile"]):
         return _group()
-    return _group(dynamic=_choice("Dynamic trees", [NO_POLICIES, *KINDS, ALL_POLICIES]))
+    return _group(dynamic=_choice("Dynamic trees", [NO_POLICIES, *sweeps(), ALL_POLICIES]))
 
 
 def price() -> "ui.dictionary":

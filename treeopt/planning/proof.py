@@ -73,7 +73,5 @@ def _chosen(proposals: Proposals) -> str:
     """Return how the choice compares with the other candidates."""
     settings = proposals.settings
     best = "the best one grown node by node" if proposals.grown else "the best one found"
-    if settings.shapes is not None:
-        best += f", with at most {settings.shapes} different trees for all batch sizes,"
     best += " by replay on the fitted requests"
     return f"the smallest tree within {settings.near:.0%} of {best}" if settings.near else best

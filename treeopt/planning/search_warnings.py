@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeopt.cost_model import CostModel, Measured, covered, far
 from treeopt.errors import CostError, TraceError, counted
@@ -16,8 +16,7 @@ from treeopt.plans.plan import PlanEntry
 from treeopt.replay.priced_walk import ALL_STEPS, plain_share
 from treeopt.replay.static_tree import covers, replay_tree
 from treeopt.replay.walk import StepCounts
-from treeopt.statistics.clustered_estimate import Counts, evidence
-from treeopt.statistics.group_spread import group_factor
+from treeopt.statistics.clustered_estimate import Counts, evidence, linearised, ratio
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -40,31 +39,29 @@ UNPRICED = (
 )
 
 
-def clamped(
-    settings: SearchSettings, cost: CostModel, *, nodes: bool, depth: bool, context: int | None
-) -> tuple[SearchSettings, tuple[str, ...]]:
+def clamped(settings: SearchSettings, asked: SearchSettings, cost: CostModel) -> tuple[SearchSettings, tuple[str, ...]]:
     """Clamp the limits that the caller left open to what the cost model covers, with a warning for each one clamped.
 
     Args:
-        settings: limits as wanted.
+        settings: limits as the trace allows them.
+        asked: limits as the caller gave them.
         cost: seconds of steps.
-        nodes: whether the largest tree was left open.
-        depth: whether the deepest tree was left open.
-        context: tokens per sequence in the cache.
 
     Raises:
         CostError: no tree is covered; says what to do.
     """
-    if not nodes and not depth:
+    if asked.max_nodes is not None and asked.max_depth is not None:
         return settings, ()
-    sizes = ", ".join(map(str, settings.batches))
-    largest, deepest = covered(cost, settings.batches, nodes=settings.nodes, depth=settings.depth, context=context)
+    sizes = ", ".join(map(str, settings.batch))
+    largest, deepest = covered(cost, settings.batch, nodes=settings.nodes, depth=settings.depth, context=asked.context)
     if not largest:
         raise CostError(
             f"the step times cover no tree at batch {sizes}: measure more tree sizes, or choose trees with other step "
             "times, `treeopt search --output plan.json`, and check them with `treeopt validate --plan plan.json`"
         )
-    limited = replace(settings, nodes=largest if nodes else settings.nodes, depth=deepest if depth else settings.depth)
+    limited = settings.changed(
+        max_nodes=asked.max_nodes or largest, max_depth=settings.depth if asked.max_depth else deepest
+    )
     limits = (("nodes", limited.nodes, settings.nodes), ("levels", limited.depth, settings.depth))
     warning = (
         "trees of more than {} {} were not considered: the step times cover none at batch {}; profile larger trees"
@@ -264,3 +261,44 @@ def _chain_counts(trace: Trace) -> StepCounts | None:
     """Return the counts of the longest chain, up to `CHAIN`, that the trace covers; None if it covers none."""
     chain = next((chain for k in range(CHAIN, 0, -1) if covers(trace, chain := Tree.chain(k))), None)
     return None if chain is None else replay_tree(chain, trace)
+
+
+FEW_GROUPS = 5  # fewer do not show how far groups differ: `make coverage`
+BY_CHANCE = 0.95  # share of groups that are alike whose spread passes for chance
+
+
+def group_factor(numerator: Counts, denominator: Counts, group: NDArray[np.integer]) -> float | None:
+    """Return the width of the interval of Σ numerator / Σ denominator clustered by group, over that by request.
+
+    Groups are alike if the ratio of the two linearised variances, which is about χ² / degrees of freedom then, is no
+    larger than chance explains.
+
+    Args:
+        numerator: counts by request, (R,).
+        denominator: counts by request, (R,).
+        group: int (R,), the group of each request.
+
+    Returns:
+        None if groups are alike or there is only one; infinity if there are fewer than `FEW_GROUPS`.
+
+    Raises:
+        TraceError: see `ratio`.
+
+    >>> steps, tokens = np.full(40, 10), np.tile([20, 21], 20) + 10 * (np.arange(40) // 20)
+    >>> group_factor(tokens, steps, np.arange(40) // 4) > 1.5, group_factor(tokens, steps, np.arange(40) % 10)
+    (True, None)
+    """
+    from scipy.special import chdtri  # slow to import, needed only here
+
+    labels, place = np.unique(group, return_inverse=True)
+    if len(labels) < 2 or len(labels) == len(group):
+        return None
+    if len(labels) < FEW_GROUPS:
+        return math.inf
+    grouped = np.bincount(place, numerator), np.bincount(place, denominator)
+    narrow, freedom = linearised(numerator, denominator), len(labels) - 1
+    chance = math.sqrt(float(chdtri(freedom, 1 - BY_CHANCE)) / freedom)
+    if not linearised(*grouped) > chance * narrow:
+        return None
+    by_group, by_request = ratio(*grouped), ratio(numerator, denominator)
+    return max(1.0, (by_group.high - by_group.low) / (by_request.high - by_request.low))

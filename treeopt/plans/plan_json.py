@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import PlanError, TreeError
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
-from treeopt.policies.policy_json import to_record
+from treeopt.policies.policy_kinds import policy_of, to_record
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, parse
@@ -162,10 +162,7 @@ def _tree(record: "TreeRecord", where: str) -> Tree:
 
 
 def _grown(record: "GrownRecord", where: str) -> Grown:
-    from treeopt.policies.policy_records import policy_of
-
-    name, stored = ("policy", record.policy) if record.policy else ("live", record.live)
-    policy = policy_of(stored, f"{where}.{name}") if stored else None
+    policy = None if record.policy is None else policy_of(record.policy, f"{where}.policy")
     return Grown(record.kind, record.settings, record.nodes, record.depth, policy)
 
 

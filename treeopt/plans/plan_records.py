@@ -1,11 +1,16 @@
 """The JSON record of a plan file, `treeopt.plan/3` and the one before: fields, limits and units."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
-from treeopt.policies.policy_records import LiveRecord, PolicyRecord
+from treeopt.policies import POLICIES
 from treeopt.storage.typed_records import AtLeastOne, Count, Finite, Index, Integer, NotNegative, Positive, Record
+
+if TYPE_CHECKING:
+    PolicyRecord = Record
+else:  # the record of any kind, told apart by its `kind`
+    PolicyRecord = Union[tuple(kind.record for kind in POLICIES.values())]  # noqa: UP007
 
 
 class EstimateRecord(Record, frozen=True):
@@ -50,19 +55,7 @@ class GrownRecord(Record, frozen=True):
     settings: dict[str, Any]
     nodes: Annotated[NotNegative, Meta(description="mean number of drafted nodes that a step verifies")]
     depth: Annotated[NotNegative, Meta(description="mean number of levels that a step drafts")]
-    policy: Annotated[
-        PolicyRecord | UnsetType | None, Meta(description="all that draws the same trees again; null: a bound")
-    ] = UNSET
-    live: Annotated[LiveRecord | UnsetType | None, Meta(description="`policy` of treeopt.plan/2")] = UNSET
-
-    def __post_init__(self) -> None:
-        """Check that the policy is there."""
-        if self.policy is UNSET and self.live is UNSET:
-            raise ValueError("`policy` is missing")
-
-
-# JSON Schema has no word for "one of two fields" in an object that may be null.
-HAS_POLICY = {"if": {"type": "object"}, "then": {"anyOf": [{"required": ["policy"]}, {"required": ["live"]}]}}
+    policy: Annotated[PolicyRecord | None, Meta(description="all that draws the same trees again; null: a bound")]
 
 
 class ChoiceRecord(Record, frozen=True):
@@ -70,7 +63,7 @@ class ChoiceRecord(Record, frozen=True):
 
     name: str
     tree: TreeRecord | None
-    grown: Annotated[GrownRecord | None, Meta(extra_json_schema=HAS_POLICY)]
+    grown: GrownRecord | None
     tau: TauRecord
     step_s: Annotated[Positive, Meta(description="seconds per step")]
     speedup: SpeedupRecord

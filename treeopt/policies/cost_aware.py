@@ -2,15 +2,19 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from treeopt.errors import TreeError
 from treeopt.policies.beam import Drafting
-from treeopt.policies.policy import Chosen, among_best, check_reach, leading
+from treeopt.policies.policy import Chosen, Policy, among_best, check_reach, leading
+from treeopt.policies.policy_kinds import CalibrationRecord, CurveRecord, PolicyKind, Size, unchanged
 from treeopt.policies.reranking import Calibration, Shortlists
 from treeopt.statistics.isotonic_regression import Curve
+from treeopt.storage.typed_records import Finite, NotNegative, Record
 
 
 @dataclass(frozen=True)
@@ -104,3 +108,36 @@ class CostAware:
         worth = tokens - self.rate * self._seconds
         best = worth.shape[-1] - 1 - worth[..., ::-1].argmax(-1)  # the most nodes among equals: they cost nothing
         return np.take_along_axis(worth, best[..., None], -1)[..., 0], best + 1
+
+
+class CostAwareRecord(Record, frozen=True, tag_field="kind", tag="cost-aware", forbid_unknown_fields=True):
+    """Levels are drafted and nodes verified while it pays."""
+
+    nodes: Size
+    depth: Size
+    beam: Size
+    width: Size
+    shared: bool
+    rate: Annotated[NotNegative, Meta(description="tokens per second of each sequence that time is worth")]
+    seconds: Annotated[tuple[tuple[Finite, ...], ...], Meta(description="of a step, by levels and nodes of every row")]
+    advantage: Annotated[
+        tuple[CurveRecord, ...], Meta(description="tokens gained by drafting another level, after 1, 2, ... levels")
+    ]
+    calibration: CalibrationRecord
+
+
+def _unstopped(nodes: int, drafting: Drafting) -> Policy:
+    onward = (Curve((0.0,), (0.0,)),) * (drafting.depth - 1)
+    free = ((0.0,) * nodes,) * drafting.depth
+    return CostAware(
+        nodes, drafting.depth, drafting.beam, drafting.width, False, 0.0, free, onward, unchanged(drafting)
+    )
+
+
+ENTRY = PolicyKind(
+    "cost-aware",
+    CostAware,
+    CostAwareRecord,
+    sweeps={"cost-aware": "treeopt.searchers.dynamic_trees.cost_aware_fit:sweep_depths"},
+    growths={"cost-aware": _unstopped},
+)

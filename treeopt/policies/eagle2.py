@@ -4,15 +4,24 @@ The ranking of candidates is computed in `treeopt.policies.reranking`.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TreeError
 from treeopt.policies.beam import Drafting
-from treeopt.policies.policy import Chosen, among_best, check_reach, leading
-from treeopt.policies.reranking import Calibration, Shortlists
+from treeopt.policies.policy import Chosen, Policy, among_best, check_reach, leading
+from treeopt.policies.policy_kinds import CalibrationRecord, PolicyKind, Probability, Size, Sweep, unchanged
+from treeopt.policies.reranking import Calibration, Shortlists, calibrate
+from treeopt.storage.typed_records import Record
+from treeopt.tree import MAX_NODES
+
+EAGLE2 = "eagle2"  # the sweep of what inference engines run
+PROBABILITIES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5)
+FACTORS = (3, 1, 2, 5, 8)  # largest number of nodes per sequence over its share of a budget
 
 
 @dataclass(frozen=True)
@@ -97,3 +106,84 @@ class DynamicTree:
         # With a stop a child that was not recorded could also have called for another level.
         least = self.least if self.min_probability else log[..., self.nodes - 1]
         return np.asarray((doubt < least) | (doubt == -np.inf))
+
+
+class DynamicTreeRecord(Record, frozen=True, tag_field="kind", tag="dynamic-tree", forbid_unknown_fields=True):
+    """Expansion and re-ranking, as EAGLE-2 drafts."""
+
+    nodes: Size
+    depth: Size
+    beam: Size
+    width: Size | None
+    min_probability: Probability
+    budget: Size | None
+    calibration: CalibrationRecord | None
+
+
+def sweep_sizes(sweep: Sweep) -> None:
+    """Try every size and depth."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    sweep.prepare()
+    for depth in sweep.depths():
+        for nodes in sweep.sizes(depth):
+            sweep.consider(DynamicTree(nodes, depth, beam, width))
+
+
+def sweep_stops(sweep: Sweep, *, calibrated: bool = False) -> None:
+    """Try sizes, depths and confidence stops."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    curves = calibrate(sweep.trace, sweep.drafting) if calibrated else None
+    sweep.prepare(curves)
+    sweep.consider_stops(
+        lambda nodes, depth, stop: DynamicTree(nodes, depth, beam, width, stop, None, curves), PROBABILITIES
+    )
+
+
+def sweep_budgets(sweep: Sweep) -> None:
+    """Try every depth and budget for the batch, calibrated or not; the best also with other limits per sequence."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    for calibration in (None, calibrate(sweep.trace, sweep.drafting)):
+        sweep.prepare(calibration)
+        _budgets(sweep, partial(DynamicTree, beam=beam, width=width, calibration=calibration))
+
+
+def _budgets(sweep: Sweep, make: Callable[..., Policy]) -> None:
+    batch = sweep.batch
+
+    def consider(share: int, depth: int, factor: int) -> Policy:
+        largest = min(sweep.max_nodes, replace(sweep.drafting, depth=depth).candidates)
+        policy = make(min(share * factor, largest), depth, budget=share * batch)
+        sweep.consider(policy)
+        return policy
+
+    tried = {
+        consider(share, depth, FACTORS[0]): (share, depth)
+        for depth in sweep.depths()
+        for share in sweep.sizes(depth)
+        if share * batch <= MAX_NODES
+    }
+    replayed = [policy for policy in tried if policy in sweep.rates]
+    if replayed:
+        for factor in FACTORS[1:]:
+            consider(*tried[max(replayed, key=sweep.rates.__getitem__)], factor)
+
+
+def _unstopped(nodes: int, drafting: Drafting, calibration: Calibration | None = None) -> Policy:
+    return DynamicTree(nodes, drafting.depth, drafting.beam, drafting.width, calibration=calibration)
+
+
+ENTRY = PolicyKind(
+    "dynamic-tree",
+    DynamicTree,
+    DynamicTreeRecord,
+    sweeps={
+        EAGLE2: sweep_sizes,
+        "best-first": sweep_stops,
+        "calibrated": partial(sweep_stops, calibrated=True),
+        "shared-budget": sweep_budgets,
+    },
+    growths={
+        "dynamic-tree": _unstopped,
+        "calibrated-tree": lambda nodes, drafting: _unstopped(nodes, drafting, unchanged(drafting)),
+    },
+)

@@ -7,8 +7,12 @@ import numpy as np
 
 from treeopt.errors import TreeError
 from treeopt.policies.beam import Drafting
-from treeopt.policies.policy import Chosen, check_reach, leading
+from treeopt.policies.policy import Chosen, Policy, check_reach, leading
+from treeopt.policies.policy_kinds import PolicyKind, Size, Sweep
 from treeopt.policies.reranking import Shortlists
+from treeopt.storage.typed_records import NotNegative, Record
+
+THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
 
 
 @dataclass(frozen=True)
@@ -70,3 +74,38 @@ class OptTree:
         known = (doubt == -np.inf) | (doubt < log[..., -1])
         nodes = np.take_along_axis((~np.isnan(log)).sum(-1), levels[..., None] - 1, -1)[..., 0]
         return Chosen(levels, nodes, leading(known) >= levels)
+
+
+class OptTreeRecord(Record, frozen=True, tag_field="kind", tag="opt-tree", forbid_unknown_fields=True):
+    """Levels are drafted while another adds enough, as OPT-Tree drafts."""
+
+    nodes: Size
+    depth: Size
+    threshold: NotNegative
+    beam: Size | None
+    width: Size | None
+
+
+def sweep_thresholds(sweep: Sweep) -> None:
+    """Try sizes, depths and thresholds; a beam wider than the nodes finds nothing that is taken."""
+    beam, width = sweep.drafting.beam, sweep.drafting.width
+    sweep.prepare()
+    sweep.consider_stops(lambda nodes, depth, stop: OptTree(nodes, depth, stop, min(nodes, beam), width), THRESHOLDS)
+
+
+class _Unstopped(OptTree):
+    """Computes what another level adds, and drafts it even if that is nothing; no threshold can express this."""
+
+    def choose(self, lists: Shortlists) -> Chosen:
+        stopping = super().choose(lists)
+        nodes = (~np.isnan(lists.log[:, :, self.depth - 1, : self.nodes])).sum(-1)
+        return Chosen(np.full_like(stopping.levels, self.depth), nodes, stopping.known)
+
+
+def _unstopped(nodes: int, drafting: Drafting) -> Policy:
+    return _Unstopped(nodes, drafting.depth, 0.0, drafting.beam, drafting.width)
+
+
+ENTRY = PolicyKind(
+    "opt-tree", OptTree, OptTreeRecord, sweeps={"opt-tree": sweep_thresholds}, growths={"opt-tree": _unstopped}
+)

@@ -31,10 +31,6 @@ class Chosen:
         return Chosen(self.levels[index], self.nodes[index], self.known[index])
 
 
-# The kinds of dynamic drafting in the decoding loop: each has its own overhead.
-GROWTHS = ("dynamic-tree", "calibrated-tree", "opt-tree", "cost-aware")
-
-
 class Policy(Protocol):
     """A rule that chooses the levels and nodes of each step from the drafter's probabilities; frozen and hashable."""
 
@@ -56,7 +52,7 @@ class Policy(Protocol):
 
     @property
     def growth(self) -> str:
-        """The kind of drafting, one of `GROWTHS`."""
+        """The kind of drafting, one of `treeopt.policies.growths`."""
 
     @property
     def alone(self) -> bool:

@@ -7,6 +7,5 @@
 * `sample_tree`: the tree that a policy builds at one position of a trace.
 * `sampled_rules`: acceptance under rules that draw candidates (leviathan, block, specinfer, sequoia).
 * `walk`: the walk through requests: where steps start, and step counts.
-* `steps_remaining`: steps from every anchor to the end of its request.
 * `objective`: throughput, latency and worst-domain tokens per step, from step counts.
 """

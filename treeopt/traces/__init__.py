@@ -7,6 +7,5 @@
 * `resumable_shards`: the folder of shards that an interrupted trace collection resumes from.
 * `merge_split`: merge several traces into one, split a trace into two.
 * `importers/`: traces made of other programs' acceptance figures, one source per file.
-* `trace_meta`: the JSON record in the `meta` array of a trace file: the header, and provenance by name.
 * `importers`: other programs' acceptance figures as traces, one source per file; they read files and run no model.
 """

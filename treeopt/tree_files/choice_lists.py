@@ -5,6 +5,7 @@ or anywhere in an engine's nested configuration. Files of `torch.save` are read 
 `executor.checkpoints.tensors.torch_save`; `read_tree` takes their values.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,7 @@ from treeopt.storage.user_files import read_text
 from treeopt.traces.importers.source_file import SAVED
 from treeopt.tree import EMPTY, MAX_RANK, Tree
 from treeopt.tree_files.growmaps import abridged, tree_of_growmap
-from treeopt.tree_files.literals import named_values, value_in_text
-from treeopt.tree_files.python_values import literal
-from treeopt.tree_files.value_names import changed_line
+from treeopt.tree_files.tree_text import FORMS, Program, literal, named_values, value_in_text
 
 LIMIT = 2**26  # most bytes; larger than any published growmap, smaller than one of 4096 nodes in indented JSON
 SHOWN = 8  # most names listed in a message
@@ -77,7 +76,7 @@ def tree_of(value: Any) -> TreeInFile:
     Raises:
         TreeError: the value describes no tree.
     """
-    value = _spelled(value)
+    value = literal(value) if isinstance(value, str) else value
     return TreeInFile(tree_of_growmap(value), "growmap") if isinstance(value, Mapping) else _listed(value)
 
 
@@ -102,24 +101,31 @@ def named_tree(value: Any, name: str | None = None) -> TreeInFile:
     if not (isinstance(value, Mapping) and "Successors" not in value) and not _records(value):
         if name is not None:
             raise TreeError(f"it holds a single tree without a name, got the name {name!r}")
-        return TreeInFile(EMPTY, "every node") if _spelled(value) in ([], ()) else tree_of(value)
-    trees = _candidates(value, name)
-    listed = ", ".join(list(trees)[:SHOWN]) + (f" and {len(trees) - SHOWN} more" if len(trees) > SHOWN else "")
+        return TreeInFile(EMPTY, "every node") if value in ([], (), "[]", "()") else tree_of(value)
+    trees = {key: item for key, item in named_values(value, like=_like_a_tree).items() if not key.endswith(OTHERS)}
     if not trees:
-        raise TreeError("it has no list of rank paths with a name")
-    if name is None and len(trees) > 1:
-        raise TreeError(f"it has several trees, {listed}: write FILE:NAME")
-    fitting = list(trees) if name is None else [key for key in trees if key == name] or _ending(trees, name)
-    if len(fitting) != 1:
-        raise TreeError(f"it has {'no tree' if not fitting else 'several trees'} {name!r}; it has {listed}")
-    chosen = fitting[0]
-    if (line := changed_line(value, chosen)) is not None:
-        raise TreeError(f"{chosen} is changed after line {line}: write the whole list")
+        raise TreeError(f"it has no list of rank paths with a name: {FORMS}")
+    if name is None:
+        chosen = [key for key in trees if re.fullmatch(r"[^.[]*", key) or key.endswith(KNOWN)] or list(trees)
+        if len(chosen) > 1 and not _equal([trees[key] for key in chosen]):
+            raise TreeError(f"it has several trees, {_listed_names(chosen)}: write FILE:NAME")
+    else:
+        chosen = [key for key in trees if key == name] or [key for key in trees if key.endswith(f".{name}")]
+        if len(chosen) != 1:
+            held = f"{'several trees' if chosen else 'no tree'} {name!r}"
+            raise TreeError(f"it has {held}; it has {_listed_names(list(trees))}")
+    changed = value.changed.intersection(re.split(r"[.[]", chosen[0])) if isinstance(value, Program) else ()
+    if changed:
+        raise TreeError(f"{min(changed)} is computed or changed by the program: write the whole list")
     try:
-        unnamed = tree_of(trees[chosen])
+        unnamed = tree_of(trees[chosen[0]])
     except TreeError as error:
-        raise TreeError(f"{chosen}: {error}") from error
-    return TreeInFile(unnamed.tree, unnamed.reading, chosen)
+        raise TreeError(f"{chosen[0]}: {error}") from error
+    return TreeInFile(unnamed.tree, unnamed.reading, chosen[0])
+
+
+def _listed_names(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def holds_a_tree(value: Any) -> bool:
@@ -129,77 +135,25 @@ def holds_a_tree(value: Any) -> bool:
     return not isinstance(value, str) and _like_a_tree(value)  # YAML takes any text for a string
 
 
-def _candidates(value: Any, name: str | None) -> Mapping[str, Any]:
-    """Return what may be the tree that is meant, by name: what is at the top, and trees of engines below it."""
-    items = value.items() if isinstance(value, Mapping) else ()
-    top = {key: item for key, item in items if isinstance(key, str) and _like_a_tree(item, key)}
-    if name is not None and name in top:
-        return _of_engines(top)
-    every = named_values(value, like=_like_a_tree)
-    below = {key: item for key, item in every.items() if key not in top and key.endswith(KNOWN)}
-    if not top or name is not None or not below:
-        return _of_engines((every if name is not None else {}) or top or every)
-    trees = {key: item for key, item in (top | below).items() if not key.endswith(OTHERS)}
-    return dict([next(iter(trees.items()))]) if len(top) == 1 and _all_equal(list(trees.values())) else trees
-
-
-def _all_equal(values: list[Any]) -> bool:
-    """Return True if all values are equal, or describe one tree."""
-    if all(value == values[0] for value in values):
-        return True
+def _equal(values: list[Any]) -> bool:
+    """Return True if all values describe one tree."""
     try:
         return len({tree_of(value).tree for value in values}) == 1
     except TreeError:
         return False
 
 
-def _ending(trees: Mapping[str, Any], name: str) -> list[str]:
-    return [key for key in trees if key.endswith(f".{name}")]
-
-
-def _of_engines(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return values deep in a configuration whose names are those of trees, if there are any; else all that look so."""
-    found = {name: value for name, value in found.items() if not name.endswith(OTHERS)}
-    alike = {name: value for name, value in found.items() if name.endswith(KNOWN)}
-    if len(alike) == 1 and all(value == next(iter(alike.values())) for value in found.values()):
-        return alike  # one value that a configuration names twice
-    nested = any("." in name or "[" in name for name in found)
-    return {name: value for name, value in found.items() if nested and name.endswith(KNOWN)} or found
-
-
 def _records(value: Any) -> bool:
     return isinstance(value, list) and any(isinstance(item, Mapping) for item in value)
 
 
-def _spelled(value: Any) -> Any:
-    """Return the value of a string, or of tuples that YAML took for words."""
-    if isinstance(value, str):
-        return literal(value)
-    if not (value and _words(value)):
-        return value
-    if any(isinstance(word, int) and not 0 <= word <= MAX_RANK for word in value):
-        raise TreeError(f"ranks must be in 0..{MAX_RANK}, found one that is not")
-    return literal(f"[{', '.join(map(str, value))}]")
-
-
-def _like_a_tree(value: Any, name: str = "") -> bool:
-    if name.endswith(OTHERS):
-        return False
+def _like_a_tree(value: Any) -> bool:
     if isinstance(value, str):
         text = value.strip()
-        closed = text[:1] + text[-1:] in ("[]", "()")
-        return text not in ("[]", "()") and (closed or (text[:1] in ("[", "(") and name.endswith(KNOWN)))
+        return text[:1] + text[-1:] in ("[]", "()") and text not in ("[]", "()")
     if isinstance(value, Mapping):
         return "Successors" in value
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    return all(isinstance(path, list | tuple) for path in value) or _words(value)
-
-
-def _words(value: Any) -> bool:
-    """Return True for tuples that YAML took for words: `[(0,), (1,)]` has the words "(0", ")", "(1" and ")"."""
-    words = isinstance(value, list) and all(isinstance(word, str | int) for word in value)
-    return words and isinstance(value[0], str) and value[0].startswith("(")
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(path, list | tuple) for path in value)
 
 
 def _listed(value: Any) -> TreeInFile:

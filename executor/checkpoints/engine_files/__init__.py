@@ -1,6 +1,5 @@
 """Files that inference engines read and that are more than the drafter's tensors under other names.
 
-* `folded_bias`: EAGLE for vLLM, whose bias after `fc` becomes part of the drafter's embeddings.
 * `gguf_file`: GGUF for llama.cpp, for EAGLE-3 and for Llama models.
 * `gguf_tokenizer`: the tokenizer in it.
 * `openvino_export`: OpenVINO, through optimum-intel in an environment of its own.

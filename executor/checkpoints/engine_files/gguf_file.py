@@ -15,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from executor.checkpoints.engine_files.gguf_tokenizer import Vocabulary, read_vocabulary
-from executor.drafters.drafter import Drafter
-from executor.drafters.eagle3 import Eagle3
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.eagle3.drafter import Eagle3
+from executor.drafters.language_model.drafter import LanguageModel
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.atomic_files import whole
 

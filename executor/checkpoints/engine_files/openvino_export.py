@@ -8,9 +8,9 @@ from pathlib import Path
 from torch import nn
 
 from executor.checkpoints.engine_files import optimum_worker
-from executor.drafters.drafter import Drafter
-from executor.drafters.eagle3 import Eagle3
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.eagle3.drafter import Eagle3
+from executor.drafters.language_model.drafter import LanguageModel
 from treeopt.errors import EngineError, ExecutorError, UsageError
 
 TYPES = {"float32": "fp32", "float16": "fp16"}

@@ -15,7 +15,7 @@ from executor.checkpoints.layer_settings.config_fields import LAYERS, check_fiel
 from executor.checkpoints.layer_settings.rotary_numbers import positive
 from executor.checkpoints.layer_settings.rotary_positions import NAMES, check_beside, rotary
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from executor.drafters.decoder_layer import layer_config
+from executor.drafters.base.decoder_layer import layer_config
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError, shorten
 

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from executor.checkpoints import assumptions_of, load_drafter, save_drafter
 from executor.checkpoints.tensors import find_tensor_files, torch_save
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from executor.drafters.hydra import Hydra
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.hydra.drafter import Hydra
+from executor.drafters.language_model.drafter import LanguageModel
 from tests.executor.checkpoints.test_layouts import config_of, put_down, tensors_of
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import HIDDEN, VOCABULARY, deep_target, small_target
@@ -604,7 +604,7 @@ def test_nothing_is_read_of_what_does_not_fit(tmp_path, target, good, name, monk
     put_down(tmp_path, tensors | {key: torch.zeros(7, 5)}, config)
     monkeypatch.setattr(Stored, "read", lambda *words: pytest.fail("values were read"))
     if "embed_tokens.weight" in tensors and name.startswith("eagle3"):  # compared with the target's, of the same shape
-        monkeypatch.setattr("executor.checkpoints.eagle3.is_embedding", lambda *words: False)
+        monkeypatch.setattr("executor.drafters.eagle3.checkpoint.is_embedding", lambda *words: False)
         monkeypatch.setattr(Stored, "read", lambda self, name: None if "embed" in name else pytest.fail("read"))
     refused(tmp_path, target, key, "(7, 5)")
 

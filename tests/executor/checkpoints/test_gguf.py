@@ -17,7 +17,7 @@ from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.convert import main as convert
 from executor.checkpoints.engine_files.gguf_file import write_gguf
 from executor.checkpoints.engine_files.gguf_tokenizer import pre_tokenizer_name, read_vocabulary
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import HIDDEN, SMALL, VOCABULARY, deep_target

@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.convert import main as convert
-from executor.drafters.decoder_layer import layer_config
-from executor.drafters.eagle3 import Eagle3
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.base.decoder_layer import layer_config
+from executor.drafters.eagle3.drafter import Eagle3
+from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.target_model import Target
 from tests.helpers.drafters import MAKE, random_drafter
 from tests.helpers.models import HIDDEN, SMALL, VOCABULARY, deep_target, random_heads, random_prompts, small_target

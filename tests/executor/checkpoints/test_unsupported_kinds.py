@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from executor.checkpoints import load_drafter, save_drafter
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.language_model.drafter import LanguageModel
 from tests.executor.checkpoints.test_layouts import config_of, put_down, tensors_of
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import HIDDEN, VOCABULARY, deep_target, small_model

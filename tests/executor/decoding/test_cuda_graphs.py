@@ -11,7 +11,7 @@ import torch
 from executor.decoding.batch_rows import Rows
 from executor.decoding.cuda_graphs import WARM_UP, Graphs, state_of
 from executor.decoding.decoder import Decoder
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.sample_and_match import SampleAndMatch

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import BloomConfig
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 from executor.target.tree_attention_mask import tree_table
 from tests.helpers.models import (

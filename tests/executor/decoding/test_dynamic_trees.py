@@ -13,11 +13,12 @@ from tests.helpers.slow_params import examples
 from tests.helpers.strategies import grown_trace
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, TraceError, TreeError, UsageError
-from treeopt.policies import GROWTHS, CostAware, DynamicTree, OptTree
+from treeopt.policies import CostAware, DynamicTree, OptTree, growths
 from treeopt.policies.beam import Drafting, reach
+from treeopt.policies.policy_kinds import sweeps
 from treeopt.policies.reranking import calibrate, shortlists
 from treeopt.replay.dynamic_tree import Batches, Steps, accepted_lengths, choose_alone, replay_policy
-from treeopt.searchers.dynamic_trees.choose_policy import KINDS, best_policy
+from treeopt.searchers.dynamic_trees.choose_policy import best_policy
 from treeopt.searchers.dynamic_trees.cost_aware_fit import fit_cost_aware
 from treeopt.searchers.dynamic_trees.oracle_bound import upper_bound
 from treeopt.searchers.dynamic_trees.step_prices import Prices, timed
@@ -276,7 +277,7 @@ class Stairs:
         self.nodes = 1 + rng.integers(0, 3, most).cumsum() * 0.1
         self.levels = rng.integers(0, 3, 12).cumsum() * 0.2
         self.wide, self.most, self.commit, self.meta = wide, most, commit, {}
-        self.growths, self.anew = (() if anew is None else GROWTHS), anew or 0.0
+        self.growths, self.anew = (() if anew is None else growths()), anew or 0.0
 
     @property
     def separable(self):
@@ -345,7 +346,7 @@ def test_a_policy_that_looks_at_costs_is_told_what_drawing_anew_takes():
     assert table - static == pytest.approx(0.05 * np.cumsum(policy.drafting.expanded)[:, None] * np.ones_like(table))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sweeps())
 def test_narrower_beams_are_tried_where_trees_drawn_anew_cost(kind):
     """Of every kind, with sizes and depths of their own, as far as the recording tells what they draft."""
     rng = np.random.default_rng(1)
@@ -371,7 +372,7 @@ def test_a_beam_that_was_not_priced_is_not_the_only_one_tried():
 
     rng = np.random.default_rng(1)
     fit, held = (grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng) for _ in range(2))
-    for kind in KINDS:
+    for kind in sweeps():
         tried = best_policy(fit, held, Narrow(2, anew=0.01), kind=kind, max_nodes=6).tried
         assert max(policy.depth for policy, _ in tried) == DEPTH
 
@@ -469,7 +470,7 @@ def test_the_bound_is_the_best_of_all_ways_through_a_request(trace, seed, nodes)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sweeps())
 def test_the_best_of_a_sweep_is_judged_on_other_requests(kind, batch):
     rng = np.random.default_rng(1)
     fit, held = (grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng, beam=4) for _ in range(2))
@@ -554,7 +555,7 @@ def _without_first(trace):
 
 def test_questions_without_meaning():
     trace = grown_trace([3, 3], depth=1, width=2, rng=np.random.default_rng(0))
-    with pytest.raises(UsageError, match=r"kind must be one of eagle2, opt-tree, .* got 'eagle3'"):
+    with pytest.raises(UsageError, match=r"kind must be one of cost-aware, eagle2, .* got 'eagle3'"):
         best_policy(trace, trace, Stairs(0), kind="eagle3", max_nodes=63)
     with pytest.raises(UsageError, match="max-nodes and max-depth must be at least 1, got 0 and None"):
         best_policy(trace, trace, Stairs(0), kind="eagle2", max_nodes=0)

@@ -10,8 +10,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.drafter import Drafter
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 from tests.helpers.models import (
     HIDDEN,

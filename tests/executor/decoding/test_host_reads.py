@@ -21,10 +21,10 @@ from executor.checkpoints import load_drafter
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
 from executor.decoding.dynamic_growth import DynamicGrowth
-from executor.drafters.drafter import Drafter
-from executor.drafters.language_model import LanguageModel
-from executor.drafters.medusa import MedusaHeads
-from executor.drafters.ngram import NGram
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.language_model.drafter import LanguageModel
+from executor.drafters.medusa.drafter import MedusaHeads
+from executor.drafters.ngram.drafter import NGram
 from executor.verification.acceptance_rules import RULES, Greedy, Rule, make_rule
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.temperature_top_k_top_p import Warp, seeded

@@ -7,8 +7,8 @@ import torch
 from transformers import Glm4MoeConfig
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.decoder_layer import layer_config
-from executor.drafters.drafter import Committed
+from executor.drafters.base.decoder_layer import layer_config
+from executor.drafters.base.drafter import Committed
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.target.features import picked

@@ -10,8 +10,8 @@ from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
 from executor.decoding.dynamic_growth import DynamicGrowth
 from executor.decoding.static_growth import StaticGrowth
-from executor.drafters.drafter import Admitted
-from executor.drafters.language_model import LanguageModel, LanguageModelState
+from executor.drafters.base.drafter import Admitted
+from executor.drafters.language_model.drafter import LanguageModel, LanguageModelState
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy

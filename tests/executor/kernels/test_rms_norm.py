@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from executor.kernels.few_rows_linear import BLOCK, gate
 from executor.kernels.rms_norm import normed
-from executor.kernels.silu_gate import BLOCK, gate
 from tests.helpers.interpreted_kernels import allowed, poison_new_memory, relative_error
 
 DTYPES = [torch.float32, torch.bfloat16]

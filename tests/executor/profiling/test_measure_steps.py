@@ -32,7 +32,7 @@ from tests.helpers.models import random_heads, random_prompts, small_target
 from tests.helpers.slow_params import slow_unless
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, ExecutorError, UsageError
-from treeopt.policies import GROWTHS
+from treeopt.policies import growths
 from treeopt.statistics.robust_mean import trimmed_mean
 from treeopt.tree import Tree
 
@@ -116,7 +116,7 @@ def test_trees_drawn_anew_lie_within_the_profile(max_nodes, max_depth):
         *given, max_nodes=max_nodes, max_depth=max_depth
     )
     assert {importance for importance, way in ranked if way.growth is not None} == {REQUIRED}
-    for growth in GROWTHS:
+    for growth in growths():
         for batch in (1, 4):
             mine = [way for way in anew if (way.growth, way.batch) == (growth, batch)]
             assert len(mine) >= 2
@@ -156,7 +156,7 @@ def test_trees_drawn_anew_to_be_measured_stop_nowhere(models, policy, monkeypatc
 def law_of(way):
     """Seconds of a made-up machine, by what a way feeds and verifies and how its trees are drawn."""
     tokens, fed = way.tree.nodes + 1, sum(way.widths)
-    anew = 0.0 if way.growth is None else 1 + GROWTHS.index(way.growth)
+    anew = 0.0 if way.growth is None else 1 + growths().index(way.growth)
     draft = 0.01 * len(way.widths) + anew * way.batch * (1e-3 + 5e-4 * len(way.widths) + 1e-4 * fed + 1e-5 * tokens)
     return draft, 0.5 + 0.01 * way.batch * tokens
 
@@ -176,11 +176,11 @@ def test_a_profile_prices_trees_drawn_anew(models, monkeypatch):
         measured(models, random_prompts([5] * 8), **(WITH_POLICIES | {"policies": policies}))
         for policies in (True, False)
     )
-    assert set(found.growths) == set(found.meta["growths"]) == set(GROWTHS)
+    assert set(found.growths) == set(found.meta["growths"]) == set(growths())
     static = [StepShape(batch, tokens, (1, 1, 4)) for batch in (1, 2) for tokens in range(2, 16)]
     assert found.step_s(static) == pytest.approx(without.step_s(static))
     for times in found.batches:
-        for factor, growth in enumerate(GROWTHS, 1):
+        for factor, growth in enumerate(growths(), 1):
             known = times.growth[growth]
             due = [factor * times.batch * seconds for seconds in (1e-3, 5e-4, 1e-4, 1e-5)]
             assert [known.step_s, known.level_s, known.node_s, known.token_s] == pytest.approx(due, rel=1e-3)
@@ -201,7 +201,7 @@ def test_no_budget_leaves_out_some_of_the_trees_drawn_anew(models, monkeypatch):
         except UsageError:
             refused += 1
         else:
-            assert set(found.growths) == set(GROWTHS)
+            assert set(found.growths) == set(growths())
     assert 0 < refused < 5
 
 
@@ -217,7 +217,7 @@ def test_measuring_policies_goes_on_after_an_interruption(models, tmp_path):
         measured(models, prompts, work=work, progress=stop, **given)
     with pytest.raises(UsageError, match="was begun with policies true, not false"):
         measured(models, prompts, work=work, **(given | {"policies": False}))
-    assert set(measured(models, prompts, work=work, **given).growths) == set(GROWTHS)
+    assert set(measured(models, prompts, work=work, **given).growths) == set(growths())
 
 
 def test_ways_stay_small_and_shallow():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording import collect_trace

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, LlamaConfig, Ministral3Config, SmolLM3Config
 
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.kernels import few_rows_linear, fused_forward
 from executor.kernels.few_rows_linear import Around
 from executor.kernels.fused_forward import FusedForward

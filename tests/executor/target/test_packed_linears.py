@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.medusa.drafter import MedusaHeads
 from executor.models.fingerprint import compute_as_recorded, run_provenance, weights_hash
 from executor.target import packed_linears
 from executor.target.packed_linears import (

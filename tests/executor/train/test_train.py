@@ -18,8 +18,8 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from executor.checkpoints import load_drafter
-from executor.drafters.eagle import Eagle
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.eagle.drafter import Eagle
+from executor.drafters.medusa.drafter import MedusaHeads
 from executor.recording.teacher_forced import rank_of
 from executor.target.target_model import Target
 from executor.train import training_run

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, Gemma3Config, LlamaConfig, Qwen2C
 
 from executor.decoding import decoder
 from executor.decoding.decoder import Decoder
-from executor.drafters.language_model import LanguageModel
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.language_model.drafter import LanguageModel
+from executor.drafters.medusa.drafter import MedusaHeads
 from executor.models.random_weights import SHAPES, _of_layers, random_drafter, random_target, shape_config
 from executor.runners import loop_runner
 from executor.runners.loop_runner import LoopRunner, weights_read

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from executor.decoding.cuda_graphs import Graphs
 from executor.decoding.decoder import Decoder
-from executor.drafters.language_model import LanguageModel
+from executor.drafters.language_model.drafter import LanguageModel
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.verification.acceptance_rules import make_rule

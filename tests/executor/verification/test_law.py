@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from executor.decoding.decoder import Decoder
 from executor.decoding.dynamic_growth import DynamicGrowth
 from executor.decoding.static_growth import StaticGrowth
-from executor.drafters.drafter import Drafter
-from executor.drafters.language_model import LanguageModel
-from executor.drafters.medusa import MedusaHeads
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.language_model.drafter import LanguageModel
+from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.target.tree_attention_mask import tree_table

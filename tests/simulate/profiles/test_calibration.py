@@ -13,13 +13,12 @@ from simulate.profiles.basis import TERMS, Basis, fit_basis, terms_of
 from simulate.profiles.calibration import profile_of
 from simulate.profiles.cell_tables import fit_drafting
 from simulate.profiles.dynamic_tree_overhead import fit_growing
-from simulate.profiles.left_out_sizes import ENOUGH
+from simulate.profiles.left_out_sizes import ENOUGH, jackknife_plus
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import BETWEEN_RUNS
 from simulate.roofline.fitted_constants import SAME_CLASS_ERROR
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
-from treeopt.statistics.jackknife import jackknife_plus
 
 # Both sides of each edge of 64 and 128 rows, as a calibration measures them.
 SIZES = (2, 4, 6, 8, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40, 48, 56, 64)

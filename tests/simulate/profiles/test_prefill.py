@@ -16,8 +16,7 @@ from executor.decoding.step_results import Step
 from executor.verification.acceptance_rules import Greedy
 from simulate.profiles.prefill import Prefill, ladder
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
-from simulate.roofline.host_overhead import Overheads
-from simulate.roofline.roofline_model import PIECE
+from simulate.roofline.roofline_model import PIECE, Overheads
 from simulate.runs.batch_run import run
 from simulate.runs.plan_switching import Switching
 from simulate.runs.prompt_costs import FREE

@@ -14,8 +14,7 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.device_memory import weights_bytes
-from simulate.roofline.host_overhead import Overheads
-from simulate.roofline.roofline_model import Roofline
+from simulate.roofline.roofline_model import Overheads, Roofline
 from simulate.whatif.break_even_acceptance import break_even
 from simulate.whatif.profile_transfer import transfer
 from simulate.whatif.scenarios import Scenario, Setting, explore, limits
@@ -287,7 +286,7 @@ def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
     """vLLM runs chains alone; its export of the plan has nothing to replace."""
     free, (cell,) = (
         json.loads(done(*of_kind("eagle", "--json", *more)).stdout)["cells"]
-        for more in ([], ["--engine", "vllm", "--plans", tmp_path / "p"])
+        for more in ([], ["--for", "vllm", "--plans", tmp_path / "p"])
     )
     assert free[0]["tree"]["nodes"] > free[0]["tree"]["depth"]
     assert cell["tree"]["nodes"] == cell["tree"]["depth"]
@@ -297,8 +296,8 @@ def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
     )
     assert json.loads(exported.stdout)["num_speculative_tokens"] == cell["tree"]["depth"]
     assert "gave way" not in exported.output
-    assert "Only trees that vLLM" in done(*of_kind("eagle", "--engine", "vllm")).stdout
-    refused(run(*of_kind("eagle", "--engine", "none")), "--engine", code=2)
+    assert "Only trees that vLLM" in done(*of_kind("eagle", "--for", "vllm")).stdout
+    refused(run(*of_kind("eagle", "--for", "none")), "--for", code=2)
 
 
 def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):

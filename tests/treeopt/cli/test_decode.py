@@ -48,7 +48,7 @@ from treeopt.cli.options.decoded_output import SCHEMA
 from treeopt.comparison.mismatch_warnings import plan_model_warnings
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.plans.plan_json import load_plan, save_plan
-from treeopt.policies.policy_json import identity
+from treeopt.policies.policy_kinds import identity
 from treeopt.results.plan import plan_blocks
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.json_lines import appended, read_lines

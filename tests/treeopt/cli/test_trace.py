@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from executor.checkpoints import save_ngram
-from executor.drafters.ngram import NGram
+from executor.drafters.ngram.drafter import NGram
 from executor.target.tokenizer import load_tokenizer
 from tests.helpers.command_line import (
     COLLECT,

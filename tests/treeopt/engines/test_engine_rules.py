@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from executor.drafters.lookup.lookup_names import engine_rule
+from executor.drafters.prompt_lookup.lookup_names import engine_rule
 from treeopt.constraints import DepthAtLeast, broken
 from treeopt.engines import ENGINE_RULES, ENGINES
 from treeopt.engines.rules_for_trace import engine_constraints

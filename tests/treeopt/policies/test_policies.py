@@ -6,9 +6,9 @@ import pytest
 
 from tests.helpers.slow_growth import AWARE, CALIBRATION, POLICIES
 from treeopt.errors import TreeError
+from treeopt.plans.plan_records import PolicyRecord
 from treeopt.policies import DynamicTree, OptTree
-from treeopt.policies.policy_json import to_record
-from treeopt.policies.policy_records import PolicyRecord, policy_of
+from treeopt.policies.policy_kinds import policy_of, to_record
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import read_record
 from treeopt.tree import MAX_NODES
@@ -38,7 +38,7 @@ def changed(*path_and_value):
     [
         ([], "`policy` must be an object, found []"),
         ({"nodes": 3}, "policy: `kind` is missing"),
-        ({"kind": "beam-search"}, "policy: `kind` must be one of dynamic-tree, opt-tree, cost-aware, found 'beam-"),
+        ({"kind": "beam-search"}, "policy: `kind` must be one of cost-aware, dynamic-tree, opt-tree, found 'beam-"),
         ({"kind": "opt-tree", "nodes": 3}, "policy: `depth` is missing"),
         (changed("wings", 2), "policy: `wings` is not a field of cost-aware"),
         (changed("nodes", 4.0), "policy: `nodes` must be an integer, found 4.0"),

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, trace_of, traces, trees
 from treeopt.errors import TraceError, UsageError
-from treeopt.replay import many_trees, steps_remaining
+from treeopt.replay import many_trees
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
-from treeopt.replay.steps_remaining import remaining_steps
+from treeopt.searchers.static_trees import local_search
 from treeopt.searchers.static_trees.best_first import count_prefixes
+from treeopt.searchers.static_trees.local_search import remaining_steps
 from treeopt.tree import Tree
 
 
@@ -30,7 +31,7 @@ def cases(draw):
 def _both_ways(request):
     """Small traces would all be walked by doubling."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (many_trees, steps_remaining):
+        for module in (many_trees, local_search):
             patch.setattr(module, "in_step", lambda *_: request.param)
         yield
 
@@ -103,7 +104,7 @@ def test_both_ways_agree_on_long_and_on_many_requests(lengths):
     found = {}
     for together in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            for module in (many_trees, steps_remaining):
+            for module in (many_trees, local_search):
                 patch.setattr(module, "in_step", lambda *_: together)  # noqa: B023
             counts = [fast.replay(frontier.tree(size, 4)) for size in (0, 1, 7, 30)]
             left = remaining_steps(fast.accepted(fast.chosen(frontier.tree(7, 4))), trace)

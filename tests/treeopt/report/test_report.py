@@ -378,7 +378,7 @@ def test_files_of_one_name_are_told_apart_by_their_folders(results, tmp_path):
 
 
 def test_the_next_command_names_the_engine_that_the_plan_was_made_for(trace_file, profile_file, tmp_path):
-    words = ("--trace", trace_file, "--profile", profile_file, "--batch", "1", "--engine", "sglang")
+    words = ("--trace", trace_file, "--profile", profile_file, "--batch", "1", "--for", "sglang")
     printed = done("search", *words, "--output", tmp_path / "a, b.json").stdout
     assert json.loads((tmp_path / "a, b.json").read_text())["meta"]["search"]["engine"] == "sglang"
     (command,) = [

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from treeopt.errors import TraceError
+from treeopt.planning.search_warnings import group_factor
 from treeopt.statistics.clustered_estimate import (
     Estimate,
     evidence,
@@ -17,7 +18,6 @@ from treeopt.statistics.clustered_estimate import (
     quantile,
     ratio,
 )
-from treeopt.statistics.group_spread import group_factor
 
 counts = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), min_size=1, max_size=20)
 numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-6)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from executor.drafters.lookup.lookup_names import lookup_drafter
+from executor.drafters.prompt_lookup.lookup_names import lookup_drafter
 from executor.models.random_weights import random_drafter
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile
 from simulate.roofline.data_sheets import load_hardware
-from simulate.runs.batch_schedule import _first_steps
+from simulate.runs.batch_run import _first_steps
 from simulate.runs.server_arrivals import read_requests
 from simulate.validation.predictions import load_predictions
 from tests.helpers.command_line import refused, run

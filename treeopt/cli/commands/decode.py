@@ -19,7 +19,7 @@ from treeopt.cli.options.verification_rule import sampling
 from treeopt.cli.options.what_to_draft import Trees, trees
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.errors import ExecutorError, UsageError, counted
-from treeopt.policies.policy_json import identity as policy_identity
+from treeopt.policies.policy_kinds import identity as policy_identity
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from simulate.profiles.profile import save_profile
 from simulate.whatif.drafter_kinds import KINDS
 from simulate.whatif.whatif_settings import LINKS, PRICES
 from treeopt.api.whatif_devices import WhatIf
-from treeopt.cli.commands.search import engine_rules
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.completed_names import Devices, Model
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.value_types import Numbers, Real
 from treeopt.defaults import BYTES, WHATIF_BATCHES, WHATIF_CONTEXT
+from treeopt.engines import ENGINE_RULES
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import SCHEMA as PLAN
 from treeopt.plans.plan_json import save_plan
@@ -42,7 +42,7 @@ POSITIVE = Real(min=0, min_open=True)
 MODEL = Model()
 
 
-@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES, renamed={"--engine": "--for"})
 @click.option("--trace", "trace_file", type=general.FILE, required=True, help="The recorded acceptance (.npz).")
 @click.option(
     "--hardware",
@@ -111,7 +111,12 @@ MODEL = Model()
     type=POSITIVE,
     help="With --price: name the cheapest configuration that takes at most this many milliseconds per token.",
 )
-@engine_rules
+@click.option(
+    "--for",
+    "engine",
+    type=click.Choice(list(ENGINE_RULES)),
+    help="Only trees that this engine can run; plans record the cost of each rule that binds.",
+)
 @general.max_nodes
 @general.max_depth
 @general.seed

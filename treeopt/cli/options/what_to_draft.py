@@ -18,8 +18,8 @@ from treeopt.plans.plan_json import load_plan
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.choice_lists import holds_a_tree, named_tree
-from treeopt.tree_files.literals import value_in_text
 from treeopt.tree_files.paper_trees import published_trees
+from treeopt.tree_files.tree_text import value_in_text
 
 SETTINGS = {kind: tuple(field.name for field in fields(kind) if field.repr) for kind in (DynamicTree, OptTree)}
 SPELLED = frozenset("[({\n")  # characters of a tree that is given itself: of lists, and of YAML over several lines

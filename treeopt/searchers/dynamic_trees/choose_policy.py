@@ -11,12 +11,12 @@ from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.policies import Policy, named
 from treeopt.policies.beam import Drafting, reach
-from treeopt.searchers.dynamic_trees.settings_grid import GRIDS, Bench, CannotRun, Sweep
+from treeopt.policies.policy_kinds import sweeps
+from treeopt.searchers.dynamic_trees.settings_grid import Bench, CannotRun, Sweep
 from treeopt.searchers.dynamic_trees.step_prices import Padding, Prices, Timed
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.traces.trace import Trace
 
-KINDS = tuple(GRIDS)
 ENGINE_BEAMS = (*range(1, 9), 10, 12, 16, 20, 32)  # nodes per level that are tried for an engine
 
 
@@ -25,7 +25,7 @@ class Judged:
     """The best policy of a kind, with its results on requests that it was not chosen on.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: a name of `treeopt.policies.policy_kinds.sweeps`.
         policy: its settings.
         tau: tokens per step and sequence, bonus counted.
         tokens_s: tokens per second and sequence; the error of step times is not included.
@@ -72,7 +72,7 @@ def best_policy(
         fit: requests that curves are fitted to and settings are chosen on.
         held: requests that the chosen policy is evaluated on.
         cost: seconds of steps.
-        kind: one of `KINDS`.
+        kind: a name of `treeopt.policies.policy_kinds.sweeps`.
         batch: sequences decoded together.
         max_nodes: largest number of drafted nodes that are verified per sequence.
         max_depth: largest number of drafted levels; never more than were recorded.
@@ -87,8 +87,9 @@ def best_policy(
         UsageError: a setting without meaning.
         TraceError: no candidates, or no policy can be replayed on them and priced; names the reason of the first.
     """
-    if kind not in KINDS:
-        raise UsageError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    known = sweeps()
+    if kind not in known:
+        raise UsageError(f"kind must be one of {', '.join(known)}, got {kind!r}")
     if max_nodes < 1 or (max_depth is not None and max_depth < 1):
         raise UsageError(f"max-nodes and max-depth must be at least 1, got {max_nodes} and {max_depth}")
     recorded = reach(fit)
@@ -104,7 +105,7 @@ def best_policy(
     for beam in beams:
         width = recorded.width if cannot_run is None else beam
         sweep = Sweep(bench, Drafting(depth, beam, width), max_nodes, cannot_run)
-        GRIDS[kind](sweep)
+        known[kind](sweep)
         rates |= sweep.rates
         refused |= {name: str(error) for name, error in sweep.refused.items()}
     judge = Bench(held, prices, seed=seed)

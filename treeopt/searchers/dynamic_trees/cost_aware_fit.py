@@ -4,15 +4,40 @@ from dataclasses import replace
 
 import numpy as np
 
+from treeopt.errors import CostError, TraceError
 from treeopt.policies import CostAware
 from treeopt.policies.beam import Drafting
-from treeopt.policies.reranking import Calibration, Shortlists
+from treeopt.policies.reranking import Calibration, Shortlists, calibrate
 from treeopt.replay.dynamic_tree import CHUNK, Batches
+from treeopt.searchers.dynamic_trees.settings_grid import Sweep
 from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed, timed
 from treeopt.statistics.isotonic_regression import Curve, isotonic
 
 ROUNDS = 8
 SETTLED = 1e-4  # share of the rate
+
+
+def sweep_depths(sweep: Sweep) -> None:
+    """Try every depth with the most nodes that the cost model covers; with `full` padding, all sizes."""
+    bench = sweep.bench
+    curves = calibrate(bench.trace, sweep.drafting)
+    sweep.prepare(curves)
+    for depth in sweep.depths():
+        drafting = replace(sweep.drafting, depth=depth)
+        for nodes in reversed(sweep.sizes(depth)):
+            try:
+                lists = bench.lists(drafting, nodes, curves)
+                policy, replay = fit_cost_aware(
+                    bench.batches, lists, bench.prices, nodes=nodes, drafting=drafting, calibration=curves
+                )
+            except (TraceError, CostError) as error:
+                sweep.refused[f"cost-aware, {nodes} nodes, {drafting}"] = error
+                if isinstance(error, TraceError):  # candidates are missing, which no other size changes
+                    break
+            else:
+                sweep.rates[policy] = replay.rate
+                if bench.prices.padding != "full":
+                    break
 
 
 def fit_cost_aware(

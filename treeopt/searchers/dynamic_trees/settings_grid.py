@@ -1,26 +1,17 @@
-"""The grid of settings for each kind of dynamic policy, replayed one by one on the fitted requests."""
+"""The settings of a dynamic policy, replayed one by one on the fitted requests; each kind says which are tried."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from treeopt.errors import CostError, EngineError, TraceError, TreeoptError
-from treeopt.policies import DynamicTree, OptTree, Policy, named
+from treeopt.policies import OptTree, Policy, named
 from treeopt.policies.beam import Drafting
-from treeopt.policies.reranking import Calibration, Shortlists, calibrate, shortlists
+from treeopt.policies.reranking import Calibration, Shortlists, shortlists
 from treeopt.replay.dynamic_tree import Batches
-from treeopt.searchers.dynamic_trees.cost_aware_fit import fit_cost_aware
 from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed, timed
 from treeopt.traces.trace import Trace
-from treeopt.tree import MAX_NODES
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63, 80, 96, 127, 160, 192, 255)
-PROBABILITIES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5)
-THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
-FACTORS = (3, 1, 2, 5, 8)  # largest number of nodes per sequence over its share of a budget
-
-
-EAGLE2 = "eagle2"  # the kind that inference engines run
 CannotRun = Callable[[Policy, int], str | None]  # why an engine cannot run a policy at a batch size, None if it can
 
 
@@ -74,6 +65,16 @@ class Sweep:
     refused: dict[str, TreeoptError] = field(default_factory=dict)
 
     @property
+    def trace(self) -> Trace:
+        """The fitted requests."""
+        return self.bench.trace
+
+    @property
+    def batch(self) -> int:
+        """Sequences decoded together."""
+        return self.bench.prices.batch
+
+    @property
     def best(self) -> Policy:
         """The policy with the most tokens per second; there must be one."""
         return max(self.rates, key=self.rates.__getitem__)
@@ -118,99 +119,3 @@ class Sweep:
             for stop in stops:
                 tried |= {make(n, depth, stop): (n, depth) for n in self.sizes(depth)}
                 tried |= {make(nodes, d, stop): (nodes, d) for d in self.depths() if nodes in self.sizes(d)}
-
-
-def eagle2(sweep: Sweep) -> None:
-    """Try `DynamicTree` of every size and depth."""
-    beam, width = sweep.drafting.beam, sweep.drafting.width
-    sweep.prepare()
-    for depth in sweep.depths():
-        for nodes in sweep.sizes(depth):
-            sweep.consider(DynamicTree(nodes, depth, beam, width))
-
-
-def opt_tree(sweep: Sweep) -> None:
-    """Try `OptTree` of sizes, depths and thresholds; a beam wider than its nodes finds nothing that it takes."""
-    beam, width = sweep.drafting.beam, sweep.drafting.width
-    sweep.prepare()
-    sweep.consider_stops(lambda nodes, depth, stop: OptTree(nodes, depth, stop, min(nodes, beam), width), THRESHOLDS)
-
-
-def best_first(sweep: Sweep) -> None:
-    """Try `DynamicTree` of sizes, depths and confidence stops."""
-    beam, width = sweep.drafting.beam, sweep.drafting.width
-    sweep.prepare()
-    sweep.consider_stops(lambda nodes, depth, stop: DynamicTree(nodes, depth, beam, width, stop), PROBABILITIES)
-
-
-def calibrated(sweep: Sweep) -> None:
-    """Try `DynamicTree` of sizes, depths and confidence stops, with a calibration."""
-    beam, width = sweep.drafting.beam, sweep.drafting.width
-    curves = calibrate(sweep.bench.trace, sweep.drafting)
-    sweep.prepare(curves)
-
-    def make(nodes: int, depth: int, stop: float) -> Policy:
-        return DynamicTree(nodes, depth, beam, width, stop, None, curves)
-
-    sweep.consider_stops(make, PROBABILITIES)
-
-
-def cost_awares(sweep: Sweep) -> None:
-    """Try `CostAware` of every depth with the most nodes that the cost model covers; with `full` padding, all sizes."""
-    curves = calibrate(sweep.bench.trace, sweep.drafting)
-    sweep.prepare(curves)
-    for depth in sweep.depths():
-        drafting = replace(sweep.drafting, depth=depth)
-        for nodes in reversed(sweep.sizes(depth)):
-            try:
-                lists = sweep.bench.lists(drafting, nodes, curves)
-                policy, replay = fit_cost_aware(
-                    sweep.bench.batches, lists, sweep.bench.prices, nodes=nodes, drafting=drafting, calibration=curves
-                )
-            except (TraceError, CostError) as error:
-                sweep.refused[f"cost-aware, {nodes} nodes, {drafting}"] = error
-                if isinstance(error, TraceError):  # candidates are missing, which no other size changes
-                    break
-            else:
-                sweep.rates[policy] = replay.rate
-                if sweep.bench.prices.padding != "full":
-                    break
-
-
-def shared_budget(sweep: Sweep) -> None:
-    """Try `DynamicTree` of every depth and budget for the batch, calibrated or not; the best also with other limits."""
-    beam, width = sweep.drafting.beam, sweep.drafting.width
-    for calibration in (None, calibrate(sweep.bench.trace, sweep.drafting)):
-        sweep.prepare(calibration)
-        _budgets(sweep, partial(DynamicTree, beam=beam, width=width, calibration=calibration))
-
-
-def _budgets(sweep: Sweep, make: Callable[..., Policy]) -> None:
-    batch = sweep.bench.prices.batch
-
-    def consider(share: int, depth: int, factor: int) -> Policy:
-        largest = min(sweep.max_nodes, replace(sweep.drafting, depth=depth).candidates)
-        policy = make(min(share * factor, largest), depth, budget=share * batch)
-        sweep.consider(policy)
-        return policy
-
-    tried = {
-        consider(share, depth, FACTORS[0]): (share, depth)
-        for depth in sweep.depths()
-        for share in sweep.sizes(depth)
-        if share * batch <= MAX_NODES
-    }
-    replayed = [policy for policy in tried if policy in sweep.rates]
-    if replayed:
-        for factor in FACTORS[1:]:
-            consider(*tried[max(replayed, key=sweep.rates.__getitem__)], factor)
-
-
-GRIDS: dict[str, Callable[[Sweep], None]] = {
-    EAGLE2: eagle2,
-    "opt-tree": opt_tree,
-    "best-first": best_first,
-    "calibrated": calibrated,
-    "cost-aware": cost_awares,
-    "shared-budget": shared_budget,
-}

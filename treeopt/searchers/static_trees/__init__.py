@@ -5,7 +5,5 @@
 * `back_off`: the distribution of the next rank that counts are shrunk towards.
 * `renewal`: refines a tree for the positions that it visits itself (`--method renewal`).
 * `local_search`: the steps of that refinement.
-* `node_values`: the steps that each node saves on a tree's walk.
-* `closed_subtrees`: the most valuable subtree for many value vectors at once.
 * `hydra_growth`: Hydra's procedure, which grows a tree node by node by replay (`--method hydra`).
 """

@@ -1,14 +1,25 @@
 """Local search for a better tree on one replayed trace: policy improvement, restarts, a weight sweep, node swaps.
 
 Proves nothing. Takes a pool of nodes and prices of steps, wherever they come from.
+
+`Saved` values nodes on the walk of a tree. Let V(t) be the steps from anchor t to the end of its request. A node of
+depth d that the text at a visited anchor t follows saves V(t + d) − V(t + d + 1) steps there: the gain in this step if
+all later steps stay as they are (policy improvement, Howard 1960). The value may be negative, and larger than that of
+the node's parent.
+
+`ClosedParts` takes the most valuable subtree of the pool, a node only with its parent, for many value vectors at once.
+For additive values of any sign it is optimal. After a node, in depth-first order, comes its first child if the node is
+taken, else the node after its subtree (a knapsack with precedence on a tree): O(pool · nodes) for all values together.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.errors import UsageError
 from treeopt.replay.many_trees import Chosen, Replayer
-from treeopt.searchers.static_trees.closed_subtrees import ClosedParts
-from treeopt.searchers.static_trees.node_values import Saved, Values
+from treeopt.replay.walk import in_step, longest, next_anchors
+from treeopt.traces.trace import Trace
+from treeopt.tree import Tree
 
 WORK = 2**18  # anchors replayed at effort 1, per square root of the trace's anchors: large traces get fewer replays
 VALUED = 24  # time of valuing all nodes, in replays
@@ -21,7 +32,10 @@ SWEPT = (-1.0, -0.5, 0.5, 1.0)  # the same, for values under the best tree
 BONUSES = (0.0, 0.1, 0.3, 1.0, 3.0)  # added to the current tree's nodes, in multiples of the least value taken
 ASIDE = 0.1  # weight of the other rows when starting for one row
 SHARPNESS = 20.0  # how sharply weights favour the most expensive row
+SPEEDS = 4  # groups that requests of one price row fall into, by steps per token
 GROWTH = 16  # a tree grown from nothing begins with 1/GROWTH of the nodes
+
+Values = NDArray[np.float64]
 
 
 class Climb:
@@ -188,3 +202,162 @@ class Climb:
             if costs.min() < self.cost:
                 self.best, self.cost = fresh[costs.argmin()], float(costs.min())
         return np.array([self._costs[key] for key in keys])
+
+
+class Saved:
+    """Priced steps that nodes save, summed over groups of requests.
+
+    Attributes:
+        row: int64 (G,), the price row of a group's requests.
+        steps_per_token: float64 (G,), of each group under the tree that the groups were made from.
+    """
+
+    def __init__(self, replayer: Replayer, prices: NDArray[np.float64], steps: NDArray[np.int64]) -> None:
+        """Group the requests by the row that prices them and, in each row, by their steps per token.
+
+        Args:
+            replayer: trace and pool of C nodes.
+            prices: float64 (K, R); for each request the row with the highest price counts.
+            steps: int64 (R,), steps with the tree that groups are made from.
+        """
+        self.replayer = replayer
+        trace, pool = replayer.trace, replayer.pool
+        row, speed = prices.argmax(0), steps / trace.lengths
+        edges = np.quantile(speed, np.arange(1, SPEEDS) / SPEEDS)
+        groups, group = np.unique(row * SPEEDS + np.searchsorted(edges, speed, side="right"), return_inverse=True)
+        self.row = groups // SPEEDS
+        self.steps_per_token = np.bincount(group, steps) / np.bincount(group, trace.lengths)
+        # Two extra places follow every request: a node's text may end with the request, and V is 0 there.
+        self._ends = np.repeat(trace.stops, 2)
+        number = replayer.leaf.astype(np.int64) + (group * (pool.nodes + 1))[trace.request_index]
+        self._number = np.insert(number, self._ends, 0)
+        self._price = np.insert(prices.max(0)[trace.request_index], self._ends, 0.0)
+        self._above = np.array(pool.parents, dtype=np.int64) + 1
+
+    def frequencies(self) -> Values:
+        """Return priced anchors whose text follows each node, float64 (G, C), the summands of position averages."""
+        at_leaf = self._by_leaf(self._number, self._price)
+        return self._below(np.repeat(at_leaf[:, None], self.replayer.pool.depth, axis=1))
+
+    def under(self, chosen: Chosen) -> tuple[Values, Values]:
+        """Return the steps that nodes save under the tree `chosen`, bool (C,): at visited anchors, and at all anchors.
+
+        Returns:
+            two arrays float64 (G, C); the second, which is less noisy, is scaled to the number of visited anchors.
+        """
+        trace, depth = self.replayer.trace, self.replayer.pool.depth
+        visited = self.replayer.visit(chosen).anchors
+        left = np.insert(remaining_steps(self.replayer.accepted(chosen), trace), self._ends, 0)
+        saved = -np.diff(left, append=np.zeros(depth + 1, left.dtype))
+        places = visited + 2 * trace.request_index[visited]
+        number, price = self._number[places], self._price[places]
+        at_visited, at_all = [], []
+        for level in range(1, depth + 1):
+            at_visited.append(self._by_leaf(number, saved[places + level] * price))
+            at_all.append(self._by_leaf(self._number, saved[level : level + len(left)] * self._price))
+        share = len(visited) / trace.anchors
+        return self._below(np.stack(at_visited, axis=1)), share * self._below(np.stack(at_all, axis=1))
+
+    def _by_leaf(self, number: NDArray[np.int64], weights: Values) -> Values:
+        size = self.replayer.pool.nodes + 1
+        return np.asarray(np.bincount(number, weights, len(self.row) * size).reshape(-1, size), dtype=np.float64)
+
+    def _below(self, at_leaf: Values) -> Values:
+        """Return for each node the sum over leaves at and below it of the entry for its depth, float64 (G, C).
+
+        Args:
+            at_leaf: float64 (G, D, C + 1), by depth and deepest node; the root first.
+        """
+        pool = self.replayer.pool
+        sums = np.moveaxis(at_leaf, 2, 0).copy()
+        values = np.zeros((len(self.row), pool.nodes))
+        stop = pool.nodes
+        for level in range(pool.depth - 1, -1, -1):
+            nodes = slice(stop - pool.level_widths[level], stop)
+            level_sums = sums[nodes.start + 1 : nodes.stop + 1]
+            values[:, nodes] = level_sums[:, :, level].T
+            np.add.at(sums, self._above[nodes], level_sums)
+            stop = nodes.start
+        return values
+
+
+def remaining_steps(accepted: NDArray[np.int64], trace: Trace) -> NDArray[np.int32]:
+    """Return the steps from every anchor to the end of its request, V(t) = 1 + V(t + 1 + accepted(t)); int32 (P,).
+
+    Args:
+        accepted: int64 (P,), drafted tokens that a step from each anchor accepts.
+        trace: the requests.
+
+    >>> trace = Trace(np.int32([0, 0, 0]), np.int32([0, 1, 2]), np.int16([[0], [0], [0]]), 1)
+    >>> remaining_steps(np.array([1, 0, 0]), trace).tolist()
+    [2, 2, 1]
+    """
+    jump = next_anchors(accepted, trace)
+    steps = np.ones(trace.anchors + 1, dtype=np.int32)
+    steps[-1] = 0
+    if not in_step(trace):
+        for _ in range(longest(trace).bit_length()):
+            steps += steps[jump]
+            jump = jump[jump]
+        return steps[:-1]
+    by_length = np.argsort(-trace.lengths, kind="stable")
+    starts = trace.starts[by_length]
+    longer = np.searchsorted(-trace.lengths[by_length], -np.arange(longest(trace)))  # requests beyond each position
+    for position in range(len(longer) - 1, -1, -1):
+        anchors = starts[: longer[position]] + position
+        steps[anchors] += steps[jump[anchors]]
+    return steps[:-1]
+
+
+class ClosedParts:
+    """Subtrees of one pool, for many value vectors.
+
+    >>> pool = Tree.from_paths([(0, 0), (1,)])
+    >>> part = ClosedParts(pool).fill(np.array([[-1.0, 1.5, 3.0]]), nodes=2)[0]  # values of (0,), (1,) and (0, 0)
+    >>> [path for path, taken in zip(pool.paths, part.tolist(), strict=True) if taken]
+    [(0,), (0, 0)]
+    """
+
+    def __init__(self, pool: Tree) -> None:
+        """Put the nodes into depth-first order."""
+        self.pool = pool
+        self._order = sorted(range(pool.nodes), key=pool.paths.__getitem__)
+        size = np.ones(pool.nodes, dtype=np.int64)
+        for node in range(pool.nodes - 1, -1, -1):
+            if pool.parents[node] >= 0:
+                size[pool.parents[node]] += size[node]
+        self._after = (np.arange(pool.nodes) + size[self._order]).tolist()  # first node after a node's subtree
+
+    def fill(self, values: NDArray[np.float64], *, nodes: int) -> NDArray[np.bool_]:
+        """Return the most valuable subtrees of at most `nodes` nodes; a node that adds nothing is left out.
+
+        Args:
+            values: float64 (T, C), value of each node, T times.
+            nodes: largest subtree.
+
+        Returns:
+            bool (T, C), the nodes of each subtree.
+        """
+        if nodes < 0:
+            raise UsageError(f"nodes must be 0 or more, got {nodes}")
+        times, size = values.shape
+        room = min(nodes, size)
+        ordered = values[:, self._order].T[:, :, None]
+        best = np.zeros((size + 1, times, room + 1))
+        taken = np.zeros((size, times, room + 1), dtype=bool)
+        for i in range(size - 1, -1, -1):
+            without = best[self._after[i]]
+            best[i, :, 0] = without[:, 0]
+            added = best[i + 1, :, :-1] + ordered[i]
+            np.greater(added, without[:, 1:], out=taken[i, :, 1:])
+            np.maximum(added, without[:, 1:], out=best[i, :, 1:])
+        parts = np.zeros((times, size), dtype=bool)
+        for time in range(times):
+            i, left = 0, room
+            while i < size and left:
+                if taken[i, time, left]:
+                    parts[time, self._order[i]] = True
+                    i, left = i + 1, left - 1
+                else:
+                    i = self._after[i]
+        return parts

@@ -15,8 +15,7 @@ from treeopt.replay.static_tree import accepted_lengths, visit
 from treeopt.searchers.constrained_trees.knapsack import select
 from treeopt.searchers.constrained_trees.node_pool import Nodes
 from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.closed_subtrees import ClosedParts
-from treeopt.searchers.static_trees.node_values import Saved
+from treeopt.searchers.static_trees.local_search import ClosedParts, Saved
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

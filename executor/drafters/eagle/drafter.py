@@ -1,0 +1,82 @@
+"""EAGLE's drafter (Li et al. 2024, arXiv 2401.15077): one decoder layer over pairs of embedding and feature.
+
+y = W [E(x_{t+1}); f_t] + b, then a layer without the norm before its attention, then the target's own LM head without
+the final norm. EAGLE-2, HASS (Zhang et al. 2025, arXiv 2408.15766) and CORAL (Weng et al. 2025, arXiv 2502.16880) train
+or use the same network; CORAL may add a router (see `coral_lm_head_router`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from executor.drafters.base.decoder_layer import Attend, Layer, SelfAttention
+from executor.drafters.base.feature_recurrence import Recurrent
+from executor.drafters.eagle.router import Router, routed_scores
+from executor.target.target_model import Target
+
+
+class Eagle(Recurrent):
+    """EAGLE, EAGLE-2, HASS and CORAL.
+
+    Attributes:
+        groups: number of the router's groups, 0 without a router.
+        active: groups that a node's candidates may come from.
+        routed: True if the router is used; CORAL's second stage trains it on the scores without it.
+    """
+
+    kind = "eagle"
+    abstains = False
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        *,
+        bias: bool = True,
+        router_groups: int = 0,
+        active_groups: int = 2,
+        window: int | None = None,
+    ) -> None:
+        """Make an untrained drafter; `config` gives the layer's shape, for `window` see `SelfAttention`."""
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
+        self.layer = Layer(config, window=window)
+        self.router = Router(config.hidden_size, router_groups) if router_groups else None
+        self.groups, self.active, self.routed = router_groups, min(active_groups, router_groups), bool(router_groups)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """See `Drafter.settings`."""
+        window = self.layer.self_attn.window
+        settings = {"config": self.config, "groups": self.groups, "active": self.active}
+        return settings if window is None else settings | {"window": window}
+
+    @property
+    def attentions(self) -> Sequence[SelfAttention]:
+        """See `Recurrent.attentions`."""
+        return [self.layer.self_attn]
+
+    def given(self, features: Tensor) -> Tensor:
+        """Return the target's features unchanged, in the drafter's type."""
+        return features.to(self.fc.weight.dtype)
+
+    def guess(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attention: Sequence[Attend]) -> Tensor:
+        """See `Recurrent.guess`."""
+        pair = self.fc(torch.cat([embeddings, hidden], -1))
+        out: Tensor = self.layer(pair, pair, positions, attention[0])
+        return out
+
+    def scores(self, target: Target, guess: Tensor) -> Tensor:
+        """Return logits of the target's LM head, or log-probabilities of the groups that the router picks."""
+        if self.router is None or not self.routed:
+            return target.scored(guess)
+        return routed_scores(target, guess, self.router(guess), self.active)
+
+    def route(self, guess: Tensor) -> Tensor:
+        """Return the router's log-probabilities of the groups: (..., hidden) -> (..., N)."""
+        assert self.router is not None
+        groups: Tensor = self.router(guess)
+        return groups

@@ -1,0 +1,4 @@
+"""A small language model as the drafter.
+
+* `drafter`: its step, with a cache of its own.
+"""

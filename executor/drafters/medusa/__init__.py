@@ -1,0 +1,5 @@
+"""Medusa heads: residual networks on the target's last feature.
+
+* `drafter`: the heads.
+* `checkpoint`: their files.
+"""

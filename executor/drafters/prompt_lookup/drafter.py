@@ -1,0 +1,86 @@
+"""Prompt lookup: propose the tokens that followed earlier occurrences of the last tokens in this text. No weights.
+
+After A. Saxena's prompt lookup decoding (2023), extended to a distribution over the whole vocabulary. A token has the
+places i where it stands in the committed text of n tokens; m(i) is the number of tokens before i that equal the last
+tokens of text and drafted path, at most `longest`. The token's weight is the maximum over i of RATIO^m(i) (1 + i / n):
+longer matches rank before shorter, later ones before earlier. Tokens that are not in the text share the weight 1,
+smaller ids first. q is the normalised weight, and scores are logarithms of weights.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.drafters.base.drafter import Forced
+from executor.drafters.base.last_tokens import RANK_STEP, continued, match_lengths, suffixes
+from executor.drafters.prompt_lookup.committed_texts import TextDrafter, TextState
+from executor.target.target_model import Target
+from treeopt.errors import UsageError
+from treeopt.traces.trace_checks import MAX_DEPTH
+
+LONGEST = 16  # with longer matches float32 scores could not distinguish places
+# Roughly fitted to greedy text of the shipped target, 130 tokens per text: 8 has the best likelihood, and 16 costs
+# 0.08 nats per token; a longer text has more short matches to outweigh.
+RATIO = 16.0
+
+
+class PromptLookup(TextDrafter):
+    """Proposes continuations of earlier occurrences of the last 1 to `longest` tokens."""
+
+    kind = "prompt-lookup"
+    abstains = False
+    max_depth = MAX_DEPTH
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, longest: int = 3) -> None:
+        """Match at most `longest` tokens.
+
+        Raises:
+            UsageError: `longest` out of range.
+        """
+        super().__init__()
+        if not 1 <= longest <= LONGEST:
+            raise UsageError(f"prompt lookup matches 1 to {LONGEST} tokens, got {longest}")
+        self.longest = longest
+        self.register_buffer(
+            "setting", torch.tensor([longest])
+        )  # the only difference between two of them, for the weights hash
+
+    @torch.no_grad()
+    def level(self, state: TextState, tokens: Tensor, parents: Tensor) -> Tensor:
+        """See `Drafter.level`."""
+        text, lengths = state.text[:, : state.view], state.lengths[:, None]
+        state.read = continued(state.read, tokens, parents) if state.level else suffixes(text, lengths, self.longest)
+        state.level += 1
+        return match_scores(text, lengths, state.read, state.vocabulary)
+
+    def teacher_forced(
+        self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
+    ) -> Iterator[Forced]:
+        """See `Drafter.teacher_forced`; at row t the text ends with the root x_{t+1} at every depth."""
+        anchor = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens) if rows is None else rows
+        for k in range(1, depth + 1):
+            suffix = suffixes(tokens, anchor + k + 1, self.longest)  # the last k rows have no meaning
+            yield Forced(match_scores(tokens, anchor + 2, suffix, target.vocabulary))
+
+
+def match_scores(text: Tensor, lengths: Tensor, suffix: Tensor, vocabulary: int) -> Tensor:
+    """Return the logarithms of the weights, float32 (batch, nodes, vocabulary).
+
+    Args:
+        text: int64 (batch, columns).
+        lengths: int64 (batch, n), tokens of the text that are read; n is 1 or nodes.
+        suffix: int64 (batch, nodes, longest), the last token last, negative for a missing token.
+        vocabulary: of the target.
+    """
+    matched = match_lengths(text, suffix).float()
+    place = torch.arange(text.shape[1], device=text.device)
+    weight = matched * math.log(RATIO) + torch.log1p(place / lengths[..., None])
+    weight = torch.where(place < lengths[..., None], weight, -torch.inf)
+    unseen = -math.log(vocabulary) - RANK_STEP * torch.arange(vocabulary, device=text.device)
+    scores = unseen.expand(*suffix.shape[:2], -1).clone()
+    return scores.scatter_reduce_(2, text[:, None].expand_as(weight), weight, "amax")

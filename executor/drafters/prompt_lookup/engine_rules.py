@@ -1,0 +1,214 @@
+"""Prompt lookup as inference engines have it: one piece of the text is proposed, or nothing.
+
+Each rule looks for an earlier occurrence of the last tokens of the text, the root included, and proposes the tokens
+behind it, at most K of them (the depth of the tree), never beyond the end of the text. With K cut to a smaller number
+the piece is the same but shorter, so one recording serves all K. In llama.cpp it serves all K of at least `size`: its K
+is `most`, and it drops pieces shorter than `size`. The rules differ in which occurrence they take:
+
+| rule | tokens that must match | which occurrence | proposes nothing if |
+|---|---|---|---|
+| vLLM | `longest` down to `shortest` | of the longest match the earliest | nothing matches |
+| transformers | `longest` down to 1 | of the longest match the earliest | nothing matches, or a stop token follows |
+| llama.cpp | exactly `size` | the latest, not the text's start | fewer than `size` tokens follow; the text is short |
+
+An engine proposes less at the end of a request (limit of new tokens, context of the model); that is not modelled here.
+Sources: vLLM 0.32 v1/spec_decode/ngram_proposer.py (also `ngram_gpu`), transformers 5.23
+generation/candidate_generator.py (`PromptLookupCandidateGenerator`), llama.cpp build 11434 common/ngram-map.cpp
+(`common_ngram_simple_draft`, `--spec-type ngram-simple`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from executor.drafters.base.last_tokens import match_lengths, suffixes
+from treeopt.errors import UsageError
+from treeopt.traces.trace_checks import MAX_DEPTH
+
+NOTHING = -1  # no token is proposed
+LARGEST = 1024  # tokens of a match, llama.cpp's limit; the others have none
+
+
+class EngineRule(Protocol):
+    """Proposes a piece of the text."""
+
+    @property
+    def engine(self) -> str:
+        """The engine whose rule it is."""
+
+    @property
+    def max_depth(self) -> int:
+        """The most tokens that it proposes."""
+
+    @property
+    def least(self) -> int:
+        """The shortest draft length K at which the engine drafts."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The parameters by name, JSON values."""
+
+    def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
+        """Return the proposed tokens, int64 (b, n, depth), NOTHING behind the last of each piece.
+
+        Args:
+            text: int64 (b, columns).
+            ends: int64 (b, n), tokens of the text that are read, the root last.
+            depth: K.
+        """
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """The rule of vLLM's methods `ngram` and `ngram_gpu`.
+
+    Attributes:
+        shortest: `prompt_lookup_min`.
+        longest: `prompt_lookup_max`; vLLM's default is 5 for both, and one that is missing equals the other.
+    """
+
+    shortest: int = 5
+    longest: int = 5
+    engine = "vllm"
+    max_depth = MAX_DEPTH
+    least = 1
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            UsageError: names the number.
+        """
+        check_size("longest match", self.longest)
+        if not 1 <= self.shortest <= self.longest:
+            raise UsageError(f"the shortest match must be in 1..{self.longest} (the longest), got {self.shortest}")
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """See `EngineRule.settings`."""
+        return asdict(self)
+
+    def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
+        """See `EngineRule.propose`."""
+        return earliest_of_longest(text, ends, depth, shortest=self.shortest, longest=self.longest)
+
+
+@dataclass(frozen=True)
+class Transformers:
+    """The rule of `generate(prompt_lookup_num_tokens=K)` in transformers.
+
+    Attributes:
+        longest: `max_matching_ngram_size`, default 2.
+        stop: the target's end tokens: a piece ends before the first of them.
+    """
+
+    longest: int = 2
+    stop: tuple[int, ...] = ()
+    engine = "transformers"
+    max_depth = MAX_DEPTH
+    least = 1
+
+    def __post_init__(self) -> None:
+        """Check the number.
+
+        Raises:
+            UsageError: names it.
+        """
+        check_size("longest match", self.longest)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """See `EngineRule.settings`."""
+        return asdict(self)
+
+    def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
+        """See `EngineRule.propose`; where a stop token follows the match, no other match is tried."""
+        tokens = earliest_of_longest(text, ends, depth, shortest=1, longest=self.longest)
+        stops = torch.zeros_like(tokens, dtype=torch.bool)
+        for token in self.stop:
+            stops |= tokens == token
+        return torch.where(stops.cumsum(-1) > 0, NOTHING, tokens)
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """The rule of llama.cpp's `ngram-simple`.
+
+    Attributes:
+        size: `--spec-ngram-simple-size-n`, default 12: tokens that must match, and the least that are proposed before
+            the piece is cut to K.
+        most: `--spec-ngram-simple-size-m`, default 48: the most tokens that are proposed; llama.cpp's K. A text of
+            size + most + 2 tokens or fewer gets nothing.
+    """
+
+    size: int = 12
+    most: int = 48
+    engine = "llama.cpp"
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            UsageError: names the number.
+        """
+        check_size("match", self.size)
+        check_size("piece", self.most)
+
+    @property
+    def max_depth(self) -> int:
+        """See `EngineRule.max_depth`."""
+        return min(self.most, MAX_DEPTH)
+
+    @property
+    def least(self) -> int:
+        """See `EngineRule.least`."""
+        return self.size
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """See `EngineRule.settings`."""
+        return asdict(self)
+
+    def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
+        """See `EngineRule.propose`.
+
+        The engine's history lacks the last token (the root), so a match may not end at it and neither may a piece.
+        """
+        length = match_lengths(text, suffixes(text, ends, self.size))
+        place = torch.arange(text.shape[1], device=text.device)
+        end = ends[..., None]
+        # Behind a match that begins at the first token or ends one token before the last, nothing is taken.
+        matches = (length == self.size) & (place > self.size) & (place <= end - 2) & (end > self.size + self.most + 2)
+        start = torch.where(matches, place, 0).amax(-1)
+        count = (ends - 1 - start).clamp(max=self.most)
+        return piece(text, start, torch.where((start > 0) & (count >= self.size), count, 0), depth)
+
+
+def earliest_of_longest(text: Tensor, ends: Tensor, depth: int, *, shortest: int, longest: int) -> Tensor:
+    """Return what follows the earliest occurrence of the longest suffix that occurs; see `EngineRule.propose`."""
+    length = match_lengths(text, suffixes(text, ends, longest))
+    place = torch.arange(text.shape[1], device=text.device)
+    length = torch.where((place < ends[..., None]) & (length >= shortest), length, 0)
+    best = length.max(-1)  # of equals the first
+    return piece(text, best.indices, torch.where(best.values > 0, ends - best.indices, 0), depth)
+
+
+def piece(text: Tensor, start: Tensor, count: Tensor, depth: int) -> Tensor:
+    """Return `count` tokens of the text from `start` on, both (b, n), at most `depth`: int64 (b, n, depth)."""
+    step = torch.arange(depth, device=text.device)
+    place = (start[..., None] + step).clamp(max=text.shape[1] - 1)
+    tokens = text.gather(1, place.flatten(1)).view_as(place)
+    return torch.where(step < count[..., None], tokens, NOTHING)
+
+
+def check_size(name: str, size: int) -> None:
+    """Check a number of tokens.
+
+    Raises:
+        UsageError: out of range.
+    """
+    if not 1 <= size <= LARGEST:
+        raise UsageError(f"the {name} must be in 1..{LARGEST} tokens, got {size}")
