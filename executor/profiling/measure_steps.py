@@ -15,14 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from simulate.profiles.profile import PrefillRecord
-
 from executor.models.fingerprint import tokens_hash
 from executor.profiling.configurations import REQUIRED, Configuration
 from executor.profiling.profile_settings import Settings
 from executor.runners.runner import Run, Runner, Tokens, Visit, Visits, resumable
 from simulate.profiles.prefill import Prefill
-from simulate.profiles.profile import Profile
+from simulate.profiles.profile import PrefillRecord, Profile
 from treeopt.errors import CostError, UsageError
 from treeopt.registry import load
 from treeopt.storage.typed_records import Count, NotNegative
@@ -134,7 +132,7 @@ class Measurement:
             _ = self.prefill  # first: what it takes is missing from the budget of the configurations
             fit = self._fit_budget(ranked)
             planned = Planned(len(fit.ways), fit.rounds, self._looked_s)
-            self._work.put("planned", asdict(planned))
+            self._work.put("planned", asdict(planned), worth_keeping=False)
         self._looked_s = planned.took_s
         return Schedule(every[: planned.ways], planned.rounds, every[planned.ways :])
 
@@ -159,7 +157,7 @@ class Measurement:
         prefill = self._timing.prefill(math.inf if budget_s is None else PREFILL * budget_s)
         self._looked_s += time.perf_counter() - started
         if prefill is not None:
-            self._work.put("prefill", asdict(prefill))
+            self._work.put("prefill", asdict(prefill), worth_keeping=False)
         return prefill
 
     @cached_property

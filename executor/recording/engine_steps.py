@@ -13,7 +13,7 @@ import numpy as np
 
 from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import RequestSteps
-from treeopt.engines.driver import EngineRequest, EngineStep
+from treeopt.engines.driver import Draft, EngineRequest, EngineStep
 from treeopt.errors import EngineError, UsageError, counted
 from treeopt.storage.typed_records import Count, Index
 from treeopt.storage.work_file import WorkFile
@@ -74,7 +74,7 @@ def record_requests(
     runner: EngineRunner,
     requests: Sequence[EngineRequest],
     *,
-    depth: int,
+    draft: Draft,
     work: WorkFile,
     name: str = "request",
     progress: Callable[[int], None] = lambda requests: None,
@@ -84,7 +84,7 @@ def record_requests(
     Args:
         runner: entered.
         requests: what is decoded.
-        depth: draft length.
+        draft: the draft setting.
         work: records are kept there as requests end; those that it holds are not decoded again.
         name: of the records in it.
         progress: called with the number of requests that ended.
@@ -99,7 +99,7 @@ def record_requests(
     left = [number for number in range(len(requests)) if number not in done]
     try:
         some = [requests[number] for number in left]
-        decoded = runner.driver.decode(some, draft=depth, concurrency=runner.concurrency)
+        decoded = runner.driver.decode(some, draft=draft, concurrency=runner.concurrency)
         with closing(decoded) as steps:  # type: ignore[type-var]  # a generator, in every driver
             for record in _ended(steps):
                 record = replace(record, request=left[record.request])
@@ -190,7 +190,7 @@ def every_anchor_trace(
     if not places:
         raise UsageError("every text ends with its first token: decode more tokens")
     cut = [EngineRequest((*prompts[i], *texts[i][:place]), depth + 2, ignore_stop=True) for i, place in places]
-    steps = record_requests(runner, cut, depth=depth, work=work, name="anchor", progress=progress)
+    steps = record_requests(runner, cut, draft=depth, work=work, name="anchor", progress=progress)
     rank = np.full((len(places), depth), MISSED, dtype=np.int16)
     for row, ((number, place), step) in enumerate(zip(places, steps, strict=True)):
         if step.tokens is not None and step.tokens[0] != texts[number][place]:

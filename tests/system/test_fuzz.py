@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from executor.engines.engine_record import RequestRecord
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
 from executor.checkpoints.tensors.torch_save import read_saved
 from executor.prompts.prompt_files import encoded, read_prompts
 from executor.prompts.reading_report import Report
+from executor.recording.engine_steps import RequestRecord
 from executor.train.text_files import read_texts
 from executor.train.token_rows import encode
 from simulate.model_sizes.hf_config import context_limit, quant_method
@@ -59,8 +59,8 @@ from treeopt.plans.plan_json import load_plan, to_json
 from treeopt.replay.static_tree import replay_tree
 from treeopt.report.html_page import as_html
 from treeopt.results.trace import describe
-from treeopt.storage.json_lines import read_lines
 from treeopt.storage.json_records import RecordError
+from treeopt.storage.work_file import WorkFile
 from treeopt.traces.importers.readers.formats import Source, import_trace
 from treeopt.traces.importers.source_file import read_numbers
 from treeopt.traces.resumable_shards import load_file_or_shards
@@ -222,9 +222,7 @@ def _use_npy(path: Path) -> None:
 
 
 def _use_run(path: Path) -> None:
-    lines = read_lines(path, "treeopt.engine_run/1")
-    for record in [] if lines is None else lines[1]:
-        RequestRecord.read(record)
+    WorkFile(path, {}).pieces("request", RequestRecord)
 
 
 def _use_predictions(path: Path) -> None:
@@ -440,9 +438,9 @@ REQUESTS = [
     '{"prompt_tokens": 5, "tokens": 7}\n',
 ]
 RUN = [
-    json.dumps({"schema": "treeopt.engine_run/1", "settings": {}})
+    json.dumps({"schema": "treeopt.work/1", "settings": {}})
     + "\n"
-    + json.dumps({"request": 0, "committed": [1, 2], "drafted": [0, 2], "tokens": [1, 2, 3]})
+    + json.dumps({"request": {"request": 0, "committed": [1, 2], "drafted": [0, 2], "tokens": [1, 2, 3]}})
     + "\n"
 ]
 NUMBERS = [

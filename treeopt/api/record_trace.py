@@ -172,4 +172,4 @@ class _EngineTexts:
 
         asked = [EngineRequest(tuple(prompt), self._new_tokens) for prompt in requests.tokens]
         with progress("decoding", len(asked)) as advance:
-            return record_requests(self._runner, asked, depth=self._length, work=kept, progress=advance)
+            return record_requests(self._runner, asked, draft=self._length, work=kept, progress=advance)

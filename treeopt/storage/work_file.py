@@ -82,17 +82,17 @@ class WorkFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file; remove it if it holds no piece."""
+        """Close the file; remove it if it holds no piece that is worth keeping."""
         self._stack.close()
         self._put = None
         if self.path is not None and self._empty:
             self.path.unlink(missing_ok=True)
 
-    def put(self, name: str, value: Any) -> None:
-        """Append a finished piece, JSON values."""
+    def put(self, name: str, value: Any, *, worth_keeping: bool = True) -> None:
+        """Append a finished piece, JSON values; a file in which no piece is worth keeping is removed at the end."""
         if self._put is not None:
             self._put({name: value})
-            self._empty = False
+            self._empty = self._empty and not worth_keeping
 
     def pieces(self, name: str, kind: type[T]) -> list[T]:
         """Return the pieces of a name that the file held when it was read, each as a `kind` that msgspec knows.
