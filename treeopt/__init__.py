@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from treeopt.api.file_loading import load_profile as load_profile
     from treeopt.api.file_loading import load_trace as load_trace
     from treeopt.api.file_loading import load_tree as load_tree
-    from treeopt.api.result_record import Record as Record
-    from treeopt.api.result_record import Validation as Validation
     from treeopt.api.search_trace import search as search
     from treeopt.api.simulate_requests import simulate as simulate
     from treeopt.api.validate_plan import validate as validate
@@ -51,6 +49,8 @@ if TYPE_CHECKING:
     from treeopt.plans.plan import Plan as Plan
     from treeopt.plans.plan_json import save_plan as save_plan
     from treeopt.replay.static_tree import replay_tree as replay_tree
+    from treeopt.results.kinds import Record as Record
+    from treeopt.results.kinds import Validation as Validation
     from treeopt.traces.trace import Trace as Trace
     from treeopt.traces.trace import save_trace as save_trace
     from treeopt.trackers.log_run import log_validation as log_validation
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "Plan": "treeopt.plans.plan",
     "Profile": "simulate.profiles.profile",
-    "Record": "treeopt.api.result_record",
+    "Record": "treeopt.results.kinds",
     "Trace": "treeopt.traces.trace",
     "Tree": "treeopt.tree",
     "TreeoptError": "treeopt.errors",
-    "Validation": "treeopt.api.result_record",
+    "Validation": "treeopt.results.kinds",
     "compare": "treeopt.api.compare_traces",
     "draw_speedups": "treeopt.api.draw_charts",
     "draw_tau": "treeopt.api.draw_charts",
@@ -120,8 +120,9 @@ __all__ = [
 
 # Function that methods of values call -> the module that holds it.
 _METHODS = {
+    "frame_of": "treeopt.notebook.value_files",
     "html_of": "treeopt.notebook.value_html",
-    "plot_value": "treeopt.notebook.value_plots",
+    "plot_value": "treeopt.notebook.value_files",
     "save_value": "treeopt.notebook.value_files",
     "text_of": "treeopt.notebook.value_html",
 }

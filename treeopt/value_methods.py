@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 Loader = Callable[[str], Callable[..., Any]]
@@ -36,6 +37,15 @@ class ValueMethods:
             OSError: the file cannot be written.
         """
         _LOADERS["save_value"]("save_value")(self, path)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the main table: one row per configuration, or per what the value holds several of.
+
+        Names end in their unit: `_s` is seconds, but `tokens_s`, `requests_s` and `goodput_s` are rates per second.
+        Estimates such as `tau` have their 95 % interval in `tau_low` and `tau_high`.
+        """
+        frame: pd.DataFrame = _LOADERS["frame_of"]("frame_of")(self)
+        return frame
 
     def plot(self, ax: "Axes | None" = None, *, chart: str | None = None) -> "Axes":
         """Draw a chart of the value, as the HTML report does; needs matplotlib.

@@ -31,7 +31,6 @@ class Load:
         ttft_s: limit of the time to the first token, seconds.
         tpot_s: limit of the time per output token after it, seconds.
         switch_s: seconds of a change to another tree.
-        hysteresis: dead band of such changes, requests.
     """
 
     arrivals: float | None = None
@@ -43,7 +42,6 @@ class Load:
     ttft_s: float | None = None
     tpot_s: float | None = None
     switch_s: float | None = None
-    hysteresis: int | None = None
 
     def __post_init__(self) -> None:
         """Check that the days can be simulated.

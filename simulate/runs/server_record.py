@@ -91,7 +91,7 @@ def server_configurations(plan: Plan | None, tree: Tree | None, load: Load) -> t
     Args:
         plan: the server changes between its trees.
         tree: the one tree of a server without a plan; None decodes plainly.
-        load: with the time that a change takes, and its hysteresis.
+        load: with the time that a change takes.
 
     Raises:
         UsageError: changes between trees without a plan.
@@ -101,10 +101,11 @@ def server_configurations(plan: Plan | None, tree: Tree | None, load: Load) -> t
     if plan is not None:
         entries, notes = zip(*map(static_entry, plan.entries), strict=True)
         plan = replace(plan, entries=entries, switches=plan.switches if entries == plan.entries else ())
-        changes = {name: load.settings[name] for name in ("hysteresis", "switch_s")}
-        return {"plan": Switching.of(plan, **changes)} | plain, [note for note in notes if note]
-    if load.hysteresis is not None or load.switch_s is not None:
-        raise UsageError("--hysteresis and --switch-s are for a --plan of several trees")
+        return {"plan": Switching.of(plan, switch_s=load.settings["switch_s"])} | plain, [
+            note for note in notes if note
+        ]
+    if load.switch_s is not None:
+        raise UsageError("--switch-s is for a --plan of several trees")
     if tree is not None and tree.nodes:
         return {paths_words(tree.paths): Switching((tree,))} | plain, []
     return plain, []

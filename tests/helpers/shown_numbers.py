@@ -18,6 +18,7 @@ import treeopt
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import Profile
 from tests.helpers.command_line import done
+from treeopt.charts.page_charts import accepted_shares
 from treeopt.explore import answers, markup
 from treeopt.explore.offered_files import Offer
 from treeopt.explore.questions import Question
@@ -26,7 +27,6 @@ from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import from_json
 from treeopt.replay.priced_walk import step_seconds
 from treeopt.replay.static_tree import replay_tree
-from treeopt.report.page_sections import accepted_shares
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.traces.trace import PAST_END, Trace

@@ -35,9 +35,9 @@ treeopt: errors registry settings defaults storage value_methods tree statistics
     engines.sglang engines.vllm trackers results terminal charts report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device kernels prompts verification target.positions target drafters.base checkpoints.tensors
-    checkpoints.layer_settings drafters.* drafters models checkpoints.engine_files checkpoints decoding recording
-    profiling validation train
-    train.shipped engines
+    checkpoints.layer_settings drafters.* drafters models checkpoints.engine_files checkpoints decoding runners
+    recording profiling validation train
+    train.shipped
 """
 ROOF = (
     "treeopt",
@@ -223,6 +223,12 @@ def test_rooms_import_only_rooms_before_them():
         for name, other in own_imports()
         if place[room_of(other)] > place[room_of(name)] and not (room_of(name) in ROOF and room_of(other) in ROOF)
     }
+    assert sorted(wrong) == []
+
+
+def test_simulate_knows_nothing_of_terminals_and_pages():
+    shown = ("treeopt.terminal", "treeopt.charts", "treeopt.report")
+    wrong = {(name, other) for name, other in own_imports() if name.startswith("simulate.") and room_of(other) in shown}
     assert sorted(wrong) == []
 
 

@@ -42,7 +42,6 @@ def test_names_that_contributing_tells_to_register_in_are_there():
         ("DRAWN", "treeopt/traces/trace.py"),
         ("FORMATS", "treeopt/traces/importers/readers/formats.py"),
         ("COMMANDS", "treeopt/cli/commands/__init__.py"),
-        ("RECORDS", "treeopt/report/page_sections.py"),
     ):
         assert f"`{name}`" in text
         assert file in text

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.api.file_loading import as_plan, as_profile, as_trace
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.result_record import Record
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_device_warnings, plan_rule_warnings
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
+from treeopt.results.kinds import Record
 from treeopt.storage.provenance import assumed_in, look, this_run
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -29,9 +29,6 @@ def simulate(
     prefill_s: float | None = None,
     prefill_s_per_token: float | None = None,
     prompt_tokens: int | None = None,
-    drain: bool = False,
-    lock_step: bool = False,
-    fixed_shape: bool = False,
     pad: bool = True,
     arrivals: float | None = None,
     capacity: float | None = None,
@@ -42,7 +39,6 @@ def simulate(
     ttft_s: float | None = None,
     tpot_s: float | None = None,
     switch_s: float | None = None,
-    hysteresis: int | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Record:
@@ -57,9 +53,6 @@ def simulate(
         prefill_s: seconds of every prompt's prefill; default the profile's.
         prefill_s_per_token: additional prefill seconds per prompt token.
         prompt_tokens: prompt length in tokens; default the lengths recorded in the trace, if any.
-        drain: begin a batch when all requests of the last have ended.
-        lock_step: all sequences advance by the smallest number of tokens.
-        fixed_shape: idle rows cost what busy ones do, as in `treeopt decode`.
         pad: batch sizes below the profile's smallest cost what that does; False raises CostError. Sizes between two
             profiled ones are interpolated.
         arrivals: requests per second of a server, a Poisson process.
@@ -71,7 +64,6 @@ def simulate(
         ttft_s: limit of the time to the first token.
         tpot_s: limit of the time per output token after it.
         switch_s: seconds of a change to another tree; default 0.
-        hysteresis: dead band in requests before the server changes to another tree; default 0.
         seed: of every random choice.
         progress: shows how many days are done, with `capacity`.
 
@@ -96,11 +88,7 @@ def simulate(
     from simulate.runs.server_load import Load
 
     file = None if requests_file is None else Path(requests_file)
-    load = Load(arrivals, capacity, file, requests, replications, warmup, ttft_s, tpot_s, switch_s, hysteresis)
-    modes = {"drain": drain, "lock_step": lock_step, "fixed_shape": fixed_shape}
-    if load.given:
-        for mode in (mode for mode, chosen in modes.items() if chosen):
-            raise UsageError(f"--{mode.replace('_', '-')} is for a run without arrivals")
+    load = Load(arrivals, capacity, file, requests, replications, warmup, ttft_s, tpot_s, switch_s)
     if plan is not None and tree is not None:
         raise UsageError("give one of --plan and --tree")
     plan = as_plan(plan)
@@ -112,13 +100,13 @@ def simulate(
     if load.given:
         record = _server(trace, profile, plan, tree, batch, prompts, load, pad=pad, seed=seed, progress=progress)
     else:
-        record = _run(trace, profile, plan, tree, batch, prompts, modes, pad=pad, seed=seed)
+        record = _run(trace, profile, plan, tree, batch, prompts, pad=pad, seed=seed)
     free = (FREE,) if load.given and prompts.free else ()
     size = int(record["rows"] if load.given else record["batch"])
     record["interpolated"] = profile.unmeasured([size])
     record["warnings"] = _warnings(trace, profile, plan, size, prompts, (*free, *record.get("warnings", ())))
     record["meta"] = {
-        "settings": settings.settings | modes | {"pad": pad} | (load.settings if load.given else {}) | {"seed": seed},
+        "settings": settings.settings | {"pad": pad} | (load.settings if load.given else {}) | {"seed": seed},
         "trace": dict(trace.meta),
         "cost": dict(profile.meta),
         "provenance": this_run(),
@@ -151,7 +139,6 @@ def _run(
     tree: Tree | None,
     batch: int | None,
     prompts: "Prompts",
-    modes: dict[str, bool],
     *,
     pad: bool,
     seed: int,
@@ -160,7 +147,7 @@ def _run(
 
     name, chosen, size, dynamic = configuration_of(plan, tree, batch)
     note([dynamic])
-    record = simulated_run(trace, profile, chosen, prompts, name=name, batch=size, **modes, pad=pad, seed=seed)
+    record = simulated_run(trace, profile, chosen, prompts, name=name, batch=size, pad=pad, seed=seed)
     if plan is not None:
         record["conditions"] += plan_conditions(plan, trace)
     return record

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.result_record import Validation
 from treeopt.api.run_models import Models, is_main_rank
 from treeopt.api.run_prompts import Prompts, load_tokens
 from treeopt.api.runners import EngineChoice, open_runner
@@ -19,6 +18,7 @@ from treeopt.defaults import BLOCKS, ENGINE_LENGTH, NEW_TOKENS
 from treeopt.engines import ENGINE_RULES
 from treeopt.engines.rules_for_trace import engine_constraints
 from treeopt.plans.plan import Plan
+from treeopt.results.kinds import Validation
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 

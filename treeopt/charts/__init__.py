@@ -11,4 +11,5 @@
 * `step_time_chart`, `roofline_chart`: step time against verified tokens; devices' rooflines.
 * `latency_charts`: throughput against latency.
 * `server_charts`: a server's load over time, rates and latencies.
+* `page_charts`: traces and plans, as pages and notebooks show them.
 """

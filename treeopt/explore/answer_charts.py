@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from treeopt.charts.chart import Chart
 from treeopt.charts.latency_charts import throughput_and_latency
+from treeopt.charts.page_charts import accepted_shares
 from treeopt.charts.palette import STYLED
 from treeopt.charts.speedup_charts import speedups
 from treeopt.charts.tau_chart import tau_by_nodes
@@ -13,7 +14,6 @@ from treeopt.charts.vega_lite import as_vega_lite
 from treeopt.errors import TraceError
 from treeopt.explore.answers import Answer
 from treeopt.replay.sampled_rules import with_drawn_ranks
-from treeopt.report.page_sections import accepted_shares
 
 VEGA_LITE = "application/vnd.vegalite.v6+json"
 # Properties of marimo_page.css; marimo has properties of its own under the names of `STYLED`.

@@ -12,7 +12,7 @@ from treeopt.explore.answers import Answer, Failure
 from treeopt.explore.page_words import in_page_words
 from treeopt.explore.questions import NO_POLICIES, Device
 from treeopt.results.blocks import Blocks, Line, Row, Table
-from treeopt.results.plan import plan_blocks
+from treeopt.results.plan import ENTRY as PLAN
 
 HEADER = (
     "<header><h1>treeopt explore</h1><p>Choose a trace, step times and limits. "
@@ -53,7 +53,7 @@ def failure_card(failure: Failure) -> str:
 def answer_card(answer: Answer, batch: int) -> str:
     """Return the answer: the sentence of one batch size in front, then its check, then the other sizes."""
     place = [entry.batch for entry in answer.plan.entries].index(batch)
-    lines = [in_page_words(line) for line in _lines(plan_blocks(answer.plan), "answer")]
+    lines = [in_page_words(line) for line in _lines(PLAN.blocks(answer.plan), "answer")]
     check = [answer.checks[batch]] if batch in answer.checks else []
     others = [line for number, line in enumerate(lines) if number != place]
     return (
@@ -65,7 +65,7 @@ def answer_card(answer: Answer, batch: int) -> str:
 
 def configurations(answer: Answer, batch: int) -> str:
     """Return the table of a batch size's configurations with its notes; the first row is the choice."""
-    blocks = plan_blocks(answer.plan)
+    blocks = PLAN.blocks(answer.plan)
     titles = [block.title if isinstance(block, Table) else "" for block in blocks]
     start = titles.index(f"batch {batch}")
     notes = []
@@ -96,7 +96,7 @@ def figures(drawn: Iterable[tuple[Chart, str]]) -> str:
 
 def footnotes(answer: Answer) -> str:
     """Return warnings and conditions; details are folded."""
-    blocks = plan_blocks(answer.plan)
+    blocks = PLAN.blocks(answer.plan)
     memory = [f"Batch {batch} does not fit the memory of the device." for batch in answer.too_large]
     warned = dict.fromkeys((*memory, *map(_sentence, answer.warnings)))
     lines = [block for block in blocks if isinstance(block, Line) and block.kind == "condition"]

@@ -13,8 +13,9 @@ from treeopt.charts.chart import Chart
 from treeopt.charts.matplotlib_axes import as_svg
 from treeopt.charts.palette import DARK, LIGHT, STYLED, Palette, legend_mark
 from treeopt.charts.vega_lite import as_vega_lite
-from treeopt.report.page_parts import KINDS, QUESTIONS, Finding, Page
-from treeopt.results.blocks import Blocks, Line, Table, notes_once
+from treeopt.report.page_parts import KINDS, Finding, Page
+from treeopt.results.blocks import Line, Table, notes_once
+from treeopt.results.kinds import ResultKind
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -38,7 +39,7 @@ def as_html(page: Page, *, plots: bool = True, static: bool = False) -> str:
     """
     interactive = plots and not static
     asked = _asked(page)
-    sections = [_section(key, page.findings, plots=plots, interactive=interactive) for key in asked]
+    sections = [_section(kind, page.findings, plots=plots, interactive=interactive) for kind in asked]
     charts = [chart for section in sections for finding in section["findings"] for chart in finding["charts"]]
     sliders = None if static else page.sliders
     template = _environment().get_template("page.html.j2")
@@ -46,7 +47,7 @@ def as_html(page: Page, *, plots: bool = True, static: bool = False) -> str:
         page=page,
         description=_description(page),
         kinds=KINDS.replace("`", ""),
-        summary=[{"question": QUESTIONS[key].text, "key": key, "answers": _answers(page, key)} for key in asked],
+        summary=[{"question": kind.question, "key": kind.name, "answers": _answers(page, kind)} for kind in asked],
         sections=sections,
         css=_colours() + (FOLDER / "page.css").read_text("utf-8"),
         scripts=() if static else _scripts(sliders=sliders is not None),
@@ -97,18 +98,19 @@ def _vega() -> str:
     return b64encode(zlib.compress(script.encode(), 9)).decode("ascii")
 
 
-def _asked(page: Page) -> list[str]:
-    present = {finding.question for finding in page.findings}
-    return [key for key in QUESTIONS if key in present]
+def _asked(page: Page) -> list[ResultKind]:
+    """Return the kinds of the results, in the order of their questions on the page."""
+    kinds = {finding.kind.name: finding.kind for finding in page.findings}
+    return sorted(kinds.values(), key=lambda kind: (kind.place, kind.name))
 
 
-def _answers(page: Page, key: str) -> list[str]:
+def _answers(page: Page, kind: ResultKind) -> list[str]:
     """Return the answers to a question, those of several files with the files' names."""
-    findings = [finding for finding in page.findings if finding.question == key]
+    findings = [finding for finding in page.findings if finding.kind == kind]
     several = len(findings) > 1
-    most, lines = SHARED if several or key == "predictions" else ANSWERS, []
+    most, lines = SHARED if several or kind.name == "predictions" else ANSWERS, []
     for finding in findings:
-        texts = finding.answers or tuple(_texts(finding.blocks, "answer"))
+        texts = finding.answers
         more = [f"{len(texts) - most} more below."] if len(texts) > most else []
         lines += [f"{finding.source.split(',')[0]}: {text}" if several else text for text in [*texts[:most], *more]]
     return lines
@@ -121,15 +123,11 @@ def _description(page: Page) -> str:
     return f"Results of treeopt: {results}{f' and {more} more' if more > 0 else ''}." if results else "No results."
 
 
-def _texts(blocks: Blocks, kind: str) -> Iterator[str]:
-    return (block.text for block in blocks if isinstance(block, Line) and block.kind == kind)
-
-
-def _section(key: str, findings: Sequence[Finding], *, plots: bool, interactive: bool) -> dict[str, Any]:
-    chosen = [(place, finding) for place, finding in enumerate(findings) if finding.question == key]
+def _section(kind: ResultKind, findings: Sequence[Finding], *, plots: bool, interactive: bool) -> dict[str, Any]:
+    chosen = [(place, finding) for place, finding in enumerate(findings) if finding.kind == kind]
     return {
-        "key": key,
-        "text": QUESTIONS[key].text,
+        "key": kind.name,
+        "text": kind.question,
         "several": len(chosen) > 1,
         "findings": [_finding(place, finding, plots=plots, interactive=interactive) for place, finding in chosen],
     }

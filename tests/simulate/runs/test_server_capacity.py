@@ -108,5 +108,4 @@ def test_what_cannot_be_is_refused(files):  # noqa: F811
     refused(command(*server, "--capacity", "0.9"), "--capacity needs limits: give --ttft-s, --tpot-s or both", code=2)
     for wrong in ("0", "1.1", "nan"):
         refused(command(*limited, "--capacity", wrong), "--capacity", code=2)
-    refused(command(*limited, "--capacity", "0.9", "--drain"), "--drain is for a run without arrivals", code=2)
     refused(command(*server, "--tpot-s", "0.1"), "give --arrivals, --capacity or --requests-file", code=2)

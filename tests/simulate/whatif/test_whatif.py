@@ -17,13 +17,14 @@ from simulate.roofline.device_memory import weights_bytes
 from simulate.roofline.roofline_model import Overheads, Roofline
 from simulate.whatif.break_even_acceptance import break_even
 from simulate.whatif.profile_transfer import transfer
-from simulate.whatif.scenarios import Scenario, Setting, explore, limits
+from simulate.whatif.scenarios import Place, Scenario, explore, limits
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace
 from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.planning.search_pipeline import search
+from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Choice
 from treeopt.plans.plan_json import load_plan
 from treeopt.statistics.clustered_estimate import Estimate
@@ -81,9 +82,9 @@ def test_break_even_of_what_never_pays_or_is_not_covered():
 
 def test_each_cell_is_the_plan_of_a_search(files):
     trace = load_trace(files / "t.npz")
-    asked = [Setting(name, context, roofline(name)) for name in ("h100", "l40s") for context in (512, 8192)]
+    asked = [Place(name, context, roofline(name)) for name in ("h100", "l40s") for context in (512, 8192)]
     seen = []
-    found = explore(trace, asked, batch=(1, 64), done=seen.append, max_nodes=15)
+    found = explore(trace, asked, SearchSettings(batch=(1, 64), max_nodes=15), done=seen.append)
     assert len(seen) == 4
     assert [(each.device, each.context, each.batch) for each in found[:3]] == [
         ("h100", 512, 1),

@@ -17,6 +17,7 @@ from treeopt.charts.agreement_charts import agreement
 from treeopt.charts.chart import Axis, Chart, Layer, columns, decimal, decimal_ticks
 from treeopt.charts.latency_charts import Operation, pareto, throughput_and_latency
 from treeopt.charts.matplotlib_axes import as_svg
+from treeopt.charts.page_charts import accepted_shares
 from treeopt.charts.palette import DARK, LIGHT, Palette
 from treeopt.charts.roofline_chart import Roof, roofline
 from treeopt.charts.server_charts import load_over_time
@@ -26,7 +27,6 @@ from treeopt.charts.tree_chart import tree_picture
 from treeopt.charts.vega_lite import as_vega_lite
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.replay.static_tree import replay_tree, visit
-from treeopt.report.page_sections import accepted_shares
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.storage.atomic_files import shipped
 from treeopt.traces.trace import load_trace

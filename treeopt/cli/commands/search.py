@@ -86,9 +86,8 @@ def search(
         click.echo(to_json(plan))
         return
     from simulate.validation.find_validation import live_checks
-    from treeopt.results.plan import plan_blocks
 
     file = None if output is None else str(output)
-    printing.show(plan_blocks(plan, checks=live_checks(plan), file=file))
+    printing.show("plan", plan, checks=live_checks(plan), file=file)
     if output:
         printing.say(f"plan written to {output}")

@@ -49,13 +49,6 @@ EXAMPLES = examples(
     help="Prompt length in tokens; also sets the context at which steps are priced. Default: the lengths recorded in "
     "the trace, if any.",
 )
-@click.option("--drain", is_flag=True, help="Start a batch only when all requests of the last one have ended.")
-@click.option("--lock-step", is_flag=True, help="All sequences advance by the smallest number of tokens.")
-@click.option(
-    "--fixed-shape",
-    is_flag=True,
-    help="Idle rows cost what busy ones do, and the profile's prefill pads prompts that join, as in `treeopt decode`.",
-)
 @click.option(
     "--pad/--no-pad",
     default=True,
@@ -89,11 +82,6 @@ EXAMPLES = examples(
 @click.option("--ttft-s", type=Real(0, min_open=True), help="Goodput: maximum seconds to the first token.")
 @click.option("--tpot-s", type=Real(0, min_open=True), help="Goodput: maximum seconds per token after the first.")
 @click.option("--switch-s", type=SECONDS, help="Seconds that a change to another tree takes; default 0.")
-@click.option(
-    "--hysteresis",
-    type=Whole(min=0),
-    help="Dead band in requests before the server changes to another tree; default 0.",
-)
 @general.seed
 @click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
 @general.table
@@ -128,7 +116,5 @@ def simulate(
         printing.warn(record["warnings"])
         printing.print_json(record)
         return
-    from treeopt.results.run import simulation_blocks
-
-    plan = None if plan_file is None else str(plan_file)
-    printing.show(simulation_blocks(record, trace=str(trace_file), plan=plan))
+    kind, plan = record["schema"].split(".")[1].split("/")[0], None if plan_file is None else str(plan_file)
+    printing.show(kind, record, trace=str(trace_file), plan=plan)

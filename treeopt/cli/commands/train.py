@@ -426,6 +426,4 @@ def _show(job: "Job", trained: "Trained", *, as_json: bool) -> None:
     if as_json:
         printing.print_json(record)
         return
-    from treeopt.results.training import training_blocks
-
-    printing.show(training_blocks(record))
+    printing.show("training", record)

@@ -1,13 +1,13 @@
 """`treeopt validate`: predicted against measured."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.api import validate_plan
-from treeopt.api.result_record import Record
 from treeopt.api.run_models import Models
 from treeopt.api.run_prompts import Prompts
 from treeopt.api.runners import EngineChoice
@@ -20,9 +20,13 @@ from treeopt.cli.options.verification_rule import sampling
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
 from treeopt.errors import UsageError
+from treeopt.results.kinds import Record
 from treeopt.storage import work_file
 from treeopt.storage.atomic_files import write_text
 from treeopt.trackers.log_run import TRACKERS, check_tracker, log_validation
+
+if TYPE_CHECKING:
+    from simulate.validation.prediction_sources import Sources
 
 SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in USUAL)
 REPLAY = "replay:"
@@ -124,29 +128,15 @@ def validate(
     there.
     """
     printing.hold_warnings()
-    replay = _replayed(acceptance)
-    written = plan_file is not None or trace_file is not None
-    beside = output.with_suffix(".predictions.json") if output and written else None
-    work = None if output is None else work_file.beside(output)
-    reads = {"acceptance": replay, "predictions": None if written else predictions_file}
-    output_files.check_output(output, reads=reads, force=force)
-    output_files.check_output(table_file, "--table", reads=reads, force=force)
-    sampling.check()
     check_tracker(tracker)
-    if written:
-        resumed = work is not None and work.exists()
-        output_files.check_output(predictions_file or beside, "--predictions", reads=reads, force=force or resumed)
     from simulate.validation.prediction_sources import Sources
 
-    sources = Sources(
-        plan_file,
-        trace_file,
-        profile_file,
-        settings.pop("batch"),
-        None if sizes is None else parse_sizes(sizes),
-        predictions_file or beside,
-        replay,
-    )
+    work, replay = None if output is None else work_file.beside(output), _replayed(acceptance)
+    sized = None if sizes is None else parse_sizes(sizes)
+    sources = Sources(plan_file, trace_file, profile_file, settings.pop("batch"), sized, predictions_file, replay)
+    if output and predictions_file is None and (plan_file or trace_file):
+        sources = replace(sources, predictions=output.with_suffix(".predictions.json"))
+    _check_outputs(sources, output, table_file, resumed=work is not None and work.exists(), force=force)
     settings |= {"sampling": sampling, "engine": engine, "work": work, "progress": printing.progress}
     record = validate_plan.validate_with(models, prompts, sources, **settings)
     if not printing.is_main_process():
@@ -157,9 +147,19 @@ def validate(
     if as_json:
         printing.print_json(record)
         return
-    from treeopt.results.validation import validation_blocks
+    printing.show("validation", record, plan=None if plan_file is None else str(plan_file))
 
-    printing.show(validation_blocks(record, plan=None if plan_file is None else str(plan_file)))
+
+def _check_outputs(
+    sources: "Sources", output: Path | None, table_file: Path | None, *, resumed: bool, force: bool
+) -> None:
+    """Check the files that are written; predictions of a validation that resumes are made again."""
+    written = sources.plan is not None or sources.trace is not None
+    reads = {"acceptance": sources.replay, "predictions": None if written else sources.predictions}
+    output_files.check_output(output, reads=reads, force=force)
+    output_files.check_output(table_file, "--table", reads=reads, force=force)
+    if written:
+        output_files.check_output(sources.predictions, "--predictions", reads=reads, force=force or resumed)
 
 
 def _store(record: Record, output: Path | None, table_file: Path | None, tracker: str | None) -> None:

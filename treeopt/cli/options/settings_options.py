@@ -51,7 +51,10 @@ def options_of(
 
 
 def _scaled(value: Any, scale: float) -> Any:
-    return value if value is None or scale == 1 else value * scale
+    """Return an option's value in the unit of its field."""
+    if value is None or scale == 1:
+        return value
+    return tuple(number * scale for number in value) if isinstance(value, tuple) else value * scale
 
 
 def _option(each: "Field[Any]", type_: Any, *, required: bool) -> Decorator:

@@ -41,8 +41,8 @@ EXAMPLES = examples(
 @general.verbose
 def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: int, as_json: bool) -> None:
     """Describe a trace or a folder of shards: size, models, acceptance by depth, repeated text, what to beware of."""
-    from treeopt.results.learning_curves import curve_blocks, curve_record
-    from treeopt.results.trace import describe, trace_blocks
+    from treeopt.results.learning_curves import curve_record
+    from treeopt.results.trace import describe
 
     trace = load_file_or_shards(trace_file, ranks_only=True)
     ranked = with_drawn_ranks(trace, seed)
@@ -56,7 +56,7 @@ def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: i
         printing.print_json(describe(trace) | stored | {"advice": warnings} | drawn)
         return
     beware = [*(f"assumed: {sentence}" for sentence in assumed_in(trace.meta)), *warnings]
-    printing.show((*trace_blocks(trace, file=str(trace_file), beware=beware), *curve_blocks(curves)))
+    printing.show("trace", trace, file=str(trace_file), beware=beware, curves=curves)
 
 
 def _warnings(trace: Trace, ranked: Trace, nodes: int) -> tuple[str, ...]:
