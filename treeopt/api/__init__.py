@@ -9,7 +9,6 @@
 * `record_trace`: a trace of what the target, or an engine, writes.
 * `profile_steps`: step times.
 * `runners`: what decodes in these: the loop with its models, or an engine in words.
-* `draw_charts`: `draw_speedups` and `draw_tau`, into matplotlib's axes.
 * `page`: results that commands wrote, read and put on one page.
 * `messages`: warnings and notes through `logging`, progress through a callback.
 * `run_models`, `run_prompts`, `token_sampling`: models, prompts and verification of a real run.
