@@ -35,9 +35,8 @@ treeopt: errors registry settings defaults storage value_methods tree statistics
     engines.sglang engines.vllm trackers results terminal charts report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device kernels prompts verification target.positions target drafters.base checkpoints.tensors
-    checkpoints.layer_settings drafters.* drafters models checkpoints.engine_files checkpoints decoding recording
-    profiling validation train
-    engines
+    checkpoints.layer_settings drafters.* drafters models checkpoints.engine_files checkpoints decoding runners
+    recording profiling validation train
 """
 ROOF = (
     "treeopt",
