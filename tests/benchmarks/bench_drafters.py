@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from executor.train.shipped.make_traces import DRAFTERS, place_of, target_of
+from data.make.make_traces import DRAFTERS, place_of, target_of
 from simulate.profiles.profile import load_profile
 from simulate.validation.predictions import draft_s
 from treeopt.plans.plan import Plan

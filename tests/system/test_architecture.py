@@ -36,7 +36,6 @@ simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device kernels prompts verification target.positions target drafters.base checkpoints.tensors
     checkpoints.layer_settings drafters.* drafters models checkpoints.engine_files checkpoints decoding runners
     recording profiling validation train
-    train.shipped
 """
 ROOF = (
     "treeopt",
