@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from treeopt.constraints.constraint import Limits, show
 from treeopt.tree import Tree
@@ -37,20 +38,34 @@ class ChainOnly:
 
 
 @dataclass(frozen=True)
-class RanksBelow:
+class _Limit:
+    """A rule that one number states."""
+
+    limit: int
+    source: str
+    words: ClassVar[str]
+    field: ClassVar[str]  # of `Limits`
+
+    @property
+    def name(self) -> str:
+        """The name in tables."""
+        return f"{self.words} {self.limit}"
+
+    def narrow(self, limits: Limits) -> Limits:
+        """See `Constraint.narrow`."""
+        return replace(limits, **{self.field: min(getattr(limits, self.field), self.limit)})
+
+
+@dataclass(frozen=True)
+class RanksBelow(_Limit):
     """The rule that every rank is below `limit`, the number of candidates that the engine keeps per parent.
 
     >>> RanksBelow(10, source="engine.py").check(Tree.from_paths([(10,)]))
     'path [10] takes rank 10, ranks must be below 10'
     """
 
-    limit: int
-    source: str
-
-    @property
-    def name(self) -> str:
-        """The name in tables."""
-        return f"ranks below {self.limit}"
+    words: ClassVar = "ranks below"
+    field: ClassVar = "ranks"
 
     def check(self, tree: Tree) -> str | None:
         """Name the first path that ends in a rank at or above the limit."""
@@ -58,10 +73,6 @@ class RanksBelow:
             if path[-1] >= self.limit:
                 return f"path {show(path)} takes rank {path[-1]}, ranks must be below {self.limit}"
         return None
-
-    def narrow(self, limits: Limits) -> Limits:
-        """See `Constraint.narrow`."""
-        return replace(limits, ranks=min(limits.ranks, self.limit))
 
 
 @dataclass(frozen=True)
@@ -94,20 +105,15 @@ class ContiguousRanks:
 
 
 @dataclass(frozen=True)
-class NodesAtMost:
+class NodesAtMost(_Limit):
     """The rule of at most `limit` nodes, such as the 63 that a 64-bit mask holds beside the root.
 
     >>> NodesAtMost(3, source="engine.py").check(Tree.chain(4))
     'path [0, 0, 0, 0] is node 4, at most 3 can be drafted'
     """
 
-    limit: int
-    source: str
-
-    @property
-    def name(self) -> str:
-        """The name in tables."""
-        return f"nodes at most {self.limit}"
+    words: ClassVar = "nodes at most"
+    field: ClassVar = "nodes"
 
     def check(self, tree: Tree) -> str | None:
         """Name the first path beyond the limit."""
@@ -115,26 +121,17 @@ class NodesAtMost:
             return None
         return f"path {show(tree.paths[self.limit])} is node {self.limit + 1}, at most {self.limit} can be drafted"
 
-    def narrow(self, limits: Limits) -> Limits:
-        """See `Constraint.narrow`."""
-        return replace(limits, nodes=min(limits.nodes, self.limit))
-
 
 @dataclass(frozen=True)
-class DepthAtMost:
+class DepthAtMost(_Limit):
     """The rule that no path is longer than `limit`.
 
     >>> DepthAtMost(2, source="engine.py").check(Tree.chain(3))
     'path [0, 0, 0] has depth 3, at most 2 can be drafted'
     """
 
-    limit: int
-    source: str
-
-    @property
-    def name(self) -> str:
-        """The name in tables."""
-        return f"depth at most {self.limit}"
+    words: ClassVar = "depth at most"
+    field: ClassVar = "depth"
 
     def check(self, tree: Tree) -> str | None:
         """Name the first path that is too long."""
@@ -143,26 +140,17 @@ class DepthAtMost:
                 return f"path {show(path)} has depth {len(path)}, at most {self.limit} can be drafted"
         return None
 
-    def narrow(self, limits: Limits) -> Limits:
-        """See `Constraint.narrow`."""
-        return replace(limits, depth=min(limits.depth, self.limit))
-
 
 @dataclass(frozen=True)
-class DepthAtLeast:
+class DepthAtLeast(_Limit):
     """The rule that some path has `limit` nodes or more.
 
     >>> DepthAtLeast(2, source="engine.py").check(Tree.from_paths([(0,), (1,)]))
     'path [1] has depth 1, the deepest must have at least 2'
     """
 
-    limit: int
-    source: str
-
-    @property
-    def name(self) -> str:
-        """The name in tables."""
-        return f"depth at least {self.limit}"
+    words: ClassVar = "depth at least"
+    field: ClassVar = "min_depth"
 
     def check(self, tree: Tree) -> str | None:
         """Name the longest path of a tree that is too flat."""

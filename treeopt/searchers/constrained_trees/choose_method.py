@@ -115,10 +115,10 @@ def within(frontier: Frontier, limits: Limits, *, nodes: int, depth: int) -> Fit
     trees = Fitting(
         1 + candidates.value @ flat, flat.sum(axis=0), widths[new], True, True, lambda i: candidates.tree(flat[:, i])
     )
-    if len(trees.tokens) == 0:
-        return _chains(frontier, limits, deepest)
     if limits.min_depth > 1:
         return _together(trees, _chains(frontier, limits, deepest))
+    if len(trees.tokens) == 0:
+        return _chains(frontier, limits, deepest)
     bound = _bound(ideal, hopeful, frontier.floors(deepest))
     closed = candidates.beyond == 0 or bool((_best(trees, size, deepest) >= bound - ROUNDING)[1:, 1:].all())
     return replace(trees, exact=closed, closed=closed)
