@@ -22,7 +22,6 @@ from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
 from treeopt.errors import UsageError
 from treeopt.results.kinds import Record
 from treeopt.storage.atomic_files import write_text
-from treeopt.trackers.log_run import TRACKERS, check_tracker, log_validation
 
 SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in USUAL)
 REPLAY = "replay:"
@@ -79,12 +78,6 @@ EXAMPLES = examples(
 @general.graphs
 @engine
 @click.option("--output", type=general.FILE, help="Write the comparison to this file (.json).")
-@click.option(
-    "--log",
-    "tracker",
-    type=click.Choice(list(TRACKERS)),
-    help="Also log the comparison as a run of this tracker, which its own environment variables configure.",
-)
 @general.table
 @general.force
 @general.as_json
@@ -103,7 +96,6 @@ def validate(
     acceptance: str,
     output: Path | None,
     table_file: Path | None,
-    tracker: str | None,
     as_json: bool,
     *,
     force: bool,
@@ -128,7 +120,6 @@ def validate(
     output_files.check_output(output, reads=reads, force=force)
     output_files.check_output(table_file, "--table", reads=reads, force=force)
     sampling.check()
-    check_tracker(tracker)
     if written:
         output_files.check_output(predictions_file or beside, "--predictions", reads=reads, force=force)
     if sizes is not None:
@@ -141,20 +132,13 @@ def validate(
         record = validate_plan.validate(**_arguments(models, prompts, sampling), **made, **settings)
         if not is_main_rank():
             return
-    _store(record, output, table_file, tracker)
+    if output:
+        write_text(output, json.dumps(record, indent=1) + "\n")
+    output_files.write_table(table_file, record.frame)
     if as_json:
         printing.print_json(record)
         return
     printing.show("validation", record, plan=None if plan_file is None else str(plan_file))
-
-
-def _store(record: Record, output: Path | None, table_file: Path | None, tracker: str | None) -> None:
-    """Write the comparison to its files first, then log it."""
-    if output:
-        write_text(output, json.dumps(record, indent=1) + "\n")
-    output_files.write_table(table_file, record.frame)
-    if tracker is not None:
-        printing.say(f"logged as {tracker} run {log_validation(record, tracker)}")
 
 
 def _in_engine(
