@@ -3,5 +3,4 @@
 * `read_results`: `report_page`, results that commands wrote, read and put on one page.
 * `result_files`: the files, each read once.
 * `chart_inputs`: charts of profiles and devices.
-* `slider_inputs`: the data of the sliders.
 """
