@@ -1,8 +1,5 @@
 """Default settings that commands and the Python API share: tree sizes, shares, numbers of tokens, seconds."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 # Search.
 NODES = 63  # largest tree that is tried; also the largest that `treeopt profile` measures
 HELD_OUT = 0.5  # share of the requests that predictions are made on
@@ -33,9 +30,6 @@ POLICIES_S = 150.0  # additional seconds where dynamic policies are measured
 WIDTH = 16  # candidates per node
 RECORD_BATCH = 8
 DRAWS = 16  # of rules whose acceptance has no closed form
-
-# A simulated server.
-SERVER: Mapping[str, float] = MappingProxyType({"requests": 1000, "replications": 5, "warmup": 0.1, "switch_s": 0.0})
 
 # Made-up traces of imported figures.
 IMPORTED_REQUESTS = 200

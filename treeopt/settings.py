@@ -16,7 +16,7 @@ import inspect
 import math
 import operator
 import textwrap
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -25,9 +25,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from treeopt.errors import UsageError
 
-META = "setting"  # key in a field's metadata
+META, GROUP = "setting", "group"  # keys in a field's metadata
 WIDTH = 118  # of generated docstrings
-NO_CHANGES: dict[str, Any] = {}
 
 Result = TypeVar("Result")
 Own = TypeVar("Own", bound="Settings")
@@ -81,6 +80,11 @@ def setting(default: Any = MISSING, *, help: str, **meaning: Any) -> Any:  # noq
     return field(default=default, metadata={META: Setting(help, **meaning)})
 
 
+def group(kind: "type[Settings]") -> Any:
+    """Return a field that holds settings which several questions share; their fields count as the question's own."""
+    return field(default_factory=kind, metadata={GROUP: kind})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of a question. Subclasses are frozen, take keywords alone, and are checked when they are made."""
@@ -91,23 +95,46 @@ class Settings:
         Raises:
             UsageError: names the setting, what it must be, and what it is.
         """
-        for each in settings_of(type(self)):
-            value = getattr(self, each.name)
-            if value is not None or NoneType not in get_args(each.type):
-                object.__setattr__(self, each.name, _checked(value, each))
+        for each in dataclasses.fields(self):
+            if META in each.metadata:
+                value = getattr(self, each.name)
+                if value is not None or NoneType not in get_args(each.type):
+                    object.__setattr__(self, each.name, _checked(value, each))
         self.check()
 
     def check(self) -> None:
         """Raise UsageError where settings contradict each other."""
 
     def changed(self: Own, **changes: Any) -> Own:
-        """Return the same with other values."""
+        """Return the same with other values of fields, also of those in groups."""
+        for each in dataclasses.fields(self):
+            if GROUP in each.metadata and each.name not in changes:
+                own = {each.name for each in settings_of(each.metadata[GROUP])} & changes.keys()
+                if own:
+                    changes[each.name] = getattr(self, each.name).changed(**{name: changes.pop(name) for name in own})
         return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def of(cls: type[Own], values: Mapping[str, Any]) -> Own:
+        """Return settings from the values of fields, also of those in groups; other values are left out."""
+        own = {}
+        for each in dataclasses.fields(cls):
+            if GROUP in each.metadata:
+                own[each.name] = each.metadata[GROUP].of(values)
+            elif each.name in values:
+                own[each.name] = values[each.name]
+        return cls(**own)
 
 
 def settings_of(kind: type[Settings]) -> tuple["dataclasses.Field[Any]", ...]:
-    """Return the fields of a settings class that have a meaning."""
-    return tuple(each for each in dataclasses.fields(kind) if META in each.metadata)
+    """Return the fields of a settings class and of its groups."""
+    fields: list[dataclasses.Field[Any]] = []
+    for each in dataclasses.fields(kind):
+        if GROUP in each.metadata:
+            fields += settings_of(each.metadata[GROUP])
+        elif META in each.metadata:
+            fields.append(each)
+    return tuple(fields)
 
 
 def meaning_of(each: "dataclasses.Field[Any]") -> Setting:
@@ -184,11 +211,15 @@ def _check_range(value: float, name: str, meaning: Setting) -> None:
         raise UsageError(f"{name} must be {limits}, got {value!r:.60}")
 
 
-def takes(kind: type[Settings]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def takes(kind: type[Settings], *positional: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Return a decorator of a function of `settings`, whose callers give the fields of `kind` as keywords.
 
     They may also give `settings` itself, and keywords that change it. Signature and docstring show every field; an
     unknown keyword is a TypeError.
+
+    Args:
+        kind: the settings class.
+        positional: fields that may also be given by position, in this order.
     """
     own = settings_of(kind)
     names = {each.name for each in own}
@@ -196,30 +227,30 @@ def takes(kind: type[Settings]) -> Callable[[Callable[..., Result]], Callable[..
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         @wraps(function)
         def call(*subjects: Any, settings: Settings | None = None, **keywords: Any) -> Result:
-            fields = {name: keywords.pop(name) for name in names & keywords.keys()}
-            asked = kind(**fields) if settings is None else settings.changed(**fields) if fields else settings
-            return function(*subjects, settings=asked, **keywords)
+            fields = dict(zip(positional, subjects, strict=False))
+            if twice := fields.keys() & keywords.keys():
+                raise TypeError(f"{function.__name__}() got multiple values for argument {min(twice)!r}")
+            fields |= {name: keywords.pop(name) for name in names & keywords.keys()}
+            asked = kind.of(fields) if settings is None else settings.changed(**fields) if fields else settings
+            return function(*subjects[len(positional) :], settings=asked, **keywords)
 
         before = inspect.signature(function)
-        shown = [parameter for name, parameter in before.parameters.items() if name != "settings"]
-        last = inspect.Parameter.KEYWORD_ONLY
-        rest = [parameter for parameter in shown if parameter.kind == last]
-        fields = [
-            inspect.Parameter(
-                each.name,
-                last,
-                default=inspect.Parameter.empty if each.default is MISSING else each.default,
-                annotation=each.type,
-            )
-            for each in own
-        ]
-        call.__signature__ = before.replace(  # type: ignore[attr-defined]
-            parameters=[*(parameter for parameter in shown if parameter.kind != last), *fields, *rest]
-        )
+        parameters = [parameter for name, parameter in before.parameters.items() if name != "settings"]
+        parameters += [_parameter(each, by_position=each.name in positional) for each in own]
+        order = {name: place for place, name in enumerate(positional)}
+        parameters.sort(key=lambda each: (each.kind, each.default is not each.empty, order.get(each.name, 0)))
+        call.__signature__ = before.replace(parameters=parameters)  # type: ignore[attr-defined]
         call.__doc__ = _documented(function.__doc__ or "", own)
         return call
 
     return decorate
+
+
+def _parameter(each: "dataclasses.Field[Any]", *, by_position: bool) -> inspect.Parameter:
+    """Return a field as a parameter of a signature."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if by_position else inspect.Parameter.KEYWORD_ONLY
+    default = inspect.Parameter.empty if each.default is MISSING else each.default
+    return inspect.Parameter(each.name, kind, default=default, annotation=each.type)
 
 
 def _documented(text: str, own: Iterable["dataclasses.Field[Any]"]) -> str:

@@ -15,7 +15,7 @@ from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from treeopt.cost_model import CostModel
 from treeopt.errors import UsageError
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.replay.walk import drafted_counts, walked
+from treeopt.replay.walk import drafted_counts, walk_steps
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 
@@ -154,7 +154,7 @@ def schedule(accepted: Ints, trace: Trace, *, batch: int, ends: Ints, late: int)
         ends: see `piece_ends`.
         late: steps for which the row of a request that has ended is held.
     """
-    walk = walked(accepted, trace)
+    walk = walk_steps(accepted, trace)
     request = walk.request.astype(np.int64)
     steps = np.bincount(request, minlength=trace.requests)
     first = np.cumsum(steps) - steps

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from simulate.validation.predictions import ClosedForms, FormsRecord, judged_on
-from treeopt.comparison.mismatch_warnings import choosing, differing_models, identified
+from treeopt.comparison.mismatch_warnings import choosing, differing_models, names_weights
 from treeopt.errors import counted
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry
 from treeopt.plans.plan_records import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
@@ -329,7 +329,7 @@ def _measured(
 def _fits(meta: Any, plan: Plan) -> bool:
     """Return whether a validation's models, machine and rule are the plan's."""
     trace = plan.meta["trace"]
-    same_models = identified(meta) and not differing_models(meta, trace)
+    same_models = names_weights(meta) and not differing_models(meta, trace)
     return same_models and _machine(meta) == _machine(plan.meta["cost"]) and choosing(trace) == choosing(GREEDY | meta)
 
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from simulate.closed_forms.coral_speedup import weight_speedup
-from simulate.closed_forms.leviathan_speedup import walltime_speedup
+from simulate.closed_forms.paper_formulas import walltime_speedup, weight_speedup
 from treeopt.cost_model import CostModel
 from treeopt.errors import PlanError
 from treeopt.plans.plan import Choice, Plan, PlanEntry

@@ -70,7 +70,7 @@ def test_keywords_change_settings_and_unknown_ones_are_type_errors():
 
 def test_signature_and_docstring_show_every_field():
     assert list(inspect.signature(brew).parameters) == [
-        "pot", "cups", "heat_s", "kind", "milk", "leaves", "secret", "loud",
+        "pot", "loud", "cups", "heat_s", "kind", "milk", "leaves", "secret",
     ]  # fmt: skip
     assert "        kind: kind.\n" in brew.__doc__
 

@@ -190,7 +190,7 @@ def compare(
         pairing,
         tuple(contests),
         plans,
-        (*unlike(meta["trace"], meta["cost"], pairing), *_drift(contests, meta["cost"]), *_joined(warnings)),
+        (*unlike(meta["trace"], meta["cost"], pairing), *_drift(contests, meta["cost"]), *_merge_sentences(warnings)),
         meta,
     )
 
@@ -256,7 +256,7 @@ def _by_size(
     for name, (fit, held) in parts.items():
         trees = sized_trees(sizes, fit, covered=partial(_keeps, rules=rules[name]))
         for size in sizes:
-            results[size.name][name] = _replayed(trees.get(size.name), held, rules[name])
+            results[size.name][name] = _replay_held_out(trees.get(size.name), held, rules[name])
     return [_contest(size, None, by_drafter, paired=paired) for size, by_drafter in results.items()]
 
 
@@ -264,7 +264,7 @@ def _keeps(tree: Tree, rules: Sequence[Constraint]) -> bool:
     return not broken(tree, rules)
 
 
-def _replayed(tree: Tree | None, held: Trace, rules: Sequence[Constraint]) -> _Result | str:
+def _replay_held_out(tree: Tree | None, held: Trace, rules: Sequence[Constraint]) -> _Result | str:
     """Return the tree's counts on the requests held out, or the reason why it cannot be replayed."""
     if tree is None:
         return "no candidate was ever accepted"
@@ -324,7 +324,7 @@ def _drift(contests: Sequence[Contest], costs: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def _joined(warnings: Mapping[str, Sequence[str]]) -> list[str]:
+def _merge_sentences(warnings: Mapping[str, Sequence[str]]) -> list[str]:
     """Return each sentence once, preceded by the drafters that it applies to unless it applies to all."""
     drafters: dict[str, list[str]] = {}
     for name, sentences in warnings.items():

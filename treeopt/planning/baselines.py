@@ -57,19 +57,19 @@ class Rivals:
         kinds = () if self.cannot_run is not None and self.cannot_run(SMALLEST, batch) else self.settings.policies
         policies = [self._judged(judge, kind, batch) for kind in kinds]
         eligible = [policy for policy in policies if self.take_policies and self._runs(policy)]
-        fastest = max(eligible, key=_fitted, default=None)
+        fastest = max(eligible, key=_fitted_rate, default=None)
         trees, skipped = self._trees(judge, batch)
         if self.cannot_run is not None and kinds != self.settings.policies:
             skipped |= dict.fromkeys(self.settings.policies, str(self.cannot_run(SMALLEST, batch)))
         table = [plain, *trees]
-        if fastest is not None and _fitted(fastest) > judge.rate(best, batch) / (1 - self.settings.near):
+        if fastest is not None and _fitted_rate(fastest) > judge.rate(best, batch) / (1 - self.settings.near):
             chosen = _swept(judge, fastest, batch)
             proof = with_policy(proof, kind=fastest.kind, tried=len(fastest.tried))
             table[1:1] = [replace(static, choice=replace(static.choice, name=STATIC))]
         else:
             fastest, chosen = None, plain if best is None else static
         table += [_swept(judge, policy, batch) for policy in policies if policy is not fastest]
-        table += self._given(judge, batch, skipped)
+        table += self._judge_policies(judge, batch, skipped)
         table += [self._bound(judge, batch)] if policies else []
         compared = [
             replace(row.choice, behind=judge.loss(row.seconds, chosen.seconds)) for row in table if row is not chosen
@@ -102,7 +102,7 @@ class Rivals:
                 skipped[name] = str(error)
         return rows, skipped
 
-    def _given(self, judge: Judge, batch: int, skipped: dict[str, str]) -> list["_Row"]:
+    def _judge_policies(self, judge: Judge, batch: int, skipped: dict[str, str]) -> list["_Row"]:
         """Return the given policies; adds to `skipped` the reason why one cannot be run, replayed or priced."""
         bench, rows = (
             Bench(judge.held, Prices(judge.cost, batch, self.settings.padded, judge.context), seed=self.settings.seed),
@@ -120,7 +120,7 @@ class Rivals:
                 continue
             steps = float(held.steps.sum())
             nodes, levels = float(held.nodes.sum()) / steps, float(held.levels.sum()) / steps
-            rows.append(_grown(judge, held, Grown(name, settings(policy), nodes, levels, policy), batch))
+            rows.append(_grown_choice(judge, held, Grown(name, settings(policy), nodes, levels, policy), batch))
         return rows
 
     def _judged(self, judge: Judge, kind: str, batch: int) -> Judged:
@@ -146,7 +146,7 @@ class Rivals:
         bound = upper_bound(judge.held, prices, nodes=self.settings.nodes, depth=self.settings.depth)
         steps = float(bound.steps.sum())
         grown = Grown(BOUND, {}, float(bound.nodes.sum()) / steps, float(bound.levels.sum()) / steps)
-        return _grown(judge, bound, grown, batch)
+        return _grown_choice(judge, bound, grown, batch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,10 +167,10 @@ def _static(judge: Judge, name: str, tree: Tree | None, batch: int) -> _Row:
 
 def _swept(judge: Judge, best: Judged, batch: int) -> _Row:
     grown = Grown(best.kind, settings(best.policy), best.nodes, best.levels, best.policy)
-    return _grown(judge, best.held, grown, batch)
+    return _grown_choice(judge, best.held, grown, batch)
 
 
-def _grown(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Row:
+def _grown_choice(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Row:
     usual = StepShape(
         batch,
         1 + max(1, round(grown.nodes)),
@@ -183,6 +183,6 @@ def _grown(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Row:
     return _Row(choice, held.seconds, held.committed, held.steps)
 
 
-def _fitted(best: Judged) -> float:
+def _fitted_rate(best: Judged) -> float:
     """Return tokens per second on the requests that the policy was chosen on."""
     return dict(best.tried)[best.policy]

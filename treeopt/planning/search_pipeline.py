@@ -13,7 +13,7 @@ from treeopt.planning.held_out_split import check_domains, hold_out
 from treeopt.planning.proof import proof_of
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.search_warnings import (
-    clamped,
+    clamp_limits,
     context_warnings,
     depth_warnings,
     fitting_warnings,
@@ -79,7 +79,7 @@ def search(
     fit, held = hold_out(trace, held_out=asked.held_out, seed=asked.seed)
     if objective is WORST_DOMAIN:
         check_domains(fit, held)
-    settings, limited = clamped(settings, asked, cost)
+    settings, limited = clamp_limits(settings, asked, cost)
     judge = Judge(fit, held, cost, objective, context=asked.context)
     proposals = Proposals(judge, settings, settings.rules)
     for size in settings.batch:
@@ -116,7 +116,7 @@ def search(
         "cost": dict(cost.meta),
         "provenance": this_run(),
     }
-    best, too_slow = _preferred(judge, entries, asked.max_tpot_s)
+    best, too_slow = _preferred_batch(judge, entries, asked.max_tpot_s)
     largest = max((tree.nodes for tree in chosen.values() if tree is not None), default=1)
     warnings = (
         *unanswered,
@@ -146,7 +146,7 @@ def baselines() -> dict[str, Tree]:
     return {name: published_trees()[key] for name, key in BASELINES.items()}
 
 
-def _preferred(
+def _preferred_batch(
     judge: Judge, entries: Sequence[PlanEntry], max_tpot_s: float | None
 ) -> tuple[int | None, tuple[str, ...]]:
     """Return the batch size that the objective prefers within the ceiling, and a warning for each that exceeds it.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from treeopt.constraints import Constraint
 from treeopt.defaults import HELD_OUT, NODES
 from treeopt.errors import UsageError
-from treeopt.policies import Policy, named
+from treeopt.policies import Policy, policy_text
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, Objective
 from treeopt.searchers.constrained_trees.dinkelbach import WORK
@@ -150,7 +150,7 @@ class SearchSettings(Settings):
             "shrink": self.shrink,
             "solver_work": self.solver_work,
             "policies": list(self.policies),
-            "dynamic": [named(policy) for policy in self.dynamic],
+            "dynamic": [policy_text(policy) for policy in self.dynamic],
             "padding": self.padded if self.policies or self.dynamic else None,
             "context": self.context,
             "held_out": self.held_out,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.drafters.base.drafter import Admitted, Committed, Forced
-from executor.target.features import picked
+from executor.target.features import pick_rows
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import below
@@ -172,4 +172,4 @@ class LanguageModel(nn.Module):
             logits = nn.functional.pad(logits, (0, target.vocabulary - logits.shape[-1]), value=-torch.inf)
         for k in range(1, depth + 1):
             guessed = logits.roll(-k, 1)  # row t is the guess after x_{t+k}; the last k rows have no meaning
-            yield Forced(picked(guessed, rows))
+            yield Forced(pick_rows(guessed, rows))

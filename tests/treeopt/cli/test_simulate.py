@@ -14,7 +14,7 @@ from simulate.runs.batch_run import run
 from simulate.runs.plan_switching import Switching
 from simulate.runs.prompt_costs import FREE
 from simulate.runs.server import serve
-from simulate.runs.server_arrivals import drawn, poisson
+from simulate.runs.server_arrivals import draw_requests, poisson
 from simulate.runs.timeline import speedup
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
@@ -184,7 +184,7 @@ def test_a_server_of_a_plan(files, tmp_path):
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
     switching = Switching.of(plan, switch_s=0.001)
     rng = np.random.default_rng(np.random.SeedSequence(0).spawn(3)[0])
-    work = drawn(trace, poisson(60, rate=5, rng=rng), rng=rng)
+    work = draw_requests(trace, poisson(60, rate=5, rng=rng), rng=rng)
     served = serve(trace, work, switching, profile, rows=4, pad=True)
     assert (
         record["ways"][0]["first_day"]["running"]
@@ -335,7 +335,7 @@ def test_drawn_candidates_are_judged_by_what_is_kept(files, tmp_path):
     save_trace(drawn, tmp_path / "drawn.npz")
     settings = ["simulate", "--trace", tmp_path / "drawn.npz", "--profile", files / "p.json", "--batch", "1"]
     record = json.loads(done(*settings, "--tree", "1", "--seed", "5", "--json").stdout)
-    same = drawn_ranks(drawn, np.random.default_rng(5))
+    same = drawn_ranks(draw_requests, np.random.default_rng(5))
     due = run(same, Tree.chain(1), load_profile(files / "p.json"), batch=1)
     assert record["ways"][0]["total_s"] == due.total_s
     assert "accepted tokens are drawn, given the texts" in record["conditions"][-2]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import drawn_trace, traces, with_lengths
 from treeopt.constraints import ChainOnly, DepthAtLeast, DepthAtMost, NodesAtMost, broken
-from treeopt.cost_model import CostParts, StepShape, covered
+from treeopt.cost_model import CostParts, StepShape, covered_limits
 from treeopt.engines import ENGINE_RULES
 from treeopt.errors import CostError, EngineError, InfeasibleError, TraceError, UsageError
 from treeopt.planning import search_pipeline
@@ -338,7 +338,7 @@ def test_sizes_that_nobody_gave_stay_within_what_is_covered(largest, levels, nod
         with pytest.raises(CostError, match="cover no tree at batch 1, 2"):
             search(MIXED, cost, batch=(1, 2))
         return
-    assert covered(cost, (1, 2), nodes=63, depth=MIXED.depth) == (min(63, largest - 1), min(MIXED.depth, levels))
+    assert covered_limits(cost, (1, 2), nodes=63, depth=MIXED.depth) == (min(63, largest - 1), min(MIXED.depth, levels))
     plan = search(MIXED, cost, batch=(1, 2), max_nodes=nodes)
     found = plan.meta["search"]
     assert found["max_nodes"] == (min(63, largest - 1) if nodes is None else nodes)

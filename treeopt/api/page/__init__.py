@@ -2,5 +2,5 @@
 
 * `read_results`: `report_page`, results that commands wrote, read and put on one page.
 * `result_files`: the files, each read once.
-* `chart_inputs`: charts of profiles and devices.
+* `device_charts`: charts of profiles and devices.
 """

@@ -41,7 +41,7 @@ def options_of(
         @wraps(command)
         def asked(**values: Any) -> Any:
             fields = {each.name: _scaled(values.pop(each.name), meaning_of(each).scale) for each in own}
-            return command(**{name: kind(**fields)}, **values)
+            return command(**{name: kind.of(fields)}, **values)
 
         for each in reversed(own):
             asked = _option(each, types.get(each.name), required=each.name in required)(asked)

@@ -10,7 +10,7 @@ from treeopt.cli.options.value_types import Numbers, numbers_text
 from treeopt.defaults import INFO_NODES
 from treeopt.errors import TraceError
 from treeopt.planning.learning_curve import learning_curves
-from treeopt.planning.search_warnings import advice, resemblance, untrusted
+from treeopt.planning.search_warnings import advice, interval_warnings, resemblance
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.storage.provenance import assumed_in, look
 from treeopt.traces.resumable_shards import load_file_or_shards, optional_in
@@ -66,5 +66,5 @@ def _warnings(trace: Trace, ranked: Trace, nodes: int) -> tuple[str, ...]:
         warnings = (str(error),)
     if ranked is not trace:
         warnings += ("its rule draws candidates: the ranks shown are the drafter's, not what steps accept",)
-    doubts = tuple(sentence for sentence in untrusted(ranked) if sentence not in warnings)
+    doubts = tuple(sentence for sentence in interval_warnings(ranked) if sentence not in warnings)
     return warnings + doubts + tuple(resemblance(ranked))
