@@ -12,7 +12,7 @@ from simulate.validation.predictions import ClosedForms, FormsRecord, judged_on
 from treeopt.comparison.mismatch_warnings import choosing, differing_models, names_weights
 from treeopt.errors import counted
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry
-from treeopt.plans.plan_records import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
+from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.results.words import device_words
 from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, share
 from treeopt.storage.atomic_files import shipped

@@ -14,8 +14,7 @@ from simulate.closed_forms.paper_formulas import walltime_speedup, weight_speedu
 from treeopt.cost_model import CostModel
 from treeopt.errors import PlanError
 from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.plans.plan_json import plan_of, to_json
-from treeopt.plans.plan_records import EstimateRecord, PlanRecord
+from treeopt.plans.plan_json import EstimateRecord, PlanRecord, plan_of, to_json
 from treeopt.policies import Policy
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.walk import StepCounts
