@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, Any
 from treeopt.value_methods import provide
 
 if TYPE_CHECKING:
-    from simulate.closed_forms.errors_on_published_speedups import reproduction_frame as reproduction_frame
-    from simulate.closed_forms.errors_on_published_speedups import reproductions as reproductions
     from simulate.profiles.profile import Profile as Profile
     from simulate.profiles.profile import save_profile as save_profile
     from treeopt.api.compare_traces import compare as compare
@@ -77,8 +75,6 @@ _MODULES = {
     "load_validation": "treeopt.notebook.value_files",
     "log_validation": "treeopt.trackers.log_run",
     "replay_tree": "treeopt.replay.static_tree",
-    "reproduction_frame": "simulate.closed_forms.errors_on_published_speedups",
-    "reproductions": "simulate.closed_forms.errors_on_published_speedups",
     "save_plan": "treeopt.plans.plan_json",
     "save_profile": "simulate.profiles.profile",
     "save_trace": "treeopt.traces.trace",
@@ -107,8 +103,6 @@ __all__ = [
     "load_validation",
     "log_validation",
     "replay_tree",
-    "reproduction_frame",
-    "reproductions",
     "save_plan",
     "save_profile",
     "save_trace",
