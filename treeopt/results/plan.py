@@ -154,7 +154,7 @@ def _export_or_check(plan: Plan, file: str | None) -> list[Line]:
         return []
     keep = "" if file else "keep the plan with --output plan.json, and "
     engine = look(plan.meta, "search", "engine")
-    if isinstance(engine, str) and engine in ENGINES:
+    if engine in ENGINES.exporting():
         kind = look(plan.meta, "trace", "drafter", "kind")
         text = f"Next: {keep}write the configuration of {engine}{method_advice(engine, kind=kind)}:"
         return [Line("next", text, export_command(file, engine, kind=kind))]

@@ -56,7 +56,7 @@ def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), **_: Any) -> 
         yield Line("next", "Next: write the plans with --plans FOLDER, and hand one to an engine with treeopt export.")
         return
     engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
-    engine = engine if engine in ENGINES else None
+    engine = engine if engine in ENGINES.exporting() else None
     text = f"Next: hand a plan to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
     yield Line("next", text, export_command(plans[0], engine, kind=kind))
 

@@ -1,10 +1,12 @@
-"""The shapes that a profile measures: configurations of tree, batch size and context, in the order of importance."""
+"""The configurations that a profile measures: batch size, context, and a tree or policy, in order of importance."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from executor.profiling.measured_policies import unstopped_policies
-from treeopt.policies import Policy
+from treeopt.constraints.size_rules import pool
+from treeopt.errors import UsageError
+from treeopt.policies import POLICIES, DynamicTree, Policy
+from treeopt.policies.beam import Drafting
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 
@@ -13,6 +15,9 @@ FEWER = (8, 17, 33)  # at further contexts, where the fit supplies the rest
 EDGES = (16, 32, 64, 128, 256, 512)  # tokens of a batch at which kernels change
 WIDTHS = (2, 4, 8, 16)
 REQUIRED = 0  # importance of the configurations without which there is no profile
+POLICY_WIDTH = 8  # children of each expanded node of a policy, or as many as nodes are expanded
+TREE_NODES = (8, 16, 32, 64)  # sizes of the dynamic trees that are measured in engines
+BEAMS = (2, 4)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Configuration:
 
     @property
     def growth(self) -> str | None:
-        """The kind of its dynamic trees, one of `treeopt.policies.GROWTHS`; None: the tree is static."""
+        """The kind of its dynamic trees, one of `treeopt.policies.growths`; None: the tree is static."""
         return None if isinstance(self.tree, Tree) else self.tree.growth
 
     def __str__(self) -> str:
@@ -118,3 +123,69 @@ def first_rank_depth(tree: Tree) -> int:
     2
     """
     return max(len(path) for path in tree.paths if not any(path))
+
+
+def chain_configurations(
+    batches: Sequence[int],
+    contexts: Sequence[int | None],
+    *,
+    max_nodes: int,
+    max_depth: int,
+    policies: bool = False,
+) -> list[tuple[int, Configuration]]:
+    """Return plain decoding, all chains and, with `policies`, dynamic trees: what engines run. All are required."""
+    chains: list[Tree | Policy] = [EMPTY, *(Tree.chain(depth) for depth in range(1, max_depth + 1))]
+    trees = dynamic_trees(max_nodes=max_nodes, max_depth=max_depth) if policies else ()
+    return [
+        (REQUIRED, Configuration(batch, context, tree))
+        for context in contexts
+        for batch in batches
+        for tree in (*chains, *trees)
+    ]
+
+
+def dynamic_trees(*, max_nodes: int, max_depth: int) -> tuple[DynamicTree, ...]:
+    """Return dynamic trees of several sizes, depths and beams, from which the times of others are estimated.
+
+    All have more nodes than the longest chain, so that the steps of chains keep their own times.
+
+    Raises:
+        UsageError: no dynamic tree has more than `max_depth` and at most `max_nodes` nodes.
+
+    >>> [(tree.nodes, tree.depth, tree.beam) for tree in dynamic_trees(max_nodes=8, max_depth=3)]
+    [(4, 2, 2), (6, 2, 2), (4, 2, 4), (8, 2, 4), (4, 3, 2), (8, 3, 2), (4, 3, 4), (8, 3, 4)]
+    """
+    depths = sorted({max(1, max_depth // 2 + max_depth % 2), max_depth})
+    sizes = [max_depth + 1, *(size for size in TREE_NODES if max_depth + 1 < size < max_nodes), max_nodes]
+    trees = {
+        DynamicTree(nodes, depth, beam): None
+        for depth in depths
+        for beam in BEAMS
+        for nodes in (min(size, max_nodes, pool(depth=depth, width=beam)) for size in sizes)
+        if nodes > max_depth
+    }
+    if not trees:
+        raise UsageError(f"--policies with chains of up to {max_depth} needs --max-nodes {max_depth + 1} or more")
+    return tuple(trees)
+
+
+def unstopped_policies(max_nodes: int, max_depth: int) -> list[Policy]:
+    """Return the same few policies for each of `treeopt.policies.growths`: shallow and deep, narrow and wide.
+
+    None is deeper than the deepest chain of `max_nodes` nodes, against which its steps are priced.
+    """
+    max_depth = min(max_depth, max_nodes)
+    sizes = (  # nodes, depth, beam
+        (1, 1, 1),
+        (8, max_depth, 1),
+        (8, max_depth, 16),
+        (48, max_depth, 16),
+        (16, 2, 4),
+        (32, max_depth, 4),
+    )
+    policies: dict[Policy, None] = {}
+    for make in (make for kind in POLICIES.values() for make in kind.growths.values()):
+        for nodes, depth, beam in sizes:
+            drafting = Drafting(min(depth, max_depth), beam, max(beam, POLICY_WIDTH))
+            policies[make(min(nodes, max_nodes, drafting.candidates), drafting)] = None
+    return list(policies)

@@ -12,6 +12,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from data.make import make_models as build
+from data.make import make_traces, stdlib_corpus
 from executor.checkpoints import load_drafter, trained_for
 from executor.decoding.decoder import Decoder
 from executor.models.fingerprint import weights_hash
@@ -19,8 +21,6 @@ from executor.prompts.prompt_files import read_prompts
 from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
 from executor.train.recipes import RECIPES
-from executor.train.shipped import make_models as build
-from executor.train.shipped import make_traces, stdlib_corpus
 from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import RUN, load_profile
 from simulate.validation import predicted_vs_measured

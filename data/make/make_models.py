@@ -1,6 +1,6 @@
 """Make the shipped models in `data/models`, from nothing.
 
-Usage: `python -m executor.train.shipped.make_models data NAME... [--features FOLDER]`.
+Usage: `python -m data.make.make_models data NAME... [--features FOLDER]`.
 
 `target` is the tokenizer, the language model and the prompts; all other names are drafters for it. `make models`
 makes them all, two drafters at a time; `make_traces` makes the traces.
@@ -30,6 +30,7 @@ from transformers import (
     set_seed,
 )
 
+from data.make import stdlib_corpus
 from executor.checkpoints import load_drafter
 from executor.prompts.prompt_files import write_prompts
 from executor.target.load_hf_model import load_target, prepare
@@ -38,7 +39,6 @@ from executor.target.tokenizer import load_tokenizer
 from executor.train.count_ngrams import build as count_ngrams
 from executor.train.new_drafter import begun
 from executor.train.recipes import RECIPES, replaced
-from executor.train.shipped import stdlib_corpus
 from executor.train.text_files import Rows
 from executor.train.training_run import LOG, Job, Trained, run
 from executor.train.training_run import TARGET as TRAINED

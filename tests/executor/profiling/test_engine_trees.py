@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from executor.engines.engine_profile import EngineProfiling, dynamic_trees, measure_engine
-from executor.engines.engine_validation import EngineRun, check_engine_run, compare_in_engine, drafts_of
+from executor.profiling.configurations import dynamic_trees
+from executor.profiling.measure_steps import measure_profile
+from executor.profiling.profile_settings import Settings
+from executor.runners.engine_runner import EngineRunner
+from executor.runners.runner import Requests
+from executor.validation.compare_live import check_comparison, compare, not_measured, shapes_of
 from tests.helpers.small_plans import BUSHY, choice, entry, grown, plan_of
 from treeopt.cost_model import StepShape
 from treeopt.engines.driver import EngineStep
@@ -57,12 +61,17 @@ class Chains(Engine):
     tree_requests = 0
 
 
-SETTINGS = EngineProfiling((1,), range(6), dynamic_trees(max_nodes=16, max_depth=5), new_tokens=24, rounds=2)
+SETTINGS = Settings((1,), max_nodes=16, max_depth=5, new_tokens=24, rounds=2, policies=True)
+GROWN = dynamic_trees(max_nodes=16, max_depth=5)
+
+
+def runner(engine=Engine):
+    return EngineRunner(lambda most: engine())
 
 
 @pytest.fixture(scope="module")
 def profile():
-    return measure_engine(Engine(), PROMPTS, SETTINGS, meta={"device": "cpu, 1 threads"})
+    return measure_profile(runner(), PROMPTS, SETTINGS)
 
 
 def shape(draft):
@@ -71,7 +80,7 @@ def shape(draft):
     return StepShape.of(Tree.chain(draft), batch=1)
 
 
-@pytest.mark.parametrize("draft", [1, 2, 3, 4, 5, *SETTINGS.trees], ids=str)
+@pytest.mark.parametrize("draft", [1, 2, 3, 4, 5, *GROWN], ids=str)
 def test_what_was_measured_keeps_its_time(profile, draft):
     assert profile.step_s([shape(draft)])[0] == pytest.approx(Engine.step_s(draft), rel=1e-3)
 
@@ -84,23 +93,23 @@ def test_trees_that_were_not_measured_are_priced_by_their_shape(profile, nodes, 
 
 def test_the_error_at_trees_that_were_left_out_is_recorded(profile):
     record = profile.meta["growths"]["dynamic-tree"]
-    assert record["cells"] == len(SETTINGS.trees)
+    assert record["cells"] == len(GROWN)
     assert record["median_error"] < 1e-6
     measured = [row["drafted"] for row in profile.meta["spread"] if isinstance(row["drafted"], dict)]
-    assert len(measured) == len(SETTINGS.trees)
-    assert {row["nodes"] for row in measured} == {tree.nodes for tree in SETTINGS.trees}
+    assert len(measured) == len(GROWN)
+    assert {row["nodes"] for row in measured} == {tree.nodes for tree in GROWN}
 
 
 def test_trees_of_several_requests_are_refused_before_anything_is_measured():
     wide = replace(SETTINGS, batches=(1, 4))
     with pytest.raises(EngineError, match="dynamic trees with 1 request in flight: measure them with --batch 1"):
-        measure_engine(Engine(), PROMPTS, wide, meta={})
+        measure_profile(runner(), PROMPTS, wide)
     with pytest.raises(EngineError, match="runs chains, no dynamic trees: leave out --policies"):
-        measure_engine(Chains(), PROMPTS, SETTINGS, meta={})
+        measure_profile(runner(Chains), PROMPTS, SETTINGS)
 
 
 TREE = DynamicTree(nodes=8, depth=3, beam=4)
-RUN = EngineRun(PROMPTS, new_tokens=12, rounds=2)
+REQUESTS = Requests(PROMPTS, 12)
 
 
 def with_compared(planned, *choices):
@@ -109,9 +118,9 @@ def with_compared(planned, *choices):
 
 def test_a_dynamic_tree_is_measured_beside_chains():
     plan = plan_of(grown(1, TREE))
-    assert list(drafts_of(plan.entries[0], Engine())) == [TREE, 3]
-    assert check_engine_run(plan, RUN, Engine()) == []
-    tree, chain = compare_in_engine(Engine(), plan, RUN)
+    assert list(shapes_of(plan.entries[0], runner(), REQUESTS)) == [TREE, Tree.chain(3)]
+    assert not_measured(plan, runner(), REQUESTS) == []
+    tree, chain = compare(runner(), plan, REQUESTS, blocks=2)
     assert tree.tree is None
     assert tree.grown.policy == TREE
     assert chain.tree == Tree.chain(3)
@@ -125,13 +134,13 @@ def test_a_dynamic_tree_is_measured_beside_chains():
 def test_what_the_engine_cannot_draft_is_left_out_with_the_reason():
     medusa, stopping = choice("Medusa's tree", BUSHY), grown(1, replace(TREE, min_probability=0.1)).choice
     plan = plan_of(with_compared(grown(1, TREE), medusa, replace(stopping, name="stopping")))
-    assert list(drafts_of(plan.entries[0], Engine())) == [TREE, 3]
-    lines = check_engine_run(plan, RUN, Engine())
+    assert list(shapes_of(plan.entries[0], runner(), REQUESTS)) == [TREE, Tree.chain(3)]
+    lines = not_measured(plan, runner(), REQUESTS)
     assert len(lines) == 2
     assert "not measured: Medusa's tree (batch 1): openvino runs chains and dynamic trees of EAGLE-2" in lines[0]
     assert "not measured: stopping (batch 1): its min_probability" in lines[1]
     chains = plan_of(with_compared(entry(1, Tree.chain(2)), grown(1, TREE).choice))
-    (line,) = check_engine_run(chains, RUN, Chains())
+    (line,) = not_measured(chains, runner(Chains), REQUESTS)
     assert line.startswith(
         "not measured: eagle2 (batch 1): openvino runs chains alone: search with --for an engine of chains"
     )
@@ -148,7 +157,7 @@ def test_what_the_engine_cannot_draft_is_left_out_with_the_reason():
 )
 def test_a_choice_that_the_engine_cannot_draft_is_refused(planned, engine, message):
     with pytest.raises(EngineError, match=message):
-        check_engine_run(plan_of(planned), RUN, engine)
+        check_comparison(EngineRunner(lambda most: engine), plan_of(planned), REQUESTS, blocks=2)
 
 
 class WithOverhead(Engine):
@@ -160,17 +169,17 @@ class WithOverhead(Engine):
 
 
 def test_chains_keep_their_times_beside_trees_that_take_more():
-    measured = measure_engine(WithOverhead(), PROMPTS, SETTINGS, meta={"device": "cpu, 1 threads"})
+    measured = measure_profile(runner(WithOverhead), PROMPTS, SETTINGS)
     for length in range(1, 6):
         assert measured.step_s([shape(length)])[0] == pytest.approx(Engine.step_s(length), rel=1e-3)
-    for tree in SETTINGS.trees:
+    for tree in GROWN:
         assert measured.step_s([shape(tree)])[0] == pytest.approx(WithOverhead.step_s(tree), rel=1e-3)
     assert measured.batches[0].growth["dynamic-tree"].step_s == pytest.approx(0.003, rel=0.01)
 
 
 @pytest.mark.parametrize(("nodes", "depth", "beam"), [(3, 2, 2), (4, 2, 2), (5, 3, 2)])
 def test_a_tree_as_small_as_a_chain_takes_what_trees_take(nodes, depth, beam):
-    measured = measure_engine(WithOverhead(), PROMPTS, SETTINGS, meta={"device": "cpu, 1 threads"})
+    measured = measure_profile(runner(WithOverhead), PROMPTS, SETTINGS)
     tree = DynamicTree(nodes, depth, beam)
     assert measured.step_s([shape(tree)])[0] == pytest.approx(WithOverhead.step_s(tree), rel=5e-3)
 

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from executor.engines.engine_profile import EngineProfiling, measure_engine
+from executor.profiling.measure_steps import measure_profile
+from executor.profiling.profile_settings import Settings
+from executor.runners.engine_runner import EngineRunner
 from treeopt.cost_model import StepShape
 from treeopt.engines.driver import EngineStep
 from treeopt.errors import UsageError
@@ -23,6 +25,12 @@ class Lookup:
     def __init__(self, least=1, *, reports=True):
         self.meta, self.least, self.reports = {"name": "llama.cpp"}, least, reports
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
     def decode(self, requests, *, draft, concurrency):
         draft = draft if draft >= self.least else 0
         at_s, left = 1.0, [request.new_tokens - 1 for request in requests]
@@ -39,9 +47,9 @@ class Lookup:
                 yield EngineStep(row, 1, at_s, drafted=known, ended=left[row] == 0)
 
 
-def profile(engine, batches=(1, 4)):
-    settings = EngineProfiling(batches, range(4), new_tokens=EVERY * 10 + 1, rounds=2)
-    return measure_engine(engine, PROMPTS, settings, meta={"device": "cpu, 1 threads"})
+def profile(engine, batches=(1, 4), work=None, progress=lambda runs: None):
+    settings = Settings(batches, max_depth=3, new_tokens=EVERY * 10 + 1, rounds=2)
+    return measure_profile(EngineRunner(lambda most: engine), PROMPTS, settings, work=work, progress=progress)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -74,3 +82,22 @@ def test_without_a_report_every_step_counts_as_drafting():
 def test_an_engine_that_drafts_nothing_has_no_profile():
     with pytest.raises(UsageError, match="in no timed step did the engine draft anything: decode more tokens"):
         profile(Lookup(least=9))
+
+
+def test_an_interrupted_profile_resumes(tmp_path):
+    """What is kept is not measured again: only whole rounds, whose ratios to plain decoding count."""
+    work, done = tmp_path / "p.json.work", []
+
+    def stop(runs):
+        done.append(runs)
+        if len(done) == 11:  # of 16, in the second round
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile(Lookup(), work=work, progress=stop)
+    left = []
+    resumed, whole = profile(Lookup(), work=work, progress=left.append), profile(Lookup())
+    assert sum(left) == 8
+    assert resumed.batches == whole.batches
+    with pytest.raises(UsageError, match=r"was begun with batches \[1, 4\], not \[1\]"):
+        profile(Lookup(), batches=(1,), work=work)

@@ -1,6 +1,6 @@
 """Make the shipped traces: one of each drafter in `data/models`, all on the same text.
 
-Usage: `python -m executor.train.shipped.make_traces data [NAME...]`.
+Usage: `python -m data.make.make_traces data [NAME...]`.
 
 The target's text does not depend on the drafter, so it is written once for all drafters of a target.
 """
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data.make.make_models import NAME
 from executor.checkpoints import load_drafter
 from executor.prompts.prompt_files import encode, read_prompts
 from executor.recording.collect_trace import collect
 from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
-from executor.train.shipped.make_models import NAME
 from treeopt.errors import UsageError
 from treeopt.policies import DynamicTree
 from treeopt.traces.trace import save_trace
