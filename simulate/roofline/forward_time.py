@@ -92,7 +92,7 @@ class MatrixProducts:
 def tiled_rows(rows: ArrayLike) -> Floats:
     """Return the rows that a matrix product computes: multiples of 16 up to 64, of 64 above.
 
-    >>> tiled([1, 16, 17, 64, 65, 129]).tolist()
+    >>> tiled_rows([1, 16, 17, 64, 65, 129]).tolist()
     [16.0, 16.0, 32.0, 64.0, 128.0, 192.0]
     """
     used = np.asarray(rows, dtype=np.float64)
