@@ -205,9 +205,9 @@ def rooms() -> list[str]:
 
 
 def room_of(module: str) -> str:
-    """The folder of a module; a module in the root of treeopt is a room of its own."""
+    """The folder of a module; a module in the root of a package is a room of its own."""
     folder = module if modules()[module].name == "__init__.py" else module.rpartition(".")[0]
-    return module if folder == "treeopt" else folder
+    return module if folder in PACKAGES else folder
 
 
 def test_every_folder_is_a_room_and_every_room_a_folder():
