@@ -362,7 +362,7 @@ def record_marks(question: str, title: str, record: Any) -> Iterator[Mark]:
                 value, low, high = (1e3 * row[name + end] for end in ENDS)
                 yield (value, place, low, high)
     elif question == "serving":
-        for configuration in record["ways"]:
+        for configuration in record["configurations"]:
             day = configuration["first_day"]
             for key in ("running", "waiting"):
                 yield from zip(day["times_s"], day[key], strict=True)
