@@ -335,7 +335,7 @@ def test_drawn_candidates_are_judged_by_what_is_kept(files, tmp_path):
     save_trace(drawn, tmp_path / "drawn.npz")
     settings = ["simulate", "--trace", tmp_path / "drawn.npz", "--profile", files / "p.json", "--batch", "1"]
     record = json.loads(done(*settings, "--tree", "1", "--seed", "5", "--json").stdout)
-    same = drawn_ranks(draw_requests, np.random.default_rng(5))
+    same = drawn_ranks(drawn, np.random.default_rng(5))
     due = run(same, Tree.chain(1), load_profile(files / "p.json"), batch=1)
     assert record["configurations"][0]["total_s"] == due.total_s
     assert "accepted tokens are drawn, given the texts" in record["conditions"][-2]
