@@ -46,7 +46,7 @@ def latency_ratio(*, draft_weights: ArrayLike, target_weights: ArrayLike) -> flo
         draft_weights: weights that one drafter forward reads, W_d: LM head counted, embedding not.
         target_weights: the same of one plain decoding step of the target, W_t, in the same unit.
 
-    Source: CORAL (Weng et al. 2025), Eq. 5; `simulate.model_sizes.eagle_weights` counts the weights.
+    Source: CORAL (Weng et al. 2025), Eq. 5; `simulate.model_sizes.drafter_sizes` counts the weights.
 
     >>> latency_ratio(draft_weights=350, target_weights=7000)
     0.05

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.model_sizes.eagle_weights import eagle_parameters
+from simulate.model_sizes.drafter_sizes import eagle_parameters
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped, why

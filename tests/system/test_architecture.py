@@ -34,8 +34,8 @@ treeopt: errors registry defaults storage value_methods tree statistics traces t
     plans planning comparison engines engines.connections engines.llama_cpp engines.openai engines.openvino
     engines.sglang engines.vllm trackers results terminal charts report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
-executor: device kernels prompts verification target.positions target drafters.base checkpoints.tensors
-    checkpoints.layer_settings drafters.* drafters models checkpoints.engine_files checkpoints decoding recording
+executor: device kernels prompts verification target.positions target drafters.base models checkpoints.tensors
+    checkpoints.layer_settings drafters.* drafters checkpoints.engine_files checkpoints decoding recording
     profiling validation train
     train.shipped engines
 """

@@ -208,7 +208,7 @@ class WhatIf:
             UsageError: settings that contradict each other.
             CostError: a device, model or size that has no price.
         """
-        from simulate.whatif.drafter_kinds import WITHOUT_SIZES
+        from simulate.model_sizes.drafter_kinds import without_sizes
         from simulate.whatif.whatif_settings import (
             context_warnings,
             drafter_kind,
@@ -222,7 +222,7 @@ class WhatIf:
         if (profile is None) != (device.get("measured_on") is None):
             raise UsageError("--profile and --measured-on need each other")
         kind, warnings = drafter_kind(trace, kind, drafter)
-        drafter = None if str(drafter) in WITHOUT_SIZES else drafter
+        drafter = None if str(drafter) in without_sizes() else drafter
         _check_drafter(kind, drafter, device.get("draft_bytes"))
         profile_file = Path(profile) if isinstance(profile, Path | str) else None
         profile = load_profile(profile) if isinstance(profile, Path | str) else profile
@@ -358,12 +358,15 @@ class Answer:
 
 def _check_drafter(kind: str, drafter: "Config | None", draft_bytes: float | None) -> None:
     """Raise UsageError if the drafter's sizes are missing, or given for a drafter that has none."""
-    from simulate.whatif.drafter_kinds import WITHOUT_SIZES
+    from simulate.model_sizes.drafter_kinds import DRAFTERS
 
-    if kind == "language-model" and drafter is None:
-        raise UsageError("a drafter that is a language model has sizes of its own: name its folder with --drafter")
+    sizes = DRAFTERS[kind].sizes
+    if sizes is not None and sizes.own_config and drafter is None:
+        raise UsageError(
+            f"a drafter that is {DRAFTERS[kind].title} has sizes of its own: name its folder with --drafter"
+        )
     for option, given in (("--drafter", drafter), ("--draft-bytes", draft_bytes)):
-        if kind in WITHOUT_SIZES and given is not None:
+        if sizes is None and given is not None:
             raise UsageError(f"{option} describes the sizes of a model, and {kind} has none; omit it")
 
 

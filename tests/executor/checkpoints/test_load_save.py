@@ -5,7 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from executor.checkpoints import MEDUSA_FILE, load_drafter, save_drafter
+from executor.checkpoints import load_drafter, save_drafter
+from executor.drafters.medusa.checkpoint import MEDUSA_FILE
 from tests.helpers.models import HIDDEN, VOCABULARY, random_heads, small_target
 from treeopt.errors import ExecutorError
 

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from executor.checkpoints import MEDUSA_FILE
+from executor.drafters.medusa.checkpoint import MEDUSA_FILE
 from tests.helpers.command_line import CONTEXT, HEADS, TEXTS, collect, done, inputs, refused
 from treeopt.traces.trace import load_trace
 

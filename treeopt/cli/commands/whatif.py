@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.profiles.profile import SCHEMA as PROFILE
 from simulate.profiles.profile import save_profile
-from simulate.whatif.drafter_kinds import KINDS
 from simulate.whatif.whatif_settings import LINKS, PRICES
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.commands.search import engine_rules
@@ -64,7 +64,7 @@ MODEL = Model()
 )
 @click.option(
     "--kind",
-    type=click.Choice(KINDS),
+    type=click.Choice(list(DRAFTERS)),
     help="Kind of drafter; default as its configuration states, else as recorded in the trace.",
 )
 @click.option(
