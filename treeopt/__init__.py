@@ -3,7 +3,7 @@
 `import treeopt` offers the Python API: what the commands do, as functions of values. Each name is loaded when it is
 first used, so that importing treeopt takes no time. The rooms, in the order of import:
 
-* `errors`, `registry`, `defaults`: the errors, registries of kinds, default settings.
+* `errors`, `registry`, `settings`, `defaults`: the errors, registries of kinds, settings of questions, their defaults.
 * `tree`, `cost_model`: the tree, the protocol of step times.
 * `value_methods`: methods that values share: HTML for notebooks, plots, files.
 * `storage`, `statistics`: files and provenance; estimates with intervals.
@@ -27,30 +27,28 @@ from typing import TYPE_CHECKING, Any
 from treeopt.value_methods import provide
 
 if TYPE_CHECKING:
-    from simulate.closed_forms.errors_on_published_speedups import reproduction_frame as reproduction_frame
-    from simulate.closed_forms.errors_on_published_speedups import reproductions as reproductions
     from simulate.profiles.profile import Profile as Profile
     from simulate.profiles.profile import save_profile as save_profile
     from treeopt.api.compare_traces import compare as compare
-    from treeopt.api.draw_charts import draw_speedups as draw_speedups
-    from treeopt.api.draw_charts import draw_tau as draw_tau
     from treeopt.api.file_loading import import_trace as import_trace
     from treeopt.api.file_loading import load_plan as load_plan
     from treeopt.api.file_loading import load_profile as load_profile
     from treeopt.api.file_loading import load_trace as load_trace
     from treeopt.api.file_loading import load_tree as load_tree
-    from treeopt.api.result_record import Record as Record
-    from treeopt.api.result_record import Validation as Validation
     from treeopt.api.search_trace import search as search
     from treeopt.api.simulate_requests import simulate as simulate
     from treeopt.api.validate_plan import validate as validate
     from treeopt.api.whatif_devices import whatif as whatif
+    from treeopt.charts.matplotlib_axes import draw_speedups as draw_speedups
+    from treeopt.charts.matplotlib_axes import draw_tau as draw_tau
     from treeopt.errors import TreeoptError as TreeoptError
     from treeopt.notebook.value_files import load_record as load_record
     from treeopt.notebook.value_files import load_validation as load_validation
     from treeopt.plans.plan import Plan as Plan
     from treeopt.plans.plan_json import save_plan as save_plan
     from treeopt.replay.static_tree import replay_tree as replay_tree
+    from treeopt.results.kinds import Record as Record
+    from treeopt.results.kinds import Validation as Validation
     from treeopt.traces.trace import Trace as Trace
     from treeopt.traces.trace import save_trace as save_trace
     from treeopt.trackers.log_run import log_validation as log_validation
@@ -60,14 +58,14 @@ if TYPE_CHECKING:
 _MODULES = {
     "Plan": "treeopt.plans.plan",
     "Profile": "simulate.profiles.profile",
-    "Record": "treeopt.api.result_record",
+    "Record": "treeopt.results.kinds",
     "Trace": "treeopt.traces.trace",
     "Tree": "treeopt.tree",
     "TreeoptError": "treeopt.errors",
-    "Validation": "treeopt.api.result_record",
+    "Validation": "treeopt.results.kinds",
     "compare": "treeopt.api.compare_traces",
-    "draw_speedups": "treeopt.api.draw_charts",
-    "draw_tau": "treeopt.api.draw_charts",
+    "draw_speedups": "treeopt.charts.matplotlib_axes",
+    "draw_tau": "treeopt.charts.matplotlib_axes",
     "import_trace": "treeopt.api.file_loading",
     "load_plan": "treeopt.api.file_loading",
     "load_profile": "treeopt.api.file_loading",
@@ -77,8 +75,6 @@ _MODULES = {
     "load_validation": "treeopt.notebook.value_files",
     "log_validation": "treeopt.trackers.log_run",
     "replay_tree": "treeopt.replay.static_tree",
-    "reproduction_frame": "simulate.closed_forms.errors_on_published_speedups",
-    "reproductions": "simulate.closed_forms.errors_on_published_speedups",
     "save_plan": "treeopt.plans.plan_json",
     "save_profile": "simulate.profiles.profile",
     "save_trace": "treeopt.traces.trace",
@@ -107,8 +103,6 @@ __all__ = [
     "load_validation",
     "log_validation",
     "replay_tree",
-    "reproduction_frame",
-    "reproductions",
     "save_plan",
     "save_profile",
     "save_trace",
@@ -120,8 +114,9 @@ __all__ = [
 
 # Function that methods of values call -> the module that holds it.
 _METHODS = {
+    "frame_of": "treeopt.notebook.value_files",
     "html_of": "treeopt.notebook.value_html",
-    "plot_value": "treeopt.notebook.value_plots",
+    "plot_value": "treeopt.notebook.value_files",
     "save_value": "treeopt.notebook.value_files",
     "text_of": "treeopt.notebook.value_html",
 }

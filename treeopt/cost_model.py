@@ -110,7 +110,7 @@ class CostParts:
         return np.where(inside, seconds, np.inf)
 
 
-def covered(
+def covered_limits(
     cost: "CostModel", batches: Sequence[int], *, nodes: int, depth: int, context: int | None = None
 ) -> tuple[int, int]:
     """Return the most nodes and levels, up to these limits, of trees that have a cost at all batch sizes.

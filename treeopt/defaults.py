@@ -1,16 +1,11 @@
 """Default settings that commands and the Python API share: tree sizes, shares, numbers of tokens, seconds."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 # Search.
 NODES = 63  # largest tree that is tried; also the largest that `treeopt profile` measures
 HELD_OUT = 0.5  # share of the requests that predictions are made on
-NEAR = 0.01  # share of the fastest tree's rate within which the smallest tree is taken
 INFO_NODES = (4, 16, 63)  # tree sizes of `treeopt trace info`
 
 # What-if.
-WHATIF_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 WHATIF_CONTEXT = 512  # tokens in the cache
 BYTES = 2.0  # per weight, and per number in the K/V cache
 
@@ -35,11 +30,6 @@ POLICIES_S = 150.0  # additional seconds where dynamic policies are measured
 WIDTH = 16  # candidates per node
 RECORD_BATCH = 8
 DRAWS = 16  # of rules whose acceptance has no closed form
-
-# A simulated server.
-SERVER: Mapping[str, float] = MappingProxyType(
-    {"requests": 1000, "replications": 5, "warmup": 0.1, "switch_s": 0.0, "hysteresis": 0}
-)
 
 # Made-up traces of imported figures.
 IMPORTED_REQUESTS = 200

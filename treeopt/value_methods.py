@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import altair as alt
+    import pandas as pd
     from matplotlib.axes import Axes
 
 Loader = Callable[[str], Callable[..., Any]]
@@ -37,21 +39,30 @@ class ValueMethods:
         """
         _LOADERS["save_value"]("save_value")(self, path)
 
-    def plot(self, ax: "Axes | None" = None, *, chart: str | None = None) -> "Axes":
-        """Draw a chart of the value, as the HTML report does; needs matplotlib.
+    def frame(self) -> "pd.DataFrame":
+        """Return the main table: one row per configuration, or per what the value holds several of.
+
+        Names end in their unit: `_s` is seconds, but `tokens_s`, `requests_s` and `goodput_s` are rates per second.
+        Estimates such as `tau` have their 95 % interval in `tau_low` and `tau_high`.
+        """
+        frame: pd.DataFrame = _LOADERS["frame_of"]("frame_of")(self)
+        return frame
+
+    def plot(self, ax: "Axes | None" = None, *, chart: str | None = None) -> "alt.LayerChart | Axes":
+        """Return a chart of the value, as the HTML report has it; needs altair.
 
         Args:
-            ax: axes to draw into; default new ones.
+            ax: matplotlib's axes to draw into, for the speedup of a plan and the tau of a trace.
             chart: name of the chart, where a value has several; default the first. An unknown name lists them.
 
         Returns:
-            The axes.
+            The chart, which notebooks show; `ax` if that is given.
 
         Raises:
             UsageError: the value has no chart, or none of this name; the message lists those that it has.
         """
-        axes: Axes = _LOADERS["plot_value"]("plot_value")(self, ax, chart=chart)
-        return axes
+        drawn: alt.LayerChart | Axes = _LOADERS["plot_value"]("plot_value")(self, ax, chart=chart)
+        return drawn
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Print a summary that IPython shows in place of `repr`."""

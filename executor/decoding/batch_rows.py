@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from executor.decoding.tree_growth import Growth
-from executor.device.upload import uploaded
+from executor.device.upload import to_device
 from executor.drafters.base.drafter import Admitted, Committed, Drafter
 from executor.target.causal_model import Outputs
 from executor.target.target_model import Target
@@ -91,7 +91,7 @@ class Rows:
         if self.imposed is not None:
             self.imposed.admit(place, list(requests))
         self.lengths[place] = admitted.lengths - 1
-        self.root[place] = uploaded([prompt[-1] for prompt in prompts], place.device)
+        self.root[place] = to_device([prompt[-1] for prompt in prompts], place.device)
         self.idle.index_fill_(0, place, False)
         self.committed.counts.index_fill_(0, place, 0)
         if self.drafter is not None:

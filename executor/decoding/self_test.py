@@ -74,7 +74,7 @@ def trials(device: str) -> Iterator[Trial]:
     if cuda:
         yield _trial("fp32: CUDA graphs write what generate does", partial(_equal, device, graphs=True))
     for dtype in ("bfloat16", "float16") if cuda else ("bfloat16",):
-        yield _trial(f"{dtype}: tokens are the argmax but for rounding", partial(_audited, device, dtype=dtype))
+        yield _trial(f"{dtype}: tokens are the argmax but for rounding", partial(_audit, device, dtype=dtype))
 
 
 def _trial(name: str, run: Callable[[], tuple[bool, str]]) -> Trial:
@@ -85,19 +85,19 @@ def _trial(name: str, run: Callable[[], tuple[bool, str]]) -> Trial:
 
 
 def _equal(device: str, *, graphs: bool = False) -> tuple[bool, str]:
-    target, texts, tau = _decoded(device, "float32", graphs=graphs)
-    differing = sum(text != _generated(target, prompt) for text, prompt in zip(texts, PROMPTS, strict=True))
+    target, texts, tau = _decode(device, "float32", graphs=graphs)
+    differing = sum(text != _generate(target, prompt) for text, prompt in zip(texts, PROMPTS, strict=True))
     return differing == 0 and tau > LEAST, f"{differing} of {len(texts)} texts differ; tau {tau:.2f}"
 
 
-def _audited(device: str, *, dtype: str) -> tuple[bool, str]:
-    target, texts, tau = _decoded(device, dtype)
+def _audit(device: str, *, dtype: str) -> tuple[bool, str]:
+    target, texts, tau = _decode(device, dtype)
     audit = Audit.total(audit_text(target, prompt, text) for prompt, text in zip(PROMPTS, texts, strict=True))
     figures = f"{audit.unexcused} of {audit.tokens} tokens lie beyond the margin; tau {tau:.2f}"
     return audit.unexcused == 0 and tau > LEAST, figures
 
 
-def _decoded(device: str, dtype: str, *, graphs: bool = False) -> tuple[Target, list[list[int]], float]:
+def _decode(device: str, dtype: str, *, graphs: bool = False) -> tuple[Target, list[list[int]], float]:
     """Decode a ragged batch whose rows are refilled; return the target, its texts and the tokens per step."""
     target = random_target("toy", dtype=DTYPES[dtype], device=device)
     noisy = copy.deepcopy(target.model)
@@ -112,7 +112,7 @@ def _decoded(device: str, dtype: str, *, graphs: bool = False) -> tuple[Target, 
     return target, [list(generation.tokens) for generation in generations], tokens / steps
 
 
-def _generated(target: Target, prompt: list[int]) -> list[int]:
+def _generate(target: Target, prompt: list[int]) -> list[int]:
     tokens = torch.tensor([prompt], device=target.device)
     mask = torch.ones_like(tokens)
     model: Any = target.model

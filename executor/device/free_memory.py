@@ -26,10 +26,10 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type != "cpu" or not meminfo.is_file():
         return None
     sizes = dict(line.split(":", 1) for line in meminfo.read_text("ascii").splitlines())
-    return min([int(sizes["MemAvailable"].split()[0]) * 1024, *allowed(Path("/proc/self/cgroup"))])
+    return min([int(sizes["MemAvailable"].split()[0]) * 1024, *group_limits(Path("/proc/self/cgroup"))])
 
 
-def allowed(groups: Path) -> Iterator[int]:
+def group_limits(groups: Path) -> Iterator[int]:
     """Yield the bytes that each control group around a process still allows.
 
     Args:

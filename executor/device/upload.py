@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def uploaded(values: Any, device: torch.device) -> Tensor:
+def to_device(values: Any, device: torch.device) -> Tensor:
     """Return nested lists of equally long rows as a tensor on the device.
 
     On CUDA the copy goes through pinned memory, which torch does not reuse before the copy is done: from other memory

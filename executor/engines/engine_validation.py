@@ -60,9 +60,9 @@ def _reason(draft: Draft | None, batch: int, engine: Driver) -> str | None:
     if isinstance(draft, int):
         return None
     if most == 0:
-        return f"{name} runs chains alone: search with an --engine of chains, or give --shapes chain:N"
+        return f"{name} runs chains alone: search with --for an engine of chains, or give --shapes chain:N"
     if draft is None:
-        return f"{name} runs chains and dynamic trees of EAGLE-2: search with --engine {name}"
+        return f"{name} runs chains and dynamic trees of EAGLE-2: search --for {name}"
     if batch > most:
         return f"{name} runs dynamic trees with {counted(most, 'request')} in flight: search with --batch {most}"
     cannot_run = ENGINE_RULES[name].cannot_run if name in ENGINE_RULES else None

@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from executor.kernels.dependent_launch import launch_options
-from executor.kernels.rms_norm import normed
+from executor.kernels.rms_norm import rms_norm_rows
 
 BLOCK = 1024
 
@@ -81,7 +81,7 @@ def linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
     if len(x) == 1:
         return row_linear(x, weight, around)
     if around.norm is not None:
-        x = normed(x, *around.norm)
+        x = rms_norm_rows(x, *around.norm)
     if _streams(x, weight, around):
         return stream_linear(x, weight, around)
     if around.residual is not None and around.bias is None and not around.gated:

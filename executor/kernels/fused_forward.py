@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.kernels.few_rows_linear import Around, Norm, linear
-from executor.kernels.rms_norm import normed
+from executor.kernels.rms_norm import rms_norm_rows
 from executor.kernels.rotary_store import rotate_and_store
 from executor.kernels.tree_attention import attend_to_tree
 
@@ -86,7 +86,7 @@ class FusedForward:
 
     def last_norm(self, hidden: Tensor) -> Tensor:
         """Return the input of the LM head for the last layer's output."""
-        return normed(hidden, *_norm(self._decoder.norm))
+        return rms_norm_rows(hidden, *_norm(self._decoder.norm))
 
 
 class _FusedLayer:

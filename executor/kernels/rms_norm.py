@@ -23,7 +23,7 @@ def _rms_norm_kernel(x, weight, out, inner, eps, BLOCK: tl.constexpr, DEPENDENT:
     tl.store(out + row * inner + offset, (part * scale * factor).to(out.dtype.element_ty), mask=ok)
 
 
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return the rows of `x` (..., inner), contiguous, over their root mean square, times `weight` (inner,)."""
     out, inner = torch.empty_like(x), x.shape[-1]
     block = triton.next_power_of_2(inner)

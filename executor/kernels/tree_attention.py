@@ -16,7 +16,7 @@ from executor.kernels.dependent_launch import launch_options
 
 
 @triton.jit
-def _folded(query, scale, best, total, acc, keys, values, column, seen, inside, WIDTH, width, width_ok, PRECISION):
+def _fold(query, scale, best, total, acc, keys, values, column, seen, inside, WIDTH, width, width_ok, PRECISION):
     """Add a tile of columns to the softmax so far: the highest score, the sum of weights, the weighted values."""
     key = tl.load(keys + column[None, :] * WIDTH + width[:, None], mask=inside[None, :] & width_ok[:, None], other=0.0)
     score = tl.dot(query, key, input_precision=PRECISION) * scale
@@ -86,7 +86,7 @@ def _split_kernel(
     all_columns = offset >= 0
     everything = tl.full((BLOCK_ROWS, BLOCK_COLUMNS), 1, tl.int1)
     for start in tl.range(first, committed, BLOCK_COLUMNS, num_stages=STAGES):  # seen by all nodes
-        best, total, acc = _folded(
+        best, total, acc = _fold(
             query,
             scale,
             best,
@@ -111,7 +111,7 @@ def _split_kernel(
             other=0,
         )
         seen = ((node < 0) & inside)[None, :] | (known != 0)
-        best, total, acc = _folded(
+        best, total, acc = _fold(
             query, scale, best, total, acc, keys, values, column, seen, inside, WIDTH, width, width_ok, PRECISION
         )
     ok = row_ok[:, None] & width_ok[None, :]

@@ -23,7 +23,7 @@ from executor.target.tensor_parallel import is_main_rank
 from executor.verification.typical_acceptance import Typical
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.traces.candidates import Candidates
-from treeopt.traces.merge_split import joined
+from treeopt.traces.merge_split import concatenate_traces
 from treeopt.traces.resumable_shards import Shards, note, whole_meta
 from treeopt.traces.trace import Trace
 
@@ -88,7 +88,7 @@ def collect(
         done += pieces[-1].requests
         if shards is not None and is_main_rank():
             shards.add(pieces[-1])
-    return joined(pieces, whole_meta(meta if shards is None else shards.meta, pieces))
+    return concatenate_traces(pieces, whole_meta(meta if shards is None else shards.meta, pieces))
 
 
 def _given_texts(

@@ -16,7 +16,7 @@ from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy, Rule, make_rule, rule_meta
 from executor.verification.block_verification import BlockVerification
 from executor.verification.sample_and_match import SampleAndMatch
-from executor.verification.temperature_top_k_top_p import Warp, seeded
+from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from executor.verification.typical_acceptance import Typical
 from treeopt.defaults import DRAWS
 from treeopt.errors import ExecutorError, UsageError
@@ -150,10 +150,10 @@ class Recording:
             return Rules(make_rule(name), Greedy())
         warp = Warp(self.temperature, self.top_k, self.top_p)
         verifying, writing = (int(n) >> 1 for n in np.random.SeedSequence([self.seed, first]).generate_state(2, "u8"))
-        rule = make_rule(name, warp=warp, generator=seeded(target.device, verifying))
+        rule = make_rule(name, warp=warp, generator=seeded_generator(target.device, verifying))
         if isinstance(rule, Typical):
             return Rules(rule, rule)
-        return Rules(rule, SampleAndMatch(warp, seeded(target.device, writing)))
+        return Rules(rule, SampleAndMatch(warp, seeded_generator(target.device, writing)))
 
     def pass_settings(self, drafter: Drafter, rule: Rule) -> PassSettings:
         """Return what the teacher-forced pass records."""

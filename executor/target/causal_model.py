@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from executor.target.architectures import check_architecture, context_limit
 from executor.target.attention_backends import KINDS, set_attention
-from executor.target.features import Features, Taps, picked
+from executor.target.features import Features, Taps, pick_rows
 from treeopt.errors import ExecutorError
 
 
@@ -167,10 +167,10 @@ class CausalModel:
             self._features.tap(self._decoder, taps or ())
             with torch.no_grad():
                 last = self._decoder(**inputs)[0]
-                return Outputs(self.scored(picked(last, rows)), self._features.take(taps))
+                return Outputs(self.scored(pick_rows(last, rows)), self._features.take(taps))
         with torch.set_grad_enabled(learning and torch.is_grad_enabled()):
             outputs = self._run(self.model, taps, **inputs)
-        return replace(outputs, logits=picked(outputs.logits, rows))
+        return replace(outputs, logits=pick_rows(outputs.logits, rows))
 
     def _run(self, forward: Callable[..., Any], taps: Taps, **inputs: Any) -> Outputs:
         """Call a forward and take the tapped features."""

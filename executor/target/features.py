@@ -14,7 +14,7 @@ Taps = tuple[int, ...] | None
 HEAD = -1  # the LM head as one of several taps
 
 
-def picked(values: Tensor, rows: Tensor | None) -> Tensor:
+def pick_rows(values: Tensor, rows: Tensor | None) -> Tensor:
     """Select from (batch, tokens, ...) the rows int64 (batch, n) of each sequence; None returns all unchanged."""
     return values if rows is None else values[torch.arange(len(rows), device=rows.device)[:, None], rows]
 

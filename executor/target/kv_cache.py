@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from executor.device.upload import uploaded
+from executor.device.upload import to_device
 from treeopt.errors import ExecutorError
 
 
@@ -122,7 +122,7 @@ class TreeCache(Cache):
         if isinstance(rows, Tensor):
             self._rows = rows
         else:
-            self._rows = None if list(rows) == list(range(self.batch)) else uploaded(list(rows), self.device)
+            self._rows = None if list(rows) == list(range(self.batch)) else to_device(list(rows), self.device)
         self._start, self._slots, self._view = start, None, view
 
     def place(self, slots: Tensor, view: int) -> None:

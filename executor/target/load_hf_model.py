@@ -81,7 +81,7 @@ def load_target(
         raise ExecutorError(f"{path}: no model folder here")
     config = read_verifiable_config(path)
     settings = _settings(path, config, dtype, device, quantize, tensor_parallel)
-    with _explained(path, config):
+    with _explain_errors(path, config):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
@@ -94,7 +94,7 @@ def load_target(
         )
     model, report = loaded
     _check_keys(path, report)
-    warnings = _unused(path, model, report["unexpected_keys"], drafter=drafter)
+    warnings = _unused_tensors(path, model, report["unexpected_keys"], drafter=drafter)
     warnings += check_positions(path, model)
     check_finite(path, model)
     if not settings:
@@ -122,7 +122,7 @@ def _check_keys(path: Path | str, report: dict[str, Any]) -> None:
         raise ExecutorError(f"{path}: {name} must be {tuple(expected)}, found {tuple(stored_shape)}")
 
 
-def _unused(path: Path | str, model: nn.Module, names: Collection[str], *, drafter: bool) -> tuple[str, ...]:
+def _unused_tensors(path: Path | str, model: nn.Module, names: Collection[str], *, drafter: bool) -> tuple[str, ...]:
     """Return warnings of stored tensors that the model lacks; those without effect are left out.
 
     Raises:
@@ -131,11 +131,11 @@ def _unused(path: Path | str, model: nn.Module, names: Collection[str], *, draft
     config: Any = model.config
     layers = int(getattr(config.get_text_config(), "num_hidden_layers", 0))
     unused = tensors_with_effect(names, layers, config, quantised=stored_quantization(config) is not None)
-    inside = [name for name in unused if drafter or (layer_number(name) < layers and _owned(name, model))]
+    inside = [name for name in unused if drafter or (layer_number(name) < layers and _inside_model(name, model))]
     if inside:
         raise ExecutorError(
             f"{path}: {type(model).__name__} has no place for {shorten(inside)}; config.json says "
-            f"{_said(inside, layers, config)}"
+            f"{_field_words(inside, layers, config)}"
         )
     beyond = sorted({layer_number(name) for name in unused if layer_number(name) >= layers})
     others = [name for name in unused if layer_number(name) < layers]
@@ -148,7 +148,7 @@ def _unused(path: Path | str, model: nn.Module, names: Collection[str], *, draft
     return tuple(warnings)
 
 
-def _owned(name: str, model: nn.Module) -> bool:
+def _inside_model(name: str, model: nn.Module) -> bool:
     """Return whether a tensor's name lies within a part of the model, such as a layer or the LM head."""
     path, whole_model = name.rpartition(".")[0], {"", getattr(model, "base_model_prefix", "")}
     modules = {part for part, _ in model.named_modules()} - whole_model
@@ -157,7 +157,7 @@ def _owned(name: str, model: nn.Module) -> bool:
     return bool(path)
 
 
-def _said(names: list[str], layers: int, config: Any) -> str:
+def _field_words(names: list[str], layers: int, config: Any) -> str:
     """Return the fields of a configuration that leave out these tensors."""
     text, said = config.get_text_config(), [f"model_type {config.model_type}"]
     if any(layer_number(name) >= layers for name in names):
@@ -227,7 +227,7 @@ def _settings(
 
 
 @contextmanager
-def _explained(path: Path | str, config: Any) -> Iterator[None]:
+def _explain_errors(path: Path | str, config: Any) -> Iterator[None]:
     """Turn errors that transformers raises while it loads into ExecutorError, naming the folder."""
     try:
         yield

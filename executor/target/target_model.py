@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from executor.device.free_memory import free_bytes
-from executor.device.upload import uploaded
+from executor.device.upload import to_device
 from executor.target.architectures import query_group
 from executor.target.attention_backends import keep_shapes
 from executor.target.causal_model import CausalModel, Outputs
@@ -203,7 +203,7 @@ class Target(CausalModel):
             live = [i for i, prompt in enumerate(prompts) if len(prompt) > start]
             pieces = [prompts[i][start : start + chunk] for i in live]
             count = max(len(piece) for piece in pieces)
-            tokens = uploaded([[*piece, *[0] * (count - len(piece))] for piece in pieces], self.device)
+            tokens = to_device([[*piece, *[0] * (count - len(piece))] for piece in pieces], self.device)
             view = min(-(-(start + count) // 8) * 8, self.cache.capacity)  # masks of odd width are copied on CUDA
             self.cache.fill([rows[i] for i in live], start, view)
             self._decoder(

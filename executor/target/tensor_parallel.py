@@ -22,7 +22,7 @@ ATTENTION_INPUTS = ("k_proj", "qkv_proj", "query_key_value")
 PROBE_TOKENS = 4
 
 
-def launched() -> int:
+def launched_processes() -> int:
     """Return the number of processes that torchrun started, this one included; 1 without torchrun."""
     return int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
 
@@ -33,7 +33,7 @@ def local_device(device: str) -> str:
     >>> local_device("cpu")
     'cpu'
     """
-    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and launched() > 1 else device
+    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and launched_processes() > 1 else device
 
 
 def processes() -> int:

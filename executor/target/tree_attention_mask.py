@@ -163,7 +163,7 @@ def tree_blocks(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, w
     )
 
 
-def folded(mask: Tensor, group: int) -> Tensor:
+def fold_heads(mask: Tensor, group: int) -> Tensor:
     """Fold a mask (b, 1, tokens, view) for `group` query heads into the tokens, heads outermost."""
     return mask if group == 1 else mask.repeat(1, 1, group, 1)
 
@@ -217,4 +217,4 @@ class ForwardMasks:
         return masks.get("", masks)
 
     def _additive(self, seen: Tensor) -> Tensor:
-        return folded(additive(seen, self._dtype)[:, None], self._group)
+        return fold_heads(additive(seen, self._dtype)[:, None], self._group)

@@ -22,12 +22,12 @@ from executor.models.fingerprint import identity
 from executor.prompts.conversation_forms import Turns, has_tools
 from executor.prompts.conversations import as_fields, messages_of, up_to_answer
 from executor.target.target_model import Target
-from executor.target.tensor_parallel import launched
+from executor.target.tensor_parallel import launched_processes
 from executor.target.tokenizer import stop_tokens
 from executor.train.text_files import Text
 from executor.train.token_rows import tokenizer_hash
 from executor.verification.acceptance_rules import Rule, make_rule
-from executor.verification.temperature_top_k_top_p import Warp, seeded
+from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_lines import appended, read_lines
@@ -124,7 +124,7 @@ def rewritten(
 
     A finished file is not written again.
     """
-    count = launched()
+    count = launched_processes()
     rank = int(os.environ["RANK"]) if count > 1 else 0
     files = [folder / f"self-distilled-{number + 1}-of-{count}.jsonl" for number in range(count)]
     if not files[rank].exists():
@@ -195,7 +195,7 @@ def _rule(target: Target, writing: Writing, chunk: int) -> Rule:
     if writing.temperature == 0:
         return make_rule("greedy")
     digest = hashlib.sha256(f"{writing.seed} {chunk}".encode()).digest()
-    generator = seeded(target.device, int.from_bytes(digest[:7], "big"))
+    generator = seeded_generator(target.device, int.from_bytes(digest[:7], "big"))
     return make_rule("sample-and-match", warp=Warp(writing.temperature, None, 1.0), generator=generator)
 
 

@@ -20,7 +20,7 @@ from executor.drafters.base.recipe import Recipe
 from executor.models.fingerprint import device_name, identity
 from executor.target.load_hf_model import DTYPES
 from executor.target.target_model import Target
-from executor.target.tensor_parallel import is_main_rank, launched
+from executor.target.tensor_parallel import is_main_rank, launched_processes
 from executor.train.feature_store import FeatureStore
 from executor.train.loss_module import DepthScore, Lesson
 from executor.train.target_training import Lora, LoraBackbone, WholeBackbone
@@ -169,7 +169,7 @@ def _check_rows(recipe: Recipe, rows: Rows, held_out: Rows, vocabulary: int) -> 
 def _store(job: Job, folder: Path, target: Target, drafter: nn.Module, rows: Rows, held_out: Rows) -> FeatureStore:
     """Open the feature store, and check that the disk has room."""
     store = FeatureStore(folder, target, job.precision)
-    used = job.steps * job.batch * job.accumulate * launched()
+    used = job.steps * job.batch * job.accumulate * launched_processes()
     store.check_room(rows, held_out, taps=getattr(drafter, "taps", ()), at_most=used)
     return store
 
@@ -250,7 +250,7 @@ def _settings(job: Job, rows: Rows, held_out: Rows) -> dict[str, Any]:
         "seed": job.seed,
         "precision": job.precision,
         **({} if job.lora is None else {"lora": asdict(job.lora)}),
-        "processes": launched(),
+        "processes": launched_processes(),
         "rows": len(rows),
         "rows_held_out": len(held_out),
         "length": rows.tokens.shape[1],

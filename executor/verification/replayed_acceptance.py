@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from executor.device.upload import uploaded
+from executor.device.upload import to_device
 from executor.verification.acceptance_rules import Greedy, Rule
 from executor.verification.longest_accepted_path import Accepted
 from executor.verification.tree_tensors import Draft
@@ -75,7 +75,7 @@ class Imposed:
             raise ExecutorError(
                 f"request {max(requests)} is not in the trace, which has {counted(len(self._starts), 'request')}"
             )
-        self.anchor[rows] = uploaded(self._starts[requests].tolist(), rows.device)
+        self.anchor[rows] = to_device(self._starts[requests].tolist(), rows.device)
 
     def accept(self, logits: Tensor, draft: Draft) -> Accepted:
         """Return the path of the trace and the rule's bonus token; each row advances."""

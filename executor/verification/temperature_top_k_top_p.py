@@ -65,7 +65,7 @@ class Warp:
         return scores.log_softmax(-1)
 
 
-def seeded(device: torch.device, seed: int) -> torch.Generator:
+def seeded_generator(device: torch.device, seed: int) -> torch.Generator:
     """Return a seeded generator on the device."""
     return torch.Generator(device=device).manual_seed(seed)
 

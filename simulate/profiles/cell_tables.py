@@ -16,7 +16,7 @@ from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis, fit_basis
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import BatchTimes, Profile, over_basis
-from simulate.profiles.step_tables import Points, interpolated
+from simulate.profiles.step_tables import Points, interpolate
 from treeopt.errors import UsageError
 
 Floats = NDArray[np.float64]
@@ -184,7 +184,7 @@ def _width_seconds(trees: Sequence[Cell], chains: Points, knots: Sequence[int]) 
     from scipy.optimize import nnls
     from scipy.stats import f as f_distribution
 
-    excess_s = np.array([c.draft_s for c in trees]) - interpolated(np.array([len(c.widths) for c in trees]), chains)
+    excess_s = np.array([c.draft_s for c in trees]) - interpolate(np.array([len(c.widths) for c in trees]), chains)
     step_s = np.array([cell.step_s for cell in trees])
     hats = np.array([[sum(_hat(w, knots, k) for w in cell.widths) for k in range(1, len(knots))] for cell in trees])
     seconds, residual = nnls(hats / step_s[:, None], excess_s / step_s)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from simulate.profiles.profile import Profile, load_profile
-from treeopt.comparison.mismatch_warnings import differing_models, identified
+from treeopt.comparison.mismatch_warnings import differing_models, names_weights
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import GREEDY, look, same_choosing
@@ -30,7 +30,7 @@ def profile_of_trace(trace: Trace, trace_file: Path | None = None, *, engine: st
             profile = load_profile(path)
         except CostError:
             continue  # a plan, a training log, ...
-        if identified(trace.meta) and not differing_models(profile.meta, trace.meta):
+        if names_weights(trace.meta) and not differing_models(profile.meta, trace.meta):
             profiles.setdefault(path.name, profile)
     if not profiles:
         where = "" if trace_file is None else f"{trace_file}: "

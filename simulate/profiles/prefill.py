@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulate.profiles.step_tables import Floats, Points, interpolated
+from simulate.profiles.step_tables import Floats, Points, interpolate
 from treeopt.errors import CostError
 
 
@@ -68,7 +68,7 @@ class Prefill:
                 "seconds with --prefill-s, or longer prompts"
             )
         parts = np.ceil(sizes / high)
-        return np.asarray(parts * interpolated(np.maximum(sizes / parts, low), points))
+        return np.asarray(parts * interpolate(np.maximum(sizes / parts, low), points))
 
 
 def ladder(low: int, high: int) -> tuple[int, ...]:

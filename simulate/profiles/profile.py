@@ -27,7 +27,7 @@ from simulate.profiles.basis import Basis, fit_basis
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.refuse_unmeasured import batch_shares, error_between, outside_of, outside_text, way_to_measure
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
-from simulate.profiles.step_tables import Growing, Points, interpolated
+from simulate.profiles.step_tables import Growing, Points, interpolate
 from treeopt.cost_model import CostParts, StepShape, far
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import why, write_text
@@ -378,9 +378,9 @@ class Profile(ValueMethods):
     ) -> NDArray[np.float64]:
         """Return the seconds of everything but drafting; tokens must lie within the tables."""
         if self.basis is None and batch in self._sizes:
-            return np.asarray(sum(share * interpolated(tokens, times.rest) for share, times in tables))
+            return np.asarray(sum(share * interpolate(tokens, times.rest) for share, times in tables))
         rows, basis = tokens * batch, self.basis or self._own_basis
-        ratio = sum(share * interpolated(rows / times.batch, over_basis(times, basis)) for share, times in tables)
+        ratio = sum(share * interpolate(rows / times.batch, over_basis(times, basis)) for share, times in tables)
         cached = math.fsum(share * self._nearest(times.batch, context) for share, times in tables)
         return np.asarray(ratio * basis.rest_s(tokens, batch=batch, context=cached))
 

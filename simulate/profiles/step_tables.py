@@ -103,11 +103,11 @@ class BatchTimes:
         """
         depths = np.array([len(shape.widths) for shape in shapes])
         check_measured("depth", depths[depths > 0], self.draft, batch=self.batch)
-        seconds = np.where(depths > 0, interpolated(depths, self.draft), 0.0)
+        seconds = np.where(depths > 0, interpolate(depths, self.draft), 0.0)
         if self.widths:
             fed = np.array([width for shape in shapes for width in shape.widths], dtype=np.int64)
             check_measured("width", fed, self.widths, batch=self.batch)
-            np.add.at(seconds, np.repeat(np.arange(len(shapes)), depths), interpolated(fed, self.widths))
+            np.add.at(seconds, np.repeat(np.arange(len(shapes)), depths), interpolate(fed, self.widths))
         return seconds
 
     def growing(self, shapes: Sequence[StepShape]) -> Floats:
@@ -147,11 +147,11 @@ class BatchTimes:
         known = min(depth, self.deepest)
         seconds = np.full((depth, width + 1), np.inf)
         seconds[:, 0] = 0.0
-        chain = np.diff(np.append(0.0, interpolated(np.arange(1, known + 1), self.draft)))
+        chain = np.diff(np.append(0.0, interpolate(np.arange(1, known + 1), self.draft)))
         fed = np.arange(1, width + 1)
         width_s = np.zeros(width)
         if self.widths:
-            width_s = np.where(fed <= self.widths[-1][0], interpolated(fed, self.widths), np.inf)
+            width_s = np.where(fed <= self.widths[-1][0], interpolate(fed, self.widths), np.inf)
         seconds[:known, 1:] = chain[:, None] + width_s
         return seconds
 
@@ -177,7 +177,7 @@ def _check_points(name: str, points: Points, *, zero: bool) -> None:
             raise CostError(f"{name}[{i}] must have at least {SHORTEST_S:g} seconds, found {seconds}")
 
 
-def interpolated(sizes: Floats | Ints, points: Sequence[tuple[int, float]]) -> Floats:
+def interpolate(sizes: Floats | Ints, points: Sequence[tuple[int, float]]) -> Floats:
     """Return seconds on straight lines between points; of the shape of `sizes`.
 
     >>> interpolated(np.array([2, 3]), ((2, 1.0), (4, 3.0))).tolist()

@@ -45,12 +45,12 @@ class MatrixProducts:
         """
         moved = np.asarray(matrices) * outputs * inputs * self.weight_bytes
         moved = moved + np.asarray(active) * rows * (outputs + inputs) * ACTIVATION_BYTES
-        flops = 2 * np.asarray(active) * outputs * inputs * tiled(rows)
+        flops = 2 * np.asarray(active) * outputs * inputs * tiled_rows(rows)
         work = copies * np.hypot(moved / self.byte_rate, flops / self.flop_rate)
         return Split(np.full_like(rows, copies * self.overhead_s), work)
 
 
-def tiled(rows: ArrayLike) -> Floats:
+def tiled_rows(rows: ArrayLike) -> Floats:
     """Return the rows that a matrix product computes: multiples of 16 up to 64, of 64 above.
 
     >>> tiled([1, 16, 17, 64, 65, 129]).tolist()

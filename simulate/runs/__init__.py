@@ -10,7 +10,9 @@
 * `service_levels`: throughput, latencies and goodput of a server under limits (SLO), with intervals over runs.
 * `server_capacity`: the highest arrival rate that a server sustains within its limits, by bisection.
 * `batch_record`: a simulated run as JSON values: tokens per second, latencies, speedup, conditions.
+* `run_records`: the JSON records of runs, servers and capacities.
 * `prompt_costs`: lengths of prompts and their prefill times, from the caller, the trace and the profile.
+* `simulate_settings`: the settings of `simulate`: what decodes, its prompts, the load of a server.
 * `server_load`: when requests arrive, how many days are simulated, which latencies count as good.
 * `server_record`: simulated days of a server as JSON values: figures under one load, or the rate that it carries.
 """

@@ -20,8 +20,6 @@ from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
-MODES = {"lock_step": "in lock-step", "fixed_shape": "all steps of full batches"}
-
 
 def simulated_run(
     trace: Trace,
@@ -31,9 +29,6 @@ def simulated_run(
     *,
     name: str = "static tree",
     batch: int,
-    drain: bool = False,
-    lock_step: bool = False,
-    fixed_shape: bool = False,
     pad: bool = True,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -46,9 +41,6 @@ def simulated_run(
         prompts: lengths and prefill times.
         name: of the tree's configuration.
         batch: requests that decode together, at most.
-        drain: begin a batch when all requests of the last have ended.
-        lock_step: all sequences advance by the smallest number of tokens.
-        fixed_shape: idle rows cost what busy ones do.
         pad: batch sizes below the profile's smallest cost what that does.
         seed: of drawn ranks and of intervals.
 
@@ -61,10 +53,7 @@ def simulated_run(
         "batch": batch,
         "prompt_tokens": prompts.tokens,
         "by_context": prompts.by_context,
-        "piece": batch if drain else None,
-        "lock_step": lock_step,
         "pad": pad,
-        "fixed_shape": fixed_shape,
     }
     plain_s, drafted_s = (prompts.seconds(prompts.tokens, drafted=drafted) for drafted in (False, True))
     plain = run(trace, None, profile, prefill_s=plain_s, **settings)
@@ -81,7 +70,7 @@ def simulated_run(
     return {
         "schema": "treeopt.run/1",
         "batch": batch,
-        "mode": _mode(drain=drain, lock_step=lock_step, fixed_shape=fixed_shape),
+        "mode": "rows refilled at once",
         "tree": None if tree is None else {"id": tree.id, "paths": [list(path) for path in tree.paths]},
         "ways": [{"name": way, **_figures(timeline, seed)} for way, timeline in timelines.items()],
         "speedup": gain,
@@ -124,11 +113,6 @@ def plan_conditions(plan: Plan, trace: Trace) -> list[str]:
         return []
     fitted = look(plan.meta, "search", "requests_chosen_on")
     return [f"The plan's trees were chosen on {fitted} of these requests, which flatters them."]
-
-
-def _mode(*, drain: bool, **modes: bool) -> str:
-    batches = "draining batches" if drain else "rows refilled at once"
-    return ", ".join([batches, *(words for mode, words in MODES.items() if modes[mode])])
 
 
 def _figures(timeline: Timeline, seed: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from treeopt.cost_model import CostModel
 from treeopt.errors import UsageError
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.replay.walk import drafted_counts, walked
+from treeopt.replay.walk import drafted_counts, walk_steps
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 
@@ -31,7 +31,6 @@ def run(
     by_context: bool = True,
     accepted: Ints | None = None,
     piece: int | Sequence[int] | None = None,
-    lock_step: bool = False,
     pad: bool = False,
     fixed_shape: bool = False,
     late: int = 0,
@@ -51,8 +50,6 @@ def run(
         accepted: drafted tokens that a step from each anchor accepts, int64 (P,); default: from the ranks.
         piece: number of requests that begin when all before them have ended, or the sizes of such pieces, repeated in
             turn; None: rows are refilled to the end. `batch` makes a batch that drains.
-        lock_step: all sequences advance by the smallest number of tokens that one of them committed. Sequences whose
-            own step would end them do not slow the others.
         pad: a step of a batch size that the cost model lacks costs what the nearest one above does, up to `PAD` times
             `batch`.
         fixed_shape: steps cost what one of `batch` requests does, and prompts that join together cost as if each were
@@ -61,8 +58,8 @@ def run(
             count as the request's own. The last steps of a piece are not waited for.
 
     Raises:
-        UsageError: a batch or piece below 1, negative prefill or prompts, prefill by tokens without `prompt_tokens`, or
-            both `lock_step` and `late`.
+        UsageError: a batch or piece below 1, negative prefill or prompts, or prefill by tokens without
+            `prompt_tokens`.
         TraceError: the tree is deeper or wider than the trace.
         CostError: names the batch sizes that have no cost.
 
@@ -74,16 +71,11 @@ def run(
     """
     if batch < 1:
         raise UsageError(f"batch must be at least 1, got {batch}")
-    if lock_step and late:
-        raise UsageError("late cannot be combined with lock_step: rows in lock-step are not held")
     prompts = None if prompt_tokens is None else per_request(prompt_tokens, trace.requests, "prompt_tokens")
     if accepted is None:
         accepted = accepted_lengths(tree or EMPTY, trace)
     ends = piece_ends(trace.requests if piece is None else piece, trace.requests)
-    if lock_step:
-        emissions = in_lock_step(accepted, trace, batch=batch, ends=ends)
-    else:
-        emissions = ragged(accepted, trace, batch=batch, ends=ends, late=late)
+    emissions = schedule(accepted, trace, batch=batch, ends=ends, late=late)
     occupancy = np.bincount(emissions.step)
     context = _mean_context(emissions, prompts, occupancy) if prompts is not None and by_context else None
     committed = float(emissions.tokens[emissions.tokens > 0].mean())
@@ -150,7 +142,7 @@ def piece_ends(piece: int | Sequence[int], requests: int) -> Ints:
     return np.repeat(np.cumsum(sizes), sizes)[:requests]
 
 
-def ragged(accepted: Ints, trace: Trace, *, batch: int, ends: Ints, late: int) -> Emissions:
+def schedule(accepted: Ints, trace: Trace, *, batch: int, ends: Ints, late: int) -> Emissions:
     """Schedule a batch in which every sequence advances by what it accepted.
 
     A request takes as many steps as it takes alone, so only its first step depends on the others.
@@ -162,7 +154,7 @@ def ragged(accepted: Ints, trace: Trace, *, batch: int, ends: Ints, late: int) -
         ends: see `piece_ends`.
         late: steps for which the row of a request that has ended is held.
     """
-    walk = walked(accepted, trace)
+    walk = walk_steps(accepted, trace)
     request = walk.request.astype(np.int64)
     steps = np.bincount(request, minlength=trace.requests)
     first = np.cumsum(steps) - steps
@@ -199,37 +191,3 @@ def _hold_rows(emissions: Emissions, over: Ints, ends: Ints, late: int) -> Emiss
     order = requests.argsort(kind="stable")
     step, tokens = np.append(emissions.step, over[request] + extra), np.append(emissions.tokens, np.zeros_like(request))
     return Emissions(requests[order], step[order], tokens[order])
-
-
-def in_lock_step(accepted: Ints, trace: Trace, *, batch: int, ends: Ints) -> Emissions:
-    """Schedule a batch in which all sequences advance by the smallest number of tokens that one of them committed.
-
-    Sequences whose own step would end them do not slow the others. Arguments as in `ragged`.
-    """
-    requests, steps, tokens = list[Ints](), list[Ints](), list[Ints]()
-    request, anchor, waiting = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 0
-    while True:
-        if waiting < trace.requests and (len(request) == 0 or waiting < ends[waiting - 1]):
-            piece_end = min(ends[waiting], trace.requests)
-            joined = np.arange(waiting, min(waiting + batch - len(request), piece_end))
-            request, anchor = np.append(request, joined), np.append(anchor, trace.starts[joined])
-            waiting += len(joined)
-        if len(request) == 0:
-            break
-        left = trace.left[anchor]
-        taken = _lock_step_tokens(accepted[anchor] + 1, left)
-        requests.append(request)
-        steps.append(np.full(len(request), len(steps)))
-        tokens.append(taken)
-        unfinished = taken < left
-        request, anchor = request[unfinished], (anchor + taken)[unfinished]
-    flat = np.concatenate(requests)
-    order = flat.argsort(kind="stable")
-    return Emissions(flat[order], np.concatenate(steps)[order], np.concatenate(tokens)[order])
-
-
-def _lock_step_tokens(committed: Ints, left: Ints) -> Ints:
-    """Return the tokens that each sequence advances by, given what each would commit and what it has left."""
-    limiting = committed < left
-    common = committed[limiting].min() if limiting.any() else committed.max()
-    return np.asarray(np.minimum(common, left))

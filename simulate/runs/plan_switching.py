@@ -42,12 +42,11 @@ class Switching:
             raise UsageError(f"switch_s must be 0 or more and finite, got {self.switch_s}")
 
     @classmethod
-    def of(cls, plan: Plan, *, hysteresis: int = 0, switch_s: float = 0.0) -> "Switching":
+    def of(cls, plan: Plan, *, switch_s: float = 0.0) -> "Switching":
         """Return the changes of a plan; if it lists none, each entry holds up to its batch size.
 
         Args:
             plan: a plan of static trees; leave out entries of dynamic ones before.
-            hysteresis: dead band: requests by which every change comes later; down at one request at the latest.
             switch_s: seconds that a change takes.
 
         Raises:
@@ -69,8 +68,8 @@ class Switching:
         downs = accumulate((down for _, _, down in changes), max)
         return cls(
             (entries[sizes[0]].tree, *(entries[large].tree for large, _, _ in changes)),
-            tuple(up + hysteresis for up in ups),
-            tuple(max(1, down - hysteresis) for down in downs),
+            tuple(ups),
+            tuple(downs),
             switch_s,
         )
 

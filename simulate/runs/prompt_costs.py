@@ -9,6 +9,7 @@ import numpy as np
 from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import Floats, Ints
 from treeopt.errors import UsageError
+from treeopt.settings import Settings, setting
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -21,19 +22,23 @@ FREE = (
 )
 
 
-@dataclass(frozen=True)
-class PromptSettings:
-    """The caller's figures; None where the trace and the profile decide.
+@dataclass(frozen=True, kw_only=True)
+class PromptSettings(Settings):
+    """The caller's figures; None where the trace and the profile decide."""
 
-    Attributes:
-        prefill_s: seconds of every prompt's prefill.
-        prefill_s_per_token: additional seconds per prompt token.
-        prompt_tokens: tokens of every prompt.
-    """
-
-    prefill_s: float | None = None
-    prefill_s_per_token: float | None = None
-    prompt_tokens: int | None = None
+    prefill_s: float | None = setting(
+        None, least=0, most=1e9, help="Prefill seconds per prompt; default the profile's."
+    )
+    prefill_s_per_token: float | None = setting(
+        None, least=0, most=1e9, help="Additional prefill seconds per prompt token."
+    )
+    prompt_tokens: int | None = setting(
+        None,
+        least=1,
+        form="tokens",
+        help="Prompt length in tokens; also sets the context at which steps are priced. Default: the lengths recorded "
+        "in the trace, if any.",
+    )
 
     @property
     def priced(self) -> bool:

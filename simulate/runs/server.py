@@ -19,7 +19,7 @@ from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, UsageError, counted
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.replay.walk import drafted_counts, walked
+from treeopt.replay.walk import drafted_counts, walk_steps
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 
@@ -127,12 +127,12 @@ class _Server:
         self.advance = [by_tree[tree] + 1 for tree in switching.trees]
         pad_to = PAD * rows if pad else 0
         self.seconds = [
-            _cached(
+            _with_cache(
                 price_steps(
                     tree,
                     cost,
                     committed=_mean_committed(by_tree[tree], trace),
-                    drafted=_drafted(tree, by_tree[tree], trace),
+                    drafted=_proposed_levels(tree, by_tree[tree], trace),
                     pad_to=pad_to,
                 )
             )
@@ -257,17 +257,17 @@ class _Server:
 
 def _mean_committed(accepted: Ints, trace: Trace) -> float:
     """Return the mean tokens that a step commits along the trace."""
-    return trace.anchors / len(walked(accepted, trace).anchors)
+    return trace.anchors / len(walk_steps(accepted, trace).anchors)
 
 
-def _drafted(tree: Tree | None, accepted: Ints, trace: Trace) -> Ints | None:
+def _proposed_levels(tree: Tree | None, accepted: Ints, trace: Trace) -> Ints | None:
     """Return the steps along the trace by the levels that were proposed; None where it does not record them."""
     if tree is None or trace.drafted is None:
         return None
-    return drafted_counts(walked(accepted, trace).anchors, trace, tree.depth)
+    return drafted_counts(walk_steps(accepted, trace).anchors, trace, tree.depth)
 
 
-def _cached(seconds: Seconds) -> Seconds:
+def _with_cache(seconds: Seconds) -> Seconds:
     """Return the same function, which computes each price once."""
     prices: dict[tuple[int, int | None], float] = {}
 

@@ -69,7 +69,7 @@ def poisson(requests: int, *, rate: float, rng: np.random.Generator) -> Floats:
     return np.cumsum(rng.exponential(1 / rate, requests))
 
 
-def drawn(
+def draw_requests(
     trace: Trace, arrived_s: Floats, *, rng: np.random.Generator, prompt_tokens: int | Ints | None = None
 ) -> Workload:
     """Draw a request of the trace for each arrival; its whole text is written.

@@ -15,7 +15,7 @@ def keeps_up(figures: Mapping[str, float], *, share: float) -> bool:
     return figures["within"] >= share and figures["piled"] <= PILING
 
 
-def carried(holds: Callable[[float], bool]) -> float:
+def highest_rate(holds: Callable[[float], bool]) -> float:
     """Return the highest rate at which `holds` is true, in requests per second, at most `NEAR` too low.
 
     Found by doubling from 1 and bisection, assuming that it is true up to some rate and false above. 0: false even at

@@ -1,56 +1,57 @@
 """The load of a simulated server: when requests arrive, how many days are simulated, which latencies count as good."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from simulate.runs.server_arrivals import Asked, Workload, drawn, poisson, read_requests
+from simulate.runs.server_arrivals import Asked, Workload, draw_requests, poisson, read_requests
 from simulate.runs.service_levels import Slo
 from simulate.runs.timeline import Ints
-from treeopt.defaults import SERVER
 from treeopt.errors import UsageError
+from treeopt.settings import Settings, setting
 from treeopt.traces.trace import Trace
 
+SERVER: Mapping[str, float] = MappingProxyType({"requests": 1000, "replications": 5, "warmup": 0.1, "switch_s": 0.0})
 MOST = 10**7  # arrivals on all days together
 
 
-@dataclass(frozen=True)
-class Load:
-    """The load of a simulated server: arrivals, replications, and the limits of a well-served request; None: not given.
+@dataclass(frozen=True, kw_only=True)
+class Load(Settings):
+    """The load of a simulated server: arrivals, replications, limits of a well-served request; None: not given."""
 
-    Attributes:
-        arrivals: requests per second, a Poisson process.
-        capacity: in place of a rate, the share of requests that must keep the limits; the highest such rate is found.
-        requests_file: JSON lines with `prompt_tokens`, `tokens` and, without a rate, `arrived_s`.
-        requests: number of arrivals; default 1000, or the file's.
-        replications: independent days.
-        warmup: share of a day that is left out.
-        ttft_s: limit of the time to the first token, seconds.
-        tpot_s: limit of the time per output token after it, seconds.
-        switch_s: seconds of a change to another tree.
-        hysteresis: dead band of such changes, requests.
-    """
+    arrivals: float | None = setting(None, least=1e-9, most=1e9, help="Simulate a server: requests per second.")
+    capacity: float | None = setting(
+        None,
+        above=0,
+        most=1,
+        help="In place of --arrivals: find the highest rate at which this share of the requests keeps --ttft-s and "
+        "--tpot-s.",
+    )
+    requests_file: Path | None = setting(
+        None, help="Lengths of the server's requests: JSON lines with prompt_tokens, tokens [, arrived_s]."
+    )
+    requests: int | None = setting(
+        None, least=2, help=f"Number of arrivals; default {SERVER['requests']}, or the file's."
+    )
+    replications: int | None = setting(
+        None, least=2, help=f"Number of independent days; default {SERVER['replications']}."
+    )
+    warmup: float | None = setting(
+        None, least=0, most=0.9, help=f"Share of each day that is left out; default {SERVER['warmup']}."
+    )
+    ttft_s: float | None = setting(None, above=0, help="Goodput: maximum seconds to the first token.")
+    tpot_s: float | None = setting(None, above=0, help="Goodput: maximum seconds per token after the first.")
+    switch_s: float | None = setting(
+        None, least=0, most=1e9, help="Seconds that a change to another tree takes; default 0."
+    )
 
-    arrivals: float | None = None
-    capacity: float | None = None
-    requests_file: Path | None = None
-    requests: int | None = None
-    replications: int | None = None
-    warmup: float | None = None
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    switch_s: float | None = None
-    hysteresis: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the days can be simulated.
-
-        Raises:
-            UsageError: more arrivals in all than `MOST`.
-        """
+    def check(self) -> None:
+        """Raise UsageError for more arrivals in all than `MOST`."""
         requests = SERVER["requests"] if self.requests is None else self.requests
         days = SERVER["replications"] if self.replications is None else self.replications
         if requests * days > MOST:
@@ -119,7 +120,7 @@ class Load:
         count = self.settings["requests"] or (0 if self.asked is None else len(self.asked.tokens))
         arrived_s = poisson(count, rate=rate, rng=rng)
         if self.asked is None:
-            return drawn(trace, arrived_s, rng=rng, prompt_tokens=prompt_tokens)
+            return draw_requests(trace, arrived_s, rng=rng, prompt_tokens=prompt_tokens)
         return self.asked.on(trace, arrived_s, rng=rng)
 
     def description(self, trace: Trace) -> str:

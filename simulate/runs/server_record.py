@@ -15,7 +15,7 @@ from simulate.runs.plan_switching import Switching, static_entry
 from simulate.runs.prompt_costs import Prompts
 from simulate.runs.server import Served, serve
 from simulate.runs.server_arrivals import Workload
-from simulate.runs.server_capacity import carried, keeps_up
+from simulate.runs.server_capacity import highest_rate, keeps_up
 from simulate.runs.server_load import Load
 from simulate.runs.service_levels import FULL, figures, piles_up, replicate
 from treeopt.errors import UsageError
@@ -73,7 +73,7 @@ def simulated_server(
 
     def day(switching: Switching, rng: np.random.Generator, rate: float | None) -> tuple[Served, float]:
         work = load.workload(ranked, prompts.tokens, rng, rate=rate)
-        served = _served(ranked, profile, switching, prompts, work, rows=rows, pad=pad)
+        served = _serve_day(ranked, profile, switching, prompts, work, rows=rows, pad=pad)
         return served, load.settings["warmup"] * float(work.arrived_s[-1])
 
     if load.capacity is None:
@@ -91,7 +91,7 @@ def server_configurations(plan: Plan | None, tree: Tree | None, load: Load) -> t
     Args:
         plan: the server changes between its trees.
         tree: the one tree of a server without a plan; None decodes plainly.
-        load: with the time that a change takes, and its hysteresis.
+        load: with the time that a change takes.
 
     Raises:
         UsageError: changes between trees without a plan.
@@ -101,10 +101,11 @@ def server_configurations(plan: Plan | None, tree: Tree | None, load: Load) -> t
     if plan is not None:
         entries, notes = zip(*map(static_entry, plan.entries), strict=True)
         plan = replace(plan, entries=entries, switches=plan.switches if entries == plan.entries else ())
-        changes = {name: load.settings[name] for name in ("hysteresis", "switch_s")}
-        return {"plan": Switching.of(plan, **changes)} | plain, [note for note in notes if note]
-    if load.hysteresis is not None or load.switch_s is not None:
-        raise UsageError("--hysteresis and --switch-s are for a --plan of several trees")
+        return {"plan": Switching.of(plan, switch_s=load.settings["switch_s"])} | plain, [
+            note for note in notes if note
+        ]
+    if load.switch_s is not None:
+        raise UsageError("--switch-s is for a --plan of several trees")
     if tree is not None and tree.nodes:
         return {paths_words(tree.paths): Switching((tree,))} | plain, []
     return plain, []
@@ -162,7 +163,7 @@ def _capacity(
             served, warmup_s = day(configurations[name], np.random.default_rng(day_seed), rate)
             return keeps_up(figures(served, slo=load.slo, warmup_s=warmup_s), share=share)
 
-        rates[name].append(carried(holds))
+        rates[name].append(highest_rate(holds))
         advance(1)
         return {"requests_s": rates[name][-1]}
 
@@ -194,7 +195,7 @@ def _changes(switching: Switching) -> dict[str, Any]:
     return {"trees": trees, "up": list(switching.up), "down": list(switching.down)}
 
 
-def _served(
+def _serve_day(
     trace: Trace, profile: Profile, switching: Switching, prompts: Prompts, work: Workload, *, rows: int, pad: bool
 ) -> Served:
     drafted = any(tree is not None and tree.nodes for tree in switching.trees)

@@ -6,7 +6,7 @@ from typing import Any
 
 from simulate.validation.predicted_vs_measured import SCHEMA, Figures
 from simulate.validation.predictions import judged_on
-from treeopt.comparison.mismatch_warnings import choosing, differing_models, identified
+from treeopt.comparison.mismatch_warnings import choosing, differing_models, names_weights
 from treeopt.errors import counted
 from treeopt.plans.plan import Plan, PlanEntry
 from treeopt.results.words import device_words
@@ -58,7 +58,7 @@ def _measured(
 def _fits(meta: Any, plan: Plan) -> bool:
     """Return whether a validation's models, machine and rule are the plan's."""
     trace = plan.meta["trace"]
-    same_models = identified(meta) and not differing_models(meta, trace)
+    same_models = names_weights(meta) and not differing_models(meta, trace)
     return same_models and _machine(meta) == _machine(plan.meta["cost"]) and choosing(trace) == choosing(GREEDY | meta)
 
 

@@ -6,5 +6,6 @@
 * `profile_transfer`: a measured profile carried over to another device.
 * `predicted_profile`: a roofline's predictions in the form of a measured profile.
 * `whatif_record`: the result as JSON values: a cell for each device, context and batch size, limits, conditions.
-* `whatif_settings`: the cost models that are priced: devices, models and sizes of numbers.
+* `whatif_settings`: the settings of the question: devices, models, sizes of numbers, limits.
+* `priced_devices`: the cost models of a question, for each device and context.
 """

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from simulate.roofline.device_memory import sequence_bytes, weights_bytes
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.break_even_acceptance import break_even
 from treeopt.cost_model import CostModel, StepShape
-from treeopt.planning.search_pipeline import search
+from treeopt.planning import search_pipeline
+from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Choice, Plan
 from treeopt.traces.trace import Trace
 
@@ -58,7 +58,7 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Place:
     """A device and a context to search for.
 
     Attributes:
@@ -84,7 +84,7 @@ class Setting:
     exchange: str = ""
 
     @classmethod
-    def of(cls, model: Roofline, *, context: int, heads: int, cost: CostModel | None = None) -> "Setting":
+    def of(cls, model: Roofline, *, context: int, heads: int, cost: CostModel | None = None) -> "Place":
         """Return the device, the models and the predicted step times of a roofline.
 
         Args:
@@ -101,7 +101,7 @@ class Setting:
     def fits(self, batch: int) -> bool | None:
         """Return whether `batch` sequences fit the device's memory; None if its size is not known.
 
-        >>> Setting("x", 512, ..., memory_bytes=10, weights_bytes=6, sequence_bytes=2).fits(2)
+        >>> Place("x", 512, ..., memory_bytes=10, weights_bytes=6, sequence_bytes=2).fits(2)
         True
         """
         if self.memory_bytes is None:
@@ -110,43 +110,37 @@ class Setting:
 
 
 def explore(
-    trace: Trace,
-    settings: Sequence[Setting],
-    *,
-    batch: Sequence[int],
-    done: Callable[[int], None] = lambda _: None,
-    **search_options: Any,
+    trace: Trace, places: Sequence[Place], search: SearchSettings, *, done: Callable[[int], None] = lambda _: None
 ) -> tuple[Scenario, ...]:
-    """Search for each setting and all batch sizes, in that order.
+    """Search for each place and all batch sizes, in that order.
 
     Args:
         trace: what the drafter got right; assumed to hold on every device and at every context.
-        settings: devices and contexts.
-        batch: batch sizes.
-        done: called with 1 after each setting.
-        search_options: further arguments of `treeopt.search`.
+        places: devices and contexts.
+        search: the settings of each search.
+        done: called with 1 after each place.
 
     Raises:
         TreeoptError: as `search`.
     """
     scenarios = []
-    for setting in settings:
-        plan = search(trace, setting.cost, batch=tuple(batch), context=setting.context, **search_options)
+    for place in places:
+        plan = search_pipeline.search(trace, place.cost, settings=search, context=place.context)
         deepest = plan.meta["search"]["max_depth"]
         for entry in plan.entries:
-            place = {"batch": entry.batch, "context": setting.context}
+            size = {"batch": entry.batch, "context": place.context}
             tree = entry.choice.tree
             scenario = Scenario(
-                setting.device,
-                setting.context,
+                place.device,
+                place.context,
                 entry.batch,
                 entry.choice,
-                setting.cost.plain_s(**place),
-                break_even(setting.cost, depth=deepest, **place),
-                0.0 if tree is None else setting.cost.error(StepShape.of(tree, **place)),
-                setting.fits(entry.batch),
+                place.cost.plain_s(**size),
+                break_even(place.cost, depth=deepest, **size),
+                0.0 if tree is None else place.cost.error(StepShape.of(tree, **size)),
+                place.fits(entry.batch),
                 plan,
-                setting.exchange,
+                place.exchange,
             )
             scenarios.append(scenario)
         done(1)

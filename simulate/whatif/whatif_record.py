@@ -1,15 +1,20 @@
-"""The result of `treeopt whatif` as JSON values: a cell for each device, context and batch size, limits, conditions."""
+"""The result of `treeopt whatif`: a cell for each device, context and batch size, limits, conditions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from simulate.profiles.profile import Profile
 from simulate.whatif.price_per_token import Offer, cheapest
 from simulate.whatif.scenarios import Scenario, limits
+from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.engines import ENGINE_RULES
+from treeopt.plans.plan_records import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.results.words import describe_models, describe_rule
 from treeopt.storage.provenance import look
+from treeopt.storage.typed_records import Count, Index, NotNegative, Positive, Record
 from treeopt.traces.trace import Trace
 
 SCHEMA = "treeopt.whatif/1"
@@ -19,15 +24,85 @@ RENTED = (
 )
 
 
+class SizedTreeRecord(TreeRecord, frozen=True):
+    """A static tree with its size."""
+
+    nodes: Index
+    depth: Index
+
+
+class ScenarioRecord(Record, frozen=True, kw_only=True):
+    """The choice for one device, context and batch size."""
+
+    device: str
+    context: Annotated[Index, Meta(description="tokens per sequence in the cache")]
+    batch: Count
+    name: str
+    fits: Annotated[bool | None, Meta(description="whether the batch fits the device's memory; null: not known")]
+    tree: SizedTreeRecord | None
+    tau: TauRecord
+    step_s: Annotated[Positive, Meta(description="seconds per step")]
+    plain_s: Annotated[Positive, Meta(description="seconds per step of plain decoding")]
+    tokens_s: Annotated[Positive, Meta(description="tokens per second of the whole batch")]
+    speedup: SpeedupRecord
+    relative_error: Annotated[NotNegative, Meta(description="error of step over plain step, part of the intervals")]
+    break_even_acceptance: Annotated[NotNegative | None, Meta(description="from which the best chain pays")]
+    million: Annotated[EstimateRecord | None, Meta(description="price of a million tokens")] = None
+
+
+class LimitRecord(Record, frozen=True):
+    """The largest batch sizes at which speculation pays on one device and context; null: it pays at none."""
+
+    device: str
+    context: Index
+    pays_up_to: Count | None
+    surely_up_to: Annotated[Count | None, Meta(description="with the whole interval above 1")]
+
+
+class OfferRecord(Record, frozen=True):
+    """The price of decoding on one device at one context and batch size."""
+
+    device: str
+    context: Index
+    batch: Count
+    name: str
+    tpot_s: Annotated[Positive, Meta(description="seconds per token and sequence")]
+    million: Annotated[EstimateRecord, Meta(description="price of a million tokens")]
+
+
+class CheapestRecord(Record, frozen=True):
+    """The cheapest offers for one context, as planned and without speculation; null where there is none."""
+
+    context: Index
+    max_tpot_s: Annotated[Positive | None, Meta(description="most seconds per token and sequence; null: any")]
+    planned: OfferRecord | None
+    plain: OfferRecord | None
+
+
+class WhatIfRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA, kw_only=True):
+    """Predictions for devices, contexts and batch sizes."""
+
+    cells: Annotated[tuple[ScenarioRecord, ...], Meta(min_length=1)]
+    limits: tuple[LimitRecord, ...]
+    cheapest: tuple[CheapestRecord, ...] = ()
+    conditions: tuple[str, ...]
+    warnings: tuple[str, ...]
+    meta: Annotated[dict[str, Any], Meta(description="settings, step times and provenance")]
+
+    def __post_init__(self) -> None:
+        """Check that limits are those of cells."""
+        places = {(cell.device, cell.context) for cell in self.cells}
+        for limit in self.limits:
+            if (limit.device, limit.context) not in places:
+                raise ValueError(f"`limits` name {limit.device} at context {limit.context}, which has no cell")
+
+
 def record_of_scenarios(
     trace: Trace,
     scenarios: Sequence[Scenario],
+    settings: WhatIfSettings,
     *,
-    profile: Profile | None,
-    kind: str,
-    engine: str | None,
     prices: Mapping[str, float] | None,
-    max_tpot_s: Sequence[float | None] = (None,),
     warnings: Sequence[str] = (),
     meta: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -36,20 +111,14 @@ def record_of_scenarios(
     Args:
         trace: the trace that was searched.
         scenarios: what `explore` returned.
-        profile: step times that were carried over; None: they are predicted.
-        kind: of the drafter that is priced.
-        engine: whose trees were searched.
+        settings: the question.
         prices: per hour, by device; None: tokens have no price.
-        max_tpot_s: limits of the seconds per output token at which the cheapest configuration is named; None: any.
         warnings: sentences without a full stop.
         meta: settings and provenance.
     """
-    conditions = whatif_conditions(trace, scenarios, profile=profile, kind=kind, engine=engine)
-    offers = (
-        []
-        if prices is None
-        else [best for limit in max_tpot_s for best in cheapest(scenarios, prices, max_tpot_s=limit)]
-    )
+    conditions = whatif_conditions(trace, scenarios, settings)
+    limits_s = settings.max_tpot_s or (None,)
+    offers = [offer for limit in limits_s if prices for offer in cheapest(scenarios, prices, max_tpot_s=limit)]
     return {
         "schema": SCHEMA,
         "cells": [_cell(scenario, prices) for scenario in scenarios],
@@ -88,9 +157,7 @@ def _cell(scenario: Scenario, prices: Mapping[str, float] | None) -> dict[str, A
     }
 
 
-def whatif_conditions(
-    trace: Trace, scenarios: Sequence[Scenario], *, profile: Profile | None, kind: str, engine: str | None
-) -> list[str]:
+def whatif_conditions(trace: Trace, scenarios: Sequence[Scenario], settings: WhatIfSettings) -> list[str]:
     """Return what the figures hold for, one sentence each."""
     exchanges = dict.fromkeys((scenario.device, scenario.exchange) for scenario in scenarios if scenario.exchange)
     errors: dict[str, set[str]] = {}
@@ -98,22 +165,20 @@ def whatif_conditions(
         if scenario.pays:
             errors.setdefault(scenario.device, set()).add(f"{scenario.error:.0%}")
     stated = ", ".join(f"{name} {' or '.join(sorted(shares))}" for name, shares in errors.items()) or "none speculates"
-    times = (
-        "Step times are predicted from sizes and data sheets; nothing was measured"
-        if profile is None
-        else f"Step times are carried over from {look(profile.meta, 'device')}, where they were measured"
-    )
+    times = "Step times are predicted from sizes and data sheets; nothing was measured"
+    if isinstance(settings.profile, Profile):
+        times = f"Step times are carried over from {look(settings.profile.meta, 'device')}, where they were measured"
     fits = {scenario.fits for scenario in scenarios}
     memory = "Memory: weights, keys and values only, against all that the data sheet promises; engines need more."
     unfit = " What does not fit is priced as if it did, and does not count as paying."
     unknown = list(dict.fromkeys(scenario.device for scenario in scenarios if scenario.fits is None))
     return [
         f"{times}; error of step over plain step, part of the intervals: {stated}.",
-        f"The drafter is priced as {kind}.",
+        f"The drafter is priced as {settings.kind}.",
         *(f"{device} share every layer of target and drafter; their exchange: {text}." for device, text in exchanges),
         *([memory + unfit * (False in fits)] if fits != {None} else []),
         *(f"{device}: its memory is not known, so it was not checked whether a batch fits." for device in unknown),
-        *([] if engine is None else [f"Only trees that {ENGINE_RULES[engine].engine} runs."]),
+        *([f"Only trees that {ENGINE_RULES[settings.engine].engine} runs."] if settings.engine else []),
         "Among trees within 1 % of the fastest the smallest is taken; no speculation counts as the smallest.",
         "Break-even acceptance: the acceptance of each drafted token, independent of the others, from which the best "
         "chain pays.",

@@ -1,32 +1,17 @@
-"""The cost models that `treeopt whatif` prices: devices, models and sizes of numbers, for each device and context."""
+"""The settings of a what-if question: devices, models, sizes of numbers, and what is asked of them."""
 
-import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulate.model_sizes.drafter_kinds import (
-    DRAFTERS,
-    assumptions,
-    drafter_shape,
-    kind_by_layers,
-    kind_of_drafter,
-)
-from simulate.model_sizes.hf_config import context_limit, quant_method
-from simulate.model_sizes.model_shape import Shape
+from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.profiles.profile import Profile
-from simulate.roofline.data_sheets import Hardware, find_hardware, own_hardware
-from simulate.roofline.fitted_constants import constants_of
-from simulate.roofline.interconnect import Link
-from simulate.roofline.roofline_model import Roofline
-from simulate.whatif.profile_transfer import transfer
-from simulate.whatif.scenarios import Setting
-from treeopt.defaults import BYTES
-from treeopt.errors import CostError, UsageError
-from treeopt.storage.provenance import look
-from treeopt.traces.trace import Trace
+from treeopt.defaults import BYTES, NODES, WHATIF_CONTEXT
+from treeopt.errors import UsageError
+from treeopt.planning.search_settings import SearchSettings
+from treeopt.settings import Settings, setting
+from treeopt.tree import MAX_NODES
 
 Config = Path | str | Mapping[str, Any]  # a folder, a config.json, or its content
 
@@ -34,274 +19,99 @@ PRICES = (1e-6, 1e9)  # per hour
 LINKS = (1e-6, 1e6)  # GB/s, and microseconds
 
 
-@dataclass(frozen=True)
-class Counted:
-    """Devices of one name, such as `4xh100`.
+@dataclass(frozen=True, kw_only=True)
+class WhatIfSettings(Settings):
+    """The settings of `whatif`."""
 
-    Attributes:
-        count: devices that share every layer.
-        device: data sheet of one.
-    """
+    hardware: tuple[str, ...] = setting(
+        help="Devices, such as h100,4xh100,l40s: names of data/hardware.json; 4x: four devices of a node share every "
+        "layer."
+    )
+    target: Config = setting(
+        help="The target's folder or config.json, or a shape (1b, 8b, 14b, 70b): its sizes.",
+    )
+    drafter: Config | None = setting(
+        None, help="The drafter's folder or config.json, or a shape; default sizes as the target's."
+    )
+    kind: str | None = setting(
+        None,
+        choices=tuple(DRAFTERS),
+        help="Kind of drafter; default as its configuration states, else as recorded in the trace.",
+    )
+    batch: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64), least=1, help="Batch sizes; 1-64 doubles from 1 to 64.")
+    context: tuple[int, ...] = setting(
+        (WHATIF_CONTEXT,), least=0, form="context lengths", help="Tokens in the cache; 8k is 8192."
+    )
+    profile: Profile | Path | str | None = setting(None, help="Step times measured on another device.")
+    measured_on: str | None = setting(None, help="The device that --profile was measured on.")
+    bandwidth: float | None = setting(None, above=0, help="Memory bandwidth of a custom device in GB/s.")
+    flops: float | None = setting(None, above=0, help="Dense bf16 TFLOP/s of the custom device.")
+    link: tuple[float, ...] = setting(
+        (),
+        least=LINKS[0],
+        most=LINKS[1],
+        help="GB/s that each of several devices sends, and the minimum microseconds of an exchange, such as 20,25; for "
+        "devices whose exchange is not known.",
+    )
+    memory: float | None = setting(
+        None, above=0, most=1e9, help="Memory of the custom device in GB; not checked by default."
+    )
+    like: str | None = setting(None, help="A known device whose constants to use for a device whose class has none.")
+    weight_bytes: float | None = setting(
+        None, above=0, help="Bytes per target weight, as stored; default 2. The LM head counts at least 2."
+    )
+    draft_bytes: float | None = setting(
+        None, above=0, help="Bytes per drafter weight; default 2, or the target's if that is more."
+    )
+    kv_bytes: float = setting(BYTES, above=0, help="Bytes per number in the K/V cache.")
+    prices: Mapping[str, float] | None = setting(
+        None,
+        option="--price",
+        help="Price of one device per hour, such as h100=2.5,l40s=0.9; also prices tokens.",
+    )
+    max_tpot_s: tuple[float, ...] = setting(
+        (),
+        above=0,
+        option="--max-tpot-ms",
+        scale=1e-3,
+        help="With --price: name the cheapest configuration that takes at most this much time per token.",
+    )
+    engine: str | None = setting(
+        None,
+        option="--for",
+        help="Only trees that this engine can run; plans record the cost of each rule that binds.",
+    )
+    max_nodes: int | None = setting(
+        None,
+        least=1,
+        most=MAX_NODES,
+        help=f"Largest tree tried, in nodes; default {NODES}, or the largest that the step times cover.",
+    )
+    max_depth: int | None = setting(
+        None,
+        least=1,
+        help="Deepest tree tried; default the trace's depth, or the deepest that the step times cover.",
+    )
+    seed: int = setting(0, least=0, most=2**63 - 1, help="Seed of every random choice.")
 
-    count: int
-    device: Hardware
+    def check(self) -> None:
+        """Raise UsageError where a setting lacks the one that it belongs to."""
+        if self.max_tpot_s and self.prices is None:
+            raise UsageError("--max-tpot-ms limits the cheapest configuration: give --price")
+        if (self.profile is None) != (self.measured_on is None):
+            raise UsageError("--profile and --measured-on need each other")
+        if self.link and len(self.link) != 2:
+            raise UsageError("--link takes two numbers, GB/s and microseconds, such as 20,25")
 
+    @property
+    def search(self) -> SearchSettings:
+        """The settings of the search of each device and context."""
+        limits: dict[str, Any] = {"max_nodes": self.max_nodes, "max_depth": self.max_depth}
+        return SearchSettings(batch=self.batch, engine=self.engine, seed=self.seed, compare={}, **limits)
 
-def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) -> tuple[str, list[str]]:
-    """Return the kind of drafter that is priced, and a warning if the trace records another kind.
-
-    Args:
-        trace: the trace, whose drafter decides where nothing else does.
-        kind: a name of `DRAFTERS`.
-        drafter: the drafter's folder or config.json, which decides where `kind` is None and it states its kind.
-
-    Raises:
-        UsageError: no such kind, or the trace's drafter has none that could be priced.
-        CostError: the drafter's configuration cannot be read.
-    """
-    if kind is None and drafter is not None:
-        kind = kind_of_drafter(drafter)
-    recorded = look(trace.meta, "drafter", "kind")
-    if isinstance(recorded, str):
-        recorded = recorded.partition(":")[0]  # an engine's prompt lookup takes as long as treeopt's
-    if kind is None:
-        if recorded not in DRAFTERS:
-            if drafter is not None and (guess := kind_by_layers(drafter)) is not None:
-                return guess, []
-            why = (
-                "the trace does not record its drafter's kind"
-                if recorded is None
-                else f"there is no price for a {recorded} drafter"
-            )
-            raise UsageError(f"{why}: choose the kind to price with --kind, one of {', '.join(DRAFTERS)}")
-        return str(recorded), []
-    if kind not in DRAFTERS:
-        raise UsageError(f"--kind must be one of {', '.join(DRAFTERS)}, got {kind!r}")
-    if recorded in (None, kind):
-        return kind, []
-    return kind, [f"the trace records drafter kind {recorded}, but {kind} is priced"]
-
-
-def bytes_per_weight(config: Config | None, given: float | None, option: str, *, default: float = BYTES) -> float:
-    """Return the bytes of a stored weight: those given, else the default unless the config is quantised.
-
-    Args:
-        config: a model's folder or config.json; None: not known.
-        given: the caller's figure.
-        option: that the figure is given with, for the message.
-        default: bytes of weights that are not quantised.
-
-    Raises:
-        UsageError: the model is quantised, and no figure was given.
-    """
-    if given is not None or config is None:
-        return default if given is None else given
-    method = quant_method(config)
-    if method is not None:
-        name = "" if isinstance(config, Mapping) else f"{config}: "
-        raise UsageError(
-            f"{name}quantization_config says that weights are quantised (quant_method {method}): give the "
-            f"bytes of one with {option}"
-        )
-    return default
-
-
-def check_measured(profile: Profile, profile_file: Path | None, measured_on: str) -> list[str]:
-    """Check that step times can be carried over to other devices; return a warning if they are a processor's.
-
-    Raises:
-        UsageError: they are predictions, or an engine's, which does not separate drafting from verification.
-    """
-    name = "" if profile_file is None else f"{profile_file}: "
-    if look(profile.meta, "predicted") is not None:
-        raise UsageError(f"{name}its step times are predictions, not measurements; omit --profile")
-    if look(profile.meta, "imported") is not None:
-        raise UsageError(
-            f"{name}its step times come from an engine, which does not separate drafting from verification, so they "
-            "cannot be carried over to another device; omit --profile"
-        )
-    device = look(profile.meta, "device")
-    if str(device).startswith("cpu"):
-        return [f"the profile was measured on {device}, not on {measured_on}: carried-over step times are meaningless"]
-    return []
-
-
-def settings_of_devices(
-    hardware: Sequence[str],
-    *,
-    contexts: Sequence[int],
-    target: Config,
-    drafter: Config | None,
-    kind: str,
-    heads: int,
-    profile: Profile | None = None,
-    measured_on: str | None = None,
-    like: str | None = None,
-    bandwidth: float | None = None,
-    flops: float | None = None,
-    memory: float | None = None,
-    link: Sequence[float] | None = None,
-    weight_bytes: float = BYTES,
-    draft_bytes: float = BYTES,
-    kv_bytes: float = BYTES,
-) -> tuple[list[Setting], list[str]]:
-    """Return a cost model for each device and context, and warnings about the drafter's sizes.
-
-    Args:
-        hardware: devices, such as "h100" or "4xh100"; names of data/hardware.json, or one of the caller's own.
-        contexts: tokens in the cache.
-        target: the target's folder or config.json.
-        drafter: the drafter's; None: sizes as the target's.
-        kind: of the drafter, a name of `DRAFTERS`.
-        heads: of a drafter with one head for each depth.
-        profile: step times measured on another device; None: predicted from data sheets.
-        measured_on: the device of `profile`.
-        like: a known device whose constants are used where a device has none.
-        bandwidth: GB/s of a device of the caller's own.
-        flops: its dense bf16 TFLOP/s.
-        memory: its GB; None: not checked.
-        link: GB/s that each of several devices sends, and the least microseconds of an exchange.
-        weight_bytes: bytes per target weight.
-        draft_bytes: bytes per drafter weight.
-        kv_bytes: bytes per number in the K/V cache.
-
-    Raises:
-        UsageError: settings that contradict each other.
-        CostError: a device, model or size that has no price.
-    """
-    known = find_hardware(like) if like else None
-    devices = _devices(hardware, known, bandwidth=bandwidth, flops=flops, memory=memory)
-    source = [] if profile is None or measured_on is None else [_measured_on(measured_on)]
-    everywhere = [*devices, *source]
-    if known is not None and all(constants_of(c.device, known) == constants_of(c.device, None) for c in everywhere):
-        raise UsageError(f"--like has no effect: the constants of {','.join(hardware)} are known; omit it")
-    linked = _linked(everywhere, link)
-    devices, source = linked[: len(devices)], linked[len(devices) :]
-    shape = Shape.from_config(target)
-    drafts = drafter_shape(target if drafter is None else drafter, kind=kind, target=shape)
-    warnings = assumptions(drafter, drafts, kind=kind, target=shape)
-    sizes: dict[str, Any] = {"weight_bytes": weight_bytes, "draft_bytes": draft_bytes, "kv_bytes": kv_bytes}
-
-    def roofline(devices: Counted, option: str = "--hardware") -> Roofline:
-        try:
-            return Roofline(shape, drafts, devices.device, like=known, devices=devices.count, **sizes)
-        except CostError as error:
-            if devices.count == 1:
-                raise
-            name = f"{devices.count}x{devices.device.name.split()[0].lower()}"
-            raise CostError(f"{option} {name}: {error}") from error
-
-    settings = []
-    for counted in devices:
-        for context in contexts:
-            model = roofline(counted)
-            cost = None
-            if profile is not None:
-                cost = transfer(profile, measured_on=roofline(source[0], "--measured-on"), to=model, context=context)
-            settings.append(Setting.of(model, context=context, heads=heads, cost=cost))
-    return settings, warnings
-
-
-def prices_of_devices(prices: Mapping[str, float], settings: Sequence[Setting]) -> dict[str, float]:
-    """Return the price per hour of every device or group of devices that the settings name.
-
-    Args:
-        prices: of a single device, by names as `hardware` takes them.
-        settings: the devices, all of which must be priced.
-
-    Raises:
-        UsageError: names the price that is wrong or missing.
-    """
-    singles = {setting.single or setting.device for setting in settings}
-    priced: dict[str, float] = {}
-    for word, price in prices.items():
-        if not PRICES[0] <= price <= PRICES[1]:
-            raise UsageError(f"--price must be from {PRICES[0]:g} to {PRICES[1]:g} per hour, got {word}={price:g}")
-        count, name = _count_and_name(word)
-        if count > 1:
-            raise UsageError(f"--price takes the price of one device: name {name}, not {word}")
-        name = next((single for single in singles if single.casefold() == name.casefold()), name)
-        if name not in singles:
-            try:
-                name = find_hardware(name).name
-            except CostError as error:
-                raise UsageError(f"--price: {error}") from error
-        if name not in singles:
-            raise UsageError(f"--price: {name} is not among the devices of --hardware")
-        if name in priced:
-            raise UsageError(f"--price names {name} twice")
-        priced[name] = price
-    missing = sorted(singles - priced.keys())
-    if missing:
-        raise UsageError(f"--price is missing for {', '.join(missing)}")
-    return {setting.device: setting.count * priced[setting.single or setting.device] for setting in settings}
-
-
-def context_warnings(target: Config, contexts: Sequence[int]) -> list[str]:
-    """Warn of contexts that are longer than the target was built for."""
-    limit = context_limit(target)
-    beyond = [] if limit is None else [str(tokens) for tokens in contexts if tokens > limit]
-    if not beyond:
-        return []
-    return [f"context {', '.join(beyond)}: the target is built for {limit} tokens, step times ignore that limit"]
-
-
-def _devices(
-    hardware: Sequence[str],
-    like: Hardware | None,
-    *,
-    bandwidth: float | None,
-    flops: float | None,
-    memory: float | None,
-) -> list[Counted]:
-    """Return known devices, or one in the caller's own figures."""
-    named = list(dict.fromkeys(_count_and_name(word) for word in hardware))
-    if (bandwidth is None) != (flops is None):
-        raise UsageError("--bandwidth and --flops need each other")
-    if bandwidth is None or flops is None:
-        if memory is not None:
-            raise UsageError("--memory describes a custom device: give --bandwidth and --flops, too")
-        return list(dict.fromkeys(Counted(count, find_hardware(name)) for count, name in named))
-    if like is None or len(named) > 1:
-        raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
-    ((count, name),) = named
-    memory_bytes = None if memory is None else max(1, round(memory * 1e9))
-    own = own_hardware(name, bandwidth=bandwidth * 1e9, flops=flops * 1e12, like=like, memory_bytes=memory_bytes)
-    return [Counted(count, own)]
-
-
-def _measured_on(word: str) -> Counted:
-    """Return the devices that a profile was measured on."""
-    count, name = _count_and_name(word)
-    try:
-        return Counted(count, find_hardware(name))
-    except CostError as error:
-        raise UsageError(f"--measured-on: {error}") from error
-
-
-def _linked(devices: list[Counted], link: Sequence[float] | None) -> list[Counted]:
-    """Return the devices, with the caller's link for those whose exchange is not known."""
-    if link is None:
-        return devices
-    if not any(counted.count > 1 and counted.device.link is None for counted in devices):
-        raise UsageError("--link has no effect: no group of devices has an unknown exchange; omit it")
-    if not all(math.isfinite(value) and LINKS[0] <= value <= LINKS[1] for value in link):
-        bounds = f"numbers from {LINKS[0]:g} to {LINKS[1]:g}"
-        raise UsageError(f"--link takes GB/s and microseconds, {bounds}, such as 20,25, not {link[0]:g},{link[1]:g}")
-    bandwidth, latency = link
-    source = f"given by the user, {bandwidth:g} GB/s and {latency:g} us"
-    own = Link(bandwidth * 1e9, latency * 1e-6, 1.0, 0.0, source)
-    return [
-        replace(counted, device=replace(counted.device, link=own)) if counted.device.link is None else counted
-        for counted in devices
-    ]
-
-
-def _count_and_name(word: str) -> tuple[int, str]:
-    """Return the number of devices and the name of one.
-
-    >>> _count_and_name("4xh100"), _count_and_name("RTX 4090")
-    ((4, 'h100'), (1, 'RTX 4090'))
-    """
-    several = re.fullmatch(r"([1-9]\d{0,3})\s*x\s*(.+)", word.strip(), re.IGNORECASE)
-    return (int(several[1]), several[2]) if several else (1, word.strip())
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings as the record holds them, without models and step times, which it names elsewhere."""
+        names = "kind batch context prices engine measured_on bandwidth flops memory like weight_bytes draft_bytes"
+        fields = {name: getattr(self, name) for name in f"{names} kv_bytes seed max_nodes max_depth".split()}
+        link = ",".join(f"{number:g}" for number in self.link) or None
+        return fields | {"link": link, "compare": {}}

@@ -22,7 +22,7 @@ from tests.helpers.strategies import with_lengths
 from treeopt.planning.search_warnings import doubts, group_factor
 from treeopt.replay.objective import WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.clustered_estimate import linearised, quantile, ratio
+from treeopt.statistics.clustered_estimate import linearised_error, quantile, ratio
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import this_run
 from treeopt.tree import Tree
@@ -141,7 +141,7 @@ def coverage(process: Process, requests: int, *, samples: int, rng: Generator) -
     rows = []
     for _ in range(samples):
         tokens, steps, group = process.draw(rng, requests)
-        estimate, before = ratio(tokens, steps), quantile(requests) * linearised(tokens, steps)
+        estimate, before = ratio(tokens, steps), quantile(requests) * linearised_error(tokens, steps)
         factor = None if group is None else group_factor(tokens, steps, group)
         half, off = (estimate.high - estimate.low) / 2, abs(estimate.value - tau)
         warned = doubts(tokens, steps) is not None or factor is not None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from treeopt.replay.static_tree import accepted_lengths
 from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes, from_table
-from treeopt.searchers.static_trees.shrinkage import TRIED, fitted
+from treeopt.searchers.static_trees.shrinkage import TRIED, fit_strength
 from treeopt.storage.atomic_files import shipped, write_text
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace, load_trace
@@ -63,7 +63,7 @@ def estimators(priors: Sequence[float]) -> dict[str, Estimator]:
     found: dict[str, Estimator] = {
         "counts": lambda trace, nodes: count_prefixes(trace, nodes=nodes, depth=trace.depth),
         "shrunk, fitted": lambda trace, nodes: count_prefixes(
-            trace, nodes=nodes, depth=trace.depth, shrink=fitted(trace, nodes=nodes, depth=trace.depth)
+            trace, nodes=nodes, depth=trace.depth, shrink=fit_strength(trace, nodes=nodes, depth=trace.depth)
         ),
         "product of marginals": lambda trace, nodes: from_table(marginals(trace), nodes=nodes),
     }

@@ -150,7 +150,7 @@ def run_trees(name: str, case: Case, output: Path, folder: Path, *, requests: in
     limits = ["--requests", "64", "--batch", "1", "--max-depth", "5", "--max-nodes", "16"]
     treeopt(["profile", *shared, *limits, "--policies", "--rounds", str(rounds), "--output", profile])
     judged = [word for tree in case.trees for word in ("--dynamic", tree)]
-    chosen = ["--batch", "1", "--engine", case.engine, "--policy", "eagle2", *judged, "--output", plan]
+    chosen = ["--batch", "1", "--for", case.engine, "--policy", "eagle2", *judged, "--output", plan]
     treeopt(["search", "--trace", trace, "--profile", profile, *chosen])
     files = ["--predictions", output / f"{name}.predictions.json", "--output", output / f"{name}.validation.json"]
     sizes = ["--drafter", str(case.drafter), "--requests", str(requests), "--blocks", str(rounds)]

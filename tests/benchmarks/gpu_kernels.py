@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from executor.kernels.few_rows_linear import Around, gate, linear
-from executor.kernels.rms_norm import normed
+from executor.kernels.rms_norm import rms_norm_rows
 from executor.kernels.tree_attention import attend_to_tree
 from executor.target.attention_backends import attend
 from executor.target.tree_attention_mask import TreeMasks, tree_blocks
@@ -54,7 +54,7 @@ def _products(name: str, columns: int, inner: int, rows: int, device: str, *, ti
     around = Around(norm=norm, residual=residual, gated=gated)
 
     def library(weight: Tensor) -> Tensor:
-        given = x if norm is None else normed(x, *norm)
+        given = x if norm is None else rms_norm_rows(x, *norm)
         if residual is not None:
             return torch.addmm(residual, given, weight.T)
         out = F.linear(given, weight)

@@ -16,14 +16,7 @@ from simulate.profiles.profile import save_profile
 from tests.helpers.command_line import done, small_profile, small_trace
 from treeopt.plans.plan_json import load_plan
 from treeopt.results.blocks import Blocks
-from treeopt.results.comparison import comparison_blocks
-from treeopt.results.health import health_blocks
-from treeopt.results.plan import plan_blocks
-from treeopt.results.run import simulation_blocks
-from treeopt.results.trace import trace_blocks
-from treeopt.results.training import training_blocks
-from treeopt.results.validation import validation_blocks
-from treeopt.results.whatif import scenario_blocks
+from treeopt.results.kinds import RESULTS as KINDS
 from treeopt.terminal.terminal_blocks import print_blocks
 from treeopt.traces.trace import load_trace, save_trace
 
@@ -93,20 +86,22 @@ def _plan() -> Blocks:
     plan = dict(record("search"))
     plan["meta"] = plan["meta"] | {"search": plan["meta"]["search"] | {"engine": "sglang"}}
     path.write_text(json.dumps(plan), "utf-8")
-    return plan_blocks(load_plan(path), file="plan.json")
+    return KINDS["plan"].blocks(load_plan(path), file="plan.json")
 
 
 RESULTS: dict[str, Callable[[], Blocks]] = {
     "search": _plan,
-    "validate": lambda: validation_blocks(record("validate")),
-    "whatif": lambda: scenario_blocks(record("whatif")),
-    "compare": lambda: comparison_blocks(record("compare"), files={"second": "second.npz"}),
-    "run": lambda: simulation_blocks(record("run"), trace="first.npz"),
-    "server": lambda: simulation_blocks(record("server"), plan="plan.json"),
-    "capacity": lambda: simulation_blocks(record("capacity")),
-    "info": lambda: trace_blocks(load_trace(folder() / "first.npz"), file="first.npz", beware=("texts repeat",)),
-    "doctor": lambda: health_blocks(HEALTH),
-    "train": lambda: training_blocks(TRAINED),
+    "validate": lambda: KINDS["validation"].blocks(record("validate")),
+    "whatif": lambda: KINDS["whatif"].blocks(record("whatif")),
+    "compare": lambda: KINDS["comparison"].blocks(record("compare"), files={"second": "second.npz"}),
+    "run": lambda: KINDS["run"].blocks(record("run"), trace="first.npz"),
+    "server": lambda: KINDS["serving"].blocks(record("server"), plan="plan.json"),
+    "capacity": lambda: KINDS["capacity"].blocks(record("capacity")),
+    "info": lambda: KINDS["trace"].blocks(
+        load_trace(folder() / "first.npz"), file="first.npz", beware=("texts repeat",)
+    ),
+    "doctor": lambda: KINDS["health"].blocks(HEALTH),
+    "train": lambda: KINDS["training"].blocks(TRAINED),
 }
 
 

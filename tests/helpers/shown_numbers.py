@@ -18,6 +18,7 @@ import treeopt
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import Profile
 from tests.helpers.command_line import done
+from treeopt.charts.page_charts import accepted_shares
 from treeopt.explore import answers, markup
 from treeopt.explore.offered_files import Offer
 from treeopt.explore.questions import Question
@@ -26,7 +27,6 @@ from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import from_json
 from treeopt.replay.priced_walk import step_seconds
 from treeopt.replay.static_tree import replay_tree
-from treeopt.report.page_sections import accepted_shares
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.traces.trace import PAST_END, Trace
@@ -277,20 +277,20 @@ def chart_numbers(
 
 def marks(spec: Mapping[str, Any], title: str) -> Iterator[Mark]:
     """Yield the points of a chart with their intervals; of trees the sizes, of stairs every moment."""
-    wanted = "line" if title.startswith("Load") else "point"
+    wanted = "line" if title.startswith("Load") else "circle" if "ree, batch" in title else "point"
     for layer in spec["layer"]:
-        kind = layer["mark"]["type"] if isinstance(layer["mark"], dict) else layer["mark"]
-        if kind != wanted:
+        if layer["mark"]["type"] != wanted:
             continue
-        for row in layer["data"]["values"]:
-            if "ree, batch" in title:
-                if "size" in row:
-                    yield (row["size"],)
+        x, y = (layer["encoding"][side] for side in "xy")
+        for row in spec["datasets"][layer["data"]["name"]]:
+            if wanted == "circle":
+                yield (row["accepted"],)
             elif title.startswith("Step time") and "plain step, ms" not in row:
                 continue  # points that the model predicts without having seen them
             else:
                 ends = [row[end] for end in ("low", "high", "left", "right") if end in row]
-                yield (row["x"], row["y"], *ends)
+                place = row[y["field"]]
+                yield (row[x["field"]], y["sort"].index(place) if "sort" in y else place, *ends)
 
 
 def own_marks(question: str, title: str, results: Mapping[str, Path]) -> Iterator[Mark]:

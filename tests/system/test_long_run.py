@@ -20,7 +20,7 @@ from executor.device.clock import Clock, Mark
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import make_rule
-from executor.verification.temperature_top_k_top_p import Warp, seeded
+from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from tests.helpers.models import noisy, random_heads, small_model, small_target
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
@@ -49,7 +49,9 @@ def requests(count: int) -> list[list[int]]:
 
 def decoder(kind: str, late: int) -> Decoder:
     rule = make_rule(
-        "point-mass" if kind == "dynamic" else "sample-and-match", warp=Warp(), generator=seeded(torch.device("cpu"), 0)
+        "point-mass" if kind == "dynamic" else "sample-and-match",
+        warp=Warp(),
+        generator=seeded_generator(torch.device("cpu"), 0),
     )
     if kind == "plain":
         return Decoder(small_target(), batch=3, rule=rule, late=late)

@@ -18,6 +18,7 @@ from simulate.validation.predicted_vs_measured import SCHEMA as VALIDATION
 from simulate.validation.predicted_vs_measured import check_validation
 from simulate.validation.predictions import SCHEMA as PREDICTIONS
 from simulate.validation.predictions import load_predictions, save_predictions
+from tests.helpers.printed_results import record
 from tests.helpers.slow_growth import POLICIES
 from tests.helpers.write_schemas import FORMATS, document, path_of
 from treeopt.plans.plan_json import BEFORE, load_plan, save_plan
@@ -25,6 +26,7 @@ from treeopt.plans.plan_json import SCHEMA as PLAN
 from treeopt.plans.plan_records import PlanRecord
 from treeopt.policies import POLICIES as KINDS
 from treeopt.policies.policy_kinds import to_record
+from treeopt.results.kinds import kind_of_schema
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import read_record
@@ -64,8 +66,8 @@ def meta_of(path: Path) -> Any:
 @pytest.mark.parametrize("name", FORMATS)
 def test_shipped_schemas_are_what_the_types_say(name):
     """Else: `make schemas`."""
-    assert read(path_of(name)) == document(name)
-    Draft202012Validator.check_schema(document(name))
+    assert read(path_of(name)) == document(FORMATS[name])
+    Draft202012Validator.check_schema(document(FORMATS[name]))
 
 
 def test_no_other_schema_is_shipped():
@@ -73,13 +75,18 @@ def test_no_other_schema_is_shipped():
 
 
 def test_schemas_are_of_the_versions_that_are_written():
-    versions = {name: document(name)["$defs"][kind.__name__]["properties"]["schema"] for name, kind in FORMATS.items()}
+    versions = {name: document(kind)["$defs"][kind.__name__]["properties"]["schema"] for name, kind in FORMATS.items()}
     assert {name: sorted(found["enum"]) for name, found in versions.items()} == {
+        "capacity": ["treeopt.capacity/1"],
+        "comparison": ["treeopt.comparison/1"],
         "plan": [BEFORE, PLAN],
         "predictions": [PREDICTIONS],
         "profile": [PROFILE],
+        "run": ["treeopt.run/1"],
+        "serving": ["treeopt.serving/1"],
         "trace_meta": [TRACE],
         "validation": [VALIDATION],
+        "whatif": ["treeopt.whatif/1"],
     }
     assert set(get_args(get_type_hints(PlanRecord)["schema"])) == {BEFORE, PLAN}
 
@@ -115,6 +122,13 @@ def test_shipped_validations_meet_their_schema(path):
     check_validation(read(path))
 
 
+@pytest.mark.parametrize("name", ["run", "server", "capacity", "whatif", "compare"])
+def test_fresh_results_meet_their_schemas(name):
+    kind = kind_of_schema(record(name)["schema"])
+    validator(kind.name).validate(record(name))
+    assert kind.of_record(record(name)) == record(name)
+
+
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 def test_shipped_traces_meet_their_schema(path):
     validator("trace_meta").validate(meta_of(path))
@@ -139,7 +153,7 @@ def test_a_saved_trace_has_the_meta_that_was_read(tmp_path):
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_policies_meet_the_schema_of_plans(policy):
-    plan = document("plan")
+    plan = document(FORMATS["plan"])
     records = [name for name in plan["$defs"] if name.endswith(("TreeRecord", "AwareRecord")) and name != "TreeRecord"]
     schema = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in records], "$defs": plan["$defs"]}
     assert len(records) == len(KINDS)

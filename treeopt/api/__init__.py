@@ -8,9 +8,7 @@
 * `validate_plan`: `validate`, predicted beside measured.
 * `engine_models`: an inference engine in words, and the prompts that it decodes.
 * `engine_runs`: an inference engine in place of the loop: profile, trace, predicted beside measured.
-* `draw_charts`: `draw_speedups` and `draw_tau`, into matplotlib's axes.
 * `page`: results that commands wrote, read and put on one page.
-* `result_record`: `Record`, the JSON values of a result with its table as a DataFrame.
 * `messages`: warnings and notes through `logging`, progress through a callback.
 * `run_models`, `run_prompts`, `token_sampling`: models, prompts and verification of a real run.
 """

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.api.engine_models import EngineChoice, engine_prompts
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.result_record import Validation
 from treeopt.api.run_prompts import Prompts
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.constraints import ChainOnly, Constraint
@@ -15,6 +14,7 @@ from treeopt.defaults import ENGINE_LENGTH, RECORD_BATCH
 from treeopt.engines import ENGINE_RULES
 from treeopt.engines.rules_for_trace import engine_constraints
 from treeopt.errors import counted
+from treeopt.results.kinds import Validation
 from treeopt.storage.provenance import this_run
 
 if TYPE_CHECKING:

@@ -85,11 +85,13 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     quiet_libraries()
     from executor.checkpoints import assumptions_of, load_drafter, warnings_of
     from executor.target.load_hf_model import dtype_name, load_target, prepare
-    from executor.target.tensor_parallel import launched
+    from executor.target.tensor_parallel import launched_processes
     from executor.target.tokenizer import check_same_tokens
 
-    if launched() > 1 and not models.tensor_parallel:
-        raise UsageError(f"{launched()} processes were started for one target: give --tensor-parallel, or start one")
+    if launched_processes() > 1 and not models.tensor_parallel:
+        raise UsageError(
+            f"{launched_processes()} processes were started for one target: add --tensor-parallel, or start one"
+        )
     models = models.resolved()
     prepare(models.device, threads=models.threads, tensor_parallel=models.tensor_parallel)
     if models.random_weights:

@@ -3,76 +3,38 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from simulate.runs.prompt_costs import FREE
+from simulate.runs.simulate_settings import SimulateSettings
 from treeopt.api.file_loading import as_plan, as_profile, as_trace
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.result_record import Record
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_device_warnings, plan_rule_warnings
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
+from treeopt.results.kinds import Record
+from treeopt.settings import takes
 from treeopt.storage.provenance import assumed_in, look, this_run
 from treeopt.traces.trace import Trace
-from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
     from simulate.runs.prompt_costs import Prompts
-    from simulate.runs.server_load import Load
 
 
+@takes(SimulateSettings)
 def simulate(
     trace: Trace | Path | str,
     profile: "Profile | Path | str | None" = None,
     *,
-    plan: Plan | Path | str | None = None,
-    tree: Tree | None = None,
-    batch: int | None = None,
-    prefill_s: float | None = None,
-    prefill_s_per_token: float | None = None,
-    prompt_tokens: int | None = None,
-    drain: bool = False,
-    lock_step: bool = False,
-    fixed_shape: bool = False,
-    pad: bool = True,
-    arrivals: float | None = None,
-    capacity: float | None = None,
-    requests_file: Path | str | None = None,
-    requests: int | None = None,
-    replications: int | None = None,
-    warmup: float | None = None,
-    ttft_s: float | None = None,
-    tpot_s: float | None = None,
-    switch_s: float | None = None,
-    hysteresis: int | None = None,
-    seed: int = 0,
+    settings: SimulateSettings,
     progress: Progress = silent,
 ) -> Record:
     """Predict a run of all requests of a trace, or with `arrivals`, `capacity` or `requests_file` a server's days.
 
+    Without plan and tree nothing is speculated. A server changes between the trees of a plan.
+
     Args:
         trace: the requests, and what the drafter got right.
         profile: step times; None finds the profile of the trace's target and drafter.
-        plan: decode as it says for the batch size; a server changes between its trees.
-        tree: a static tree; None, without a plan, decodes without speculation.
-        batch: requests that decode together, at most; default the plan's.
-        prefill_s: seconds of every prompt's prefill; default the profile's.
-        prefill_s_per_token: additional prefill seconds per prompt token.
-        prompt_tokens: prompt length in tokens; default the lengths recorded in the trace, if any.
-        drain: begin a batch when all requests of the last have ended.
-        lock_step: all sequences advance by the smallest number of tokens.
-        fixed_shape: idle rows cost what busy ones do, as in `treeopt decode`.
-        pad: batch sizes below the profile's smallest cost what that does; False raises CostError. Sizes between two
-            profiled ones are interpolated.
-        arrivals: requests per second of a server, a Poisson process.
-        capacity: find the highest rate at which this share of the requests keeps `ttft_s` and `tpot_s`.
-        requests_file: lengths of a server's requests, JSON lines.
-        requests: number of arrivals; default 1000, or the file's.
-        replications: independent days; default 5.
-        warmup: share of a day that is left out; default 0.1.
-        ttft_s: limit of the time to the first token.
-        tpot_s: limit of the time per output token after it.
-        switch_s: seconds of a change to another tree; default 0.
-        hysteresis: dead band in requests before the server changes to another tree; default 0.
-        seed: of every random choice.
         progress: shows how many days are done, with `capacity`.
 
     Returns:
@@ -92,33 +54,26 @@ def simulate(
         >>> record.frame()["name"].tolist()
         ['chain of 1', 'no speculation']
     """
-    from simulate.runs.prompt_costs import FREE, PromptSettings
-    from simulate.runs.server_load import Load
-
-    file = None if requests_file is None else Path(requests_file)
-    load = Load(arrivals, capacity, file, requests, replications, warmup, ttft_s, tpot_s, switch_s, hysteresis)
-    modes = {"drain": drain, "lock_step": lock_step, "fixed_shape": fixed_shape}
-    if load.given:
-        for mode in (mode for mode, chosen in modes.items() if chosen):
-            raise UsageError(f"--{mode.replace('_', '-')} is for a run without arrivals")
-    if plan is not None and tree is not None:
-        raise UsageError("give one of --plan and --tree")
-    plan = as_plan(plan)
+    load = settings.load
+    plan = as_plan(settings.plan)
     trace, trace_file = as_trace(trace)
     profile = as_profile(profile, trace, trace_file)
     warn(_mismatches(trace, profile, plan))
-    settings = PromptSettings(prefill_s, prefill_s_per_token, prompt_tokens)
-    prompts = settings.on(trace, profile, from_file=file is not None)
+    prompts = settings.prompts.on(trace, profile, from_file=load.requests_file is not None)
     if load.given:
-        record = _server(trace, profile, plan, tree, batch, prompts, load, pad=pad, seed=seed, progress=progress)
+        record = _server(trace, profile, plan, prompts, settings, progress)
     else:
-        record = _run(trace, profile, plan, tree, batch, prompts, modes, pad=pad, seed=seed)
+        record = _run(trace, profile, plan, prompts, settings)
+    if plan is not None:
+        from simulate.runs.batch_record import plan_conditions
+
+        record["conditions"] += plan_conditions(plan, trace)
     free = (FREE,) if load.given and prompts.free else ()
     size = int(record["rows"] if load.given else record["batch"])
     record["interpolated"] = profile.unmeasured([size])
     record["warnings"] = _warnings(trace, profile, plan, size, prompts, (*free, *record.get("warnings", ())))
     record["meta"] = {
-        "settings": settings.settings | modes | {"pad": pad} | (load.settings if load.given else {}) | {"seed": seed},
+        "settings": settings.recorded(),
         "trace": dict(trace.meta),
         "cost": dict(profile.meta),
         "provenance": this_run(),
@@ -145,52 +100,34 @@ def _warnings(
 
 
 def _run(
-    trace: Trace,
-    profile: "Profile",
-    plan: Plan | None,
-    tree: Tree | None,
-    batch: int | None,
-    prompts: "Prompts",
-    modes: dict[str, bool],
-    *,
-    pad: bool,
-    seed: int,
+    trace: Trace, profile: "Profile", plan: Plan | None, prompts: "Prompts", settings: SimulateSettings
 ) -> dict[str, Any]:
-    from simulate.runs.batch_record import configuration_of, plan_conditions, simulated_run
+    """Return the record of a run of all requests."""
+    from simulate.runs.batch_record import configuration_of, simulated_run
 
-    name, chosen, size, dynamic = configuration_of(plan, tree, batch)
+    name, chosen, size, dynamic = configuration_of(plan, settings.tree, settings.batch)
     note([dynamic])
-    record = simulated_run(trace, profile, chosen, prompts, name=name, batch=size, **modes, pad=pad, seed=seed)
-    if plan is not None:
-        record["conditions"] += plan_conditions(plan, trace)
-    return record
+    how: dict[str, Any] = {"pad": settings.pad, "seed": settings.seed}
+    return simulated_run(trace, profile, chosen, prompts, name=name, batch=size, **how)
 
 
 def _server(
     trace: Trace,
     profile: "Profile",
     plan: Plan | None,
-    tree: Tree | None,
-    batch: int | None,
     prompts: "Prompts",
-    load: "Load",
-    *,
-    pad: bool,
-    seed: int,
+    settings: SimulateSettings,
     progress: Progress,
 ) -> dict[str, Any]:
-    from simulate.runs.batch_record import plan_conditions
+    """Return the record of a server's days."""
     from simulate.runs.server_record import server_configurations, simulated_server
 
-    configurations, dynamic = server_configurations(plan, tree, load)
+    load, batch = settings.load, settings.batch
+    configurations, dynamic = server_configurations(plan, settings.tree, load)
     note(dynamic)
     if batch is None:
         if plan is None:
             raise UsageError("give --batch, the rows of the server, or a --plan")
         batch = max(entry.batch for entry in plan.entries)
-    record = simulated_server(
-        trace, profile, configurations, prompts, load, rows=batch, pad=pad, seed=seed, progress=progress
-    )
-    if plan is not None:
-        record["conditions"] += plan_conditions(plan, trace)
-    return record
+    how: dict[str, Any] = {"pad": settings.pad, "seed": settings.seed, "progress": progress}
+    return simulated_server(trace, profile, configurations, prompts, load, rows=batch, **how)

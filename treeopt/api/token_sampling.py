@@ -52,9 +52,9 @@ class Sampling:
     def rule_for(self, target: "Target") -> "Rule":
         """Return the rule, with a generator on the target's device."""
         from executor.verification.acceptance_rules import make_rule
-        from executor.verification.temperature_top_k_top_p import Warp, seeded
+        from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 
         if self.temperature == 0:
             return make_rule(self.name)
         warp = Warp(self.temperature, self.top_k, self.top_p)
-        return make_rule(self.name, warp=warp, generator=seeded(target.device, self.seed))
+        return make_rule(self.name, warp=warp, generator=seeded_generator(target.device, self.seed))

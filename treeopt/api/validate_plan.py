@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.result_record import Validation
 from treeopt.api.run_models import Models, is_main_rank, load_models
 from treeopt.api.run_prompts import Prompts, load_tokens
 from treeopt.api.token_sampling import Sampling
@@ -15,6 +14,7 @@ from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.defaults import BLOCKS, NEW_TOKENS
 from treeopt.plans.plan import Plan, PlanEntry
+from treeopt.results.kinds import Validation
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 

@@ -6,9 +6,9 @@ on the rest, as in `search`; at a batch size each drafter's own step times decid
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +27,11 @@ from treeopt.replay.objective import THROUGHPUT
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import Counts, Estimate, in_logs, paired_ratio, ratio
 from treeopt.storage.provenance import look, this_run
-from treeopt.storage.table_files import table_of
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.value_methods import ValueMethods
 
-if TYPE_CHECKING:
-    import pandas as pd
-
+SCHEMA = "treeopt.comparison/1"
 DRIFT = 0.1  # share by which plain steps of two drafters may differ without a warning
 SIZES = (Size("chain", 2), Size("chain", 4), Size("best", 25), Size("best", 63))
 
@@ -101,25 +98,25 @@ class Comparison(ValueMethods):
     warnings: tuple[str, ...]
     meta: Mapping[str, Any]
 
-    def frame(self) -> "pd.DataFrame":
-        """Return a table with one row per contest and drafter.
+    def record(self) -> dict[str, Any]:
+        """Return the comparison as JSON values, as `treeopt compare` writes it."""
+        return {
+            "schema": SCHEMA,
+            "first": self.first,
+            "pairing": self.pairing,
+            "contests": [asdict(contest) | {"standings": _standings(contest)} for contest in self.contests],
+            "warnings": list(self.warnings),
+            "meta": dict(self.meta),
+        }
 
-        Columns: `contest`, `batch` (missing: trees of one size), `drafter`, `nodes`, `depth`, `step_s` and `plain_s`
-        (seconds), `tau` (tokens per step), `speedup` (over plain decoding), `over` (ratio to the first drafter). `tau`,
-        `speedup` and `over` have 95 % intervals in `_low` and `_high`.
-        """
-        rows = []
-        for contest in self.contests:
-            for standing in contest.standings:
-                row: dict[str, Any] = {"contest": contest.name, "batch": contest.batch, "drafter": standing.drafter}
-                row |= {name: getattr(standing.tree, name, 0) for name in ("nodes", "depth")}
-                row |= {"step_s": standing.step_s, "plain_s": standing.plain_s}
-                for name in ("tau", "speedup", "over"):
-                    estimate = getattr(standing, name)
-                    row |= {name: getattr(estimate, "value", None)}
-                    row |= {f"{name}_{end}": getattr(estimate, end, None) for end in ("low", "high")}
-                rows.append(row)
-        return table_of(rows)
+
+def _standings(contest: Contest) -> list[dict[str, Any]]:
+    records = []
+    for standing in contest.standings:
+        tree = standing.tree
+        sizes = tree and {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": tree.paths}
+        records.append(asdict(standing) | {"tree": sizes})
+    return records
 
 
 def compare(
@@ -193,7 +190,7 @@ def compare(
         pairing,
         tuple(contests),
         plans,
-        (*unlike(meta["trace"], meta["cost"], pairing), *_drift(contests, meta["cost"]), *_joined(warnings)),
+        (*unlike(meta["trace"], meta["cost"], pairing), *_drift(contests, meta["cost"]), *_merge_sentences(warnings)),
         meta,
     )
 
@@ -259,7 +256,7 @@ def _by_size(
     for name, (fit, held) in parts.items():
         trees = sized_trees(sizes, fit, covered=partial(_keeps, rules=rules[name]))
         for size in sizes:
-            results[size.name][name] = _replayed(trees.get(size.name), held, rules[name])
+            results[size.name][name] = _replay_held_out(trees.get(size.name), held, rules[name])
     return [_contest(size, None, by_drafter, paired=paired) for size, by_drafter in results.items()]
 
 
@@ -267,7 +264,7 @@ def _keeps(tree: Tree, rules: Sequence[Constraint]) -> bool:
     return not broken(tree, rules)
 
 
-def _replayed(tree: Tree | None, held: Trace, rules: Sequence[Constraint]) -> _Result | str:
+def _replay_held_out(tree: Tree | None, held: Trace, rules: Sequence[Constraint]) -> _Result | str:
     """Return the tree's counts on the requests held out, or the reason why it cannot be replayed."""
     if tree is None:
         return "no candidate was ever accepted"
@@ -327,7 +324,7 @@ def _drift(contests: Sequence[Contest], costs: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def _joined(warnings: Mapping[str, Sequence[str]]) -> list[str]:
+def _merge_sentences(warnings: Mapping[str, Sequence[str]]) -> list[str]:
     """Return each sentence once, preceded by the drafters that it applies to unless it applies to all."""
     drafters: dict[str, list[str]] = {}
     for name, sentences in warnings.items():

@@ -93,7 +93,7 @@ def differing_models(one: Any, other: Any) -> list[str]:
     return [part for part in PARTS if not same_model(look(one, part), look(other, part))]
 
 
-def identified(meta: Any) -> bool:
+def names_weights(meta: Any) -> bool:
     """Return whether provenance records the weights of target and drafter."""
     return all(look(meta, part, "weights") is not None for part in PARTS)
 

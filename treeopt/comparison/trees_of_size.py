@@ -8,7 +8,7 @@ from treeopt.replay.many_trees import Replayer
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow
-from treeopt.searchers.static_trees.shrinkage import fitted
+from treeopt.searchers.static_trees.shrinkage import fit_strength
 from treeopt.traces.trace import Trace
 from treeopt.tree import MAX_NODES, Tree
 
@@ -83,7 +83,7 @@ def sized_trees(
                 capped = [grown[min(size.nodes, len(grown)) - 1] for grown in caps]
                 trees[size.name] = _best(capped, covered, lambda tree: replay_tree(tree, trace).tau)
     elif largest:
-        shrink = fitted(trace, nodes=largest, depth=trace.depth)
+        shrink = fit_strength(trace, nodes=largest, depth=trace.depth)
         frontier = count_prefixes(trace, nodes=largest, depth=trace.depth, shrink=shrink)
         replayer = Replayer(trace, frontier.tree(largest, trace.depth))
         for size in sizes:

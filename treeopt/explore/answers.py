@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from simulate.validation.find_validation import live_checks
+from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.api.messages import LOG
 from treeopt.api.search_trace import search
 from treeopt.api.whatif_devices import WhatIf
@@ -18,7 +19,6 @@ from treeopt.explore.offered_files import Offer
 from treeopt.explore.page_words import in_page_words
 from treeopt.explore.questions import Device, Question, question_of
 from treeopt.plans.plan import Plan
-from treeopt.replay.objective import OBJECTIVES
 from treeopt.traces.trace import Trace
 
 ONE_AT_A_TIME = threading.Lock()  # searches use all of a core, and pages may be several
@@ -155,19 +155,19 @@ def _measured(question: Question, trace: Trace, offer: Offer) -> Plan:
 
 def _predicted(question: Question, device: Device, trace: Trace, offer: Offer) -> tuple[Plan, tuple[int, ...]]:
     """Return the plan for a device, and the batch sizes that do not fit its memory."""
-    asked = WhatIf.prepare(
-        trace,
-        hardware=device.hardware,
+    settings = WhatIfSettings(
+        hardware=(device.hardware,),
         target=offer.target(device.target),
         drafter=offer.drafter,
         batch=question.batches,
-        context=device.context,
+        context=(device.context,),
         max_nodes=question.max_nodes,
         max_depth=question.max_depth,
         engine=question.engine,
     )
-    limits = {"objective": OBJECTIVES[question.objective], "max_tpot_s": question.max_tpot_s}
-    found = replace(asked, search={**asked.search, **limits}).answer()
+    asked = WhatIf.prepare(trace, settings)
+    search = asked.search.changed(objective=question.objective, max_tpot_s=question.max_tpot_s)
+    found = replace(asked, search=search).answer()
     for warning in asked.warnings:
         LOG.warning("%s", warning)
     (plan,) = found.plans().values()

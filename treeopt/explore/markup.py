@@ -5,14 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from treeopt.charts.chart import Chart
-from treeopt.charts.palette import LIGHT, legend_mark
+from treeopt.charts.chart_files import Figure
 from treeopt.engines.export import Export
 from treeopt.explore.answers import Answer, Failure
 from treeopt.explore.page_words import in_page_words
 from treeopt.explore.questions import NO_POLICIES, Device
 from treeopt.results.blocks import Blocks, Line, Row, Table
-from treeopt.results.plan import plan_blocks
+from treeopt.results.plan import ENTRY as PLAN
 
 HEADER = (
     "<header><h1>treeopt explore</h1><p>Choose a trace, step times and limits. "
@@ -53,7 +52,7 @@ def failure_card(failure: Failure) -> str:
 def answer_card(answer: Answer, batch: int) -> str:
     """Return the answer: the sentence of one batch size in front, then its check, then the other sizes."""
     place = [entry.batch for entry in answer.plan.entries].index(batch)
-    lines = [in_page_words(line) for line in _lines(plan_blocks(answer.plan), "answer")]
+    lines = [in_page_words(line) for line in _lines(PLAN.blocks(answer.plan), "answer")]
     check = [answer.checks[batch]] if batch in answer.checks else []
     others = [line for number, line in enumerate(lines) if number != place]
     return (
@@ -65,7 +64,7 @@ def answer_card(answer: Answer, batch: int) -> str:
 
 def configurations(answer: Answer, batch: int) -> str:
     """Return the table of a batch size's configurations with its notes; the first row is the choice."""
-    blocks = plan_blocks(answer.plan)
+    blocks = PLAN.blocks(answer.plan)
     titles = [block.title if isinstance(block, Table) else "" for block in blocks]
     start = titles.index(f"batch {batch}")
     notes = []
@@ -89,14 +88,14 @@ def token_prices(priced: Blocks | Failure) -> str:
     return f'<section class="cells-box" aria-label="Prices">{sentences}{tables}{notes}</section>' if priced else ""
 
 
-def figures(drawn: Iterable[tuple[Chart, str]]) -> str:
+def figures(drawn: Iterable[tuple[Figure, str]]) -> str:
     """Return charts, each with the HTML that draws it, under their titles and over their conditions."""
     return f'<section class="charts" aria-label="Charts">{"".join(_figure(*pair) for pair in drawn)}</section>'
 
 
 def footnotes(answer: Answer) -> str:
     """Return warnings and conditions; details are folded."""
-    blocks = plan_blocks(answer.plan)
+    blocks = PLAN.blocks(answer.plan)
     memory = [f"Batch {batch} does not fit the memory of the device." for batch in answer.too_large]
     warned = dict.fromkeys((*memory, *map(_sentence, answer.warnings)))
     lines = [block for block in blocks if isinstance(block, Line) and block.kind == "condition"]
@@ -141,22 +140,13 @@ def _fields(controls: Iterable[object]) -> str:
     return "".join(f'<div class="control">{control}</div>' for control in controls)
 
 
-def _figure(chart: Chart, html: str) -> str:
-    names = chart.series if len(chart.series) > 1 else ()
-    legend = "".join(_entry(chart, place, name) for place, name in enumerate(names))
-    conditions = "".join(f"<p>{escape(line)}</p>" for line in chart.conditions)
+def _figure(figure: Figure, html: str) -> str:
+    conditions = "".join(f"<p>{escape(line)}</p>" for line in figure.conditions)
     return (
-        f'<figure><h2>{escape(chart.title)}</h2><ul class="legend">{legend}</ul>'
-        f'<div style="min-height:{chart.height}px">{html}</div>'
+        f"<figure><h2>{escape(figure.title)}</h2>"
+        f'<div style="min-height:{figure.height}px">{html}</div>'
         f"<figcaption>{conditions}</figcaption></figure>"
     )
-
-
-def _entry(chart: Chart, place: int, name: str) -> str:
-    colour = "var(--soft)" if chart.muted(name) else f"var(--series-{place % len(LIGHT.series)})"
-    layer = chart.in_legend(name)
-    points, dashed = (True, False) if layer is None else (layer.points, layer.dashed)
-    return f"<li>{legend_mark(place, colour, points=points, dashed=dashed)} {escape(name)}</li>"
 
 
 def _table(table: Table, caption: str) -> str:

@@ -12,7 +12,7 @@ from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import load_hardware
 from treeopt.api.file_loading import load_profile, load_trace
-from treeopt.comparison.mismatch_warnings import differing_models, identified
+from treeopt.comparison.mismatch_warnings import differing_models, names_weights
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import shipped
 from treeopt.traces.resumable_shards import optional_in
@@ -124,7 +124,7 @@ class Offer:
 
         def place(name: str) -> tuple[bool, bool]:
             profile = self.profile(name)
-            other = not identified(meta) or bool(differing_models(profile.meta, meta))
+            other = not names_weights(meta) or bool(differing_models(profile.meta, meta))
             return profile.meta != found, other
 
         return sorted(self.profiles, key=place)

@@ -9,7 +9,7 @@ LABELS = {
     "--max-depth": "Depth, at most",
     "--max-tpot-ms": "Milliseconds per token, at most",
     "--objective": "Objective",
-    "--engine": "Engine",
+    "--for": "Engine",
     "--trace": "Trace",
     "--profile": "Profile",
     "--policy": "Dynamic trees",

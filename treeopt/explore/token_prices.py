@@ -10,7 +10,7 @@ from treeopt.explore.questions import Device, price_of
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import PlanEntry
 from treeopt.results.blocks import Blocks, Column, Line, Row, Table, number, word
-from treeopt.results.plan_answers import describe_choice
+from treeopt.results.plan import describe_choice
 from treeopt.results.whatif import money
 
 COLUMNS = (

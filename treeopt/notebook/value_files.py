@@ -1,24 +1,43 @@
-"""Values written to files, and records read from them."""
+"""What the methods of values do: tables, charts, files; and records read from files."""
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from simulate.profiles.profile import Profile, save_profile
-from simulate.validation.predicted_vs_measured import SCHEMA as VALIDATION
-from simulate.validation.predicted_vs_measured import check_validation
-from treeopt.api.result_record import Record, Validation
-from treeopt.comparison.compare_drafters import Comparison
-from treeopt.errors import TreeError, UsageError
-from treeopt.notebook.record_summaries import RECORDS
-from treeopt.plans.plan import Plan
-from treeopt.plans.plan_json import save_plan
-from treeopt.results.comparison import comparison_record
+from treeopt.errors import UsageError
+from treeopt.results.kinds import RESULTS, Record, ResultKind, Validation, kind_of_schema, known
 from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.user_files import read_text
-from treeopt.traces.trace import Trace, save_trace
-from treeopt.tree import Tree
+
+if TYPE_CHECKING:
+    import altair as alt
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+
+def frame_of(value: Any) -> "pd.DataFrame":
+    """Return the main table of a value."""
+    kind, value = known(value)
+    return kind.frame(value)
+
+
+def plot_value(value: Any, ax: "Axes | None" = None, *, chart: str | None = None) -> "alt.LayerChart | Axes":
+    """Return a chart of a value, or draw it into matplotlib's axes and return them; see `ValueMethods.plot`."""
+    kind, shown = known(value)
+    if ax is None:
+        drawn: alt.LayerChart = kind.drawn(shown, chart)
+        return drawn
+    from treeopt.charts.matplotlib_axes import DRAWN
+
+    if not hasattr(ax, "set_xlabel"):
+        raise UsageError(f"ax must be matplotlib's axes, got {ax!r:.40}: name a chart as chart=...")
+    name = chart or next(iter(kind.charts), "")
+    if (kind.name, name) not in DRAWN:
+        raise UsageError("only the charts speedup and tau are drawn into axes: leave ax out for altair's chart")
+    DRAWN[kind.name, name](ax, shown)
+    return ax
 
 
 def save_value(value: Any, path: Path | str) -> None:
@@ -28,20 +47,11 @@ def save_value(value: Any, path: Path | str) -> None:
         TraceError, TreeError: a value that its file cannot hold.
         OSError: the file cannot be written.
     """
-    path = Path(path)
-    if isinstance(value, Trace):
-        save_trace(value, path)
-    elif isinstance(value, Plan):
-        save_plan(value, path)
-    elif isinstance(value, Profile):
-        save_profile(value, path)
-    elif isinstance(value, Tree):
-        if not value.nodes:
-            raise TreeError("a tree without nodes has no file: it means that nothing is drafted")
-        write_text(path, json.dumps(value.paths) + "\n")
-    else:
-        record = comparison_record(value) if isinstance(value, Comparison) else value
-        write_text(path, json.dumps(record, indent=1) + "\n")
+    if isinstance(value, Mapping):
+        write_text(Path(path), json.dumps(value, indent=1) + "\n")
+        return
+    kind, value = known(value)
+    kind.save(value, Path(path))
 
 
 def load_validation(path: Path | str) -> Validation:
@@ -56,12 +66,8 @@ def load_validation(path: Path | str) -> Validation:
         >>> f"{validation['mean_error']:.1%} of {len(validation.frame())} cells"
         '2.6% of 31 cells'
     """
-    record = _parsed(Path(path), VALIDATION)
-    try:
-        check_validation(record)
-    except RecordError as error:
-        raise UsageError(f"{path}: {error}") from error
-    return Validation(record)
+    validation: Validation = _read(Path(path), (RESULTS["validation"],))
+    return validation
 
 
 def load_record(path: Path | str) -> Record:
@@ -75,13 +81,15 @@ def load_record(path: Path | str) -> Record:
         >>> type(treeopt.load_record("data/validations/medusa-cpu.json")).__name__
         'Validation'
     """
-    record = _parsed(Path(path), VALIDATION, *RECORDS)
-    return load_validation(path) if record["schema"] == VALIDATION else Record(record)
+    record: Record = _read(Path(path), [kind for kind in RESULTS.values() if kind.schemas and not kind.read])
+    return record
 
 
-def _parsed(path: Path, *schemas: str) -> dict[str, Any]:
+def _read(path: Path, kinds: Iterable[ResultKind]) -> Any:
+    """Return the value of a JSON file of one of these kinds."""
     try:
-        return parse(read_text(path), *schemas)
+        record = parse(read_text(path), *(schema for kind in kinds for schema in kind.schemas))
+        return kind_of_schema(record["schema"]).of_record(record)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {why(error)}") from error
     except RecordError as error:

@@ -1,38 +1,73 @@
-"""HTML and plain text of each kind of value: finds its summary."""
+"""A value in a notebook: sentences and tables as HTML, escaped, in the colours of the page around it; or as text."""
 
+import sys
+from collections.abc import Iterable, Iterator
+from html import escape
 from typing import Any
 
-from simulate.profiles.profile import Profile
-from treeopt.api.result_record import Record, Validation
-from treeopt.comparison.compare_drafters import Comparison
-from treeopt.notebook.html_summary import Summary, summary_html, summary_text
-from treeopt.notebook.record_summaries import record_summary, validation_summary
-from treeopt.notebook.value_summaries import plan_summary, profile_summary, trace_summary, tree_summary
-from treeopt.plans.plan import Plan
-from treeopt.results.comparison import comparison_record
-from treeopt.traces.trace import Trace
-from treeopt.tree import Tree
+from treeopt.errors import UsageError
+from treeopt.results.blocks import Blocks, Cell, Line, Table, notes_once
+from treeopt.results.kinds import known
+
+ROWS = 12  # most rows of a table
+LONGEST = 400  # most letters of a sentence
+FRAME = "border: 1px solid rgba(128, 128, 128, 0.5); border-radius: 6px; padding: 0.5em 0.8em; margin: 0.3em 0;"
+SMALL = "font-size: 0.9em; opacity: 0.8; margin: 0.3em 0;"
+CELL = "padding: 0.1em 0.8em 0.1em 0; text-align: {};"
 
 
 def html_of(value: Any) -> str:
-    """Return the summary of a value as HTML."""
-    return summary_html(_summary(value))
+    """Return a value as HTML that needs no style sheet and no script."""
+    title, blocks = _shown(value)
+    parts = [f"<strong>{escape(title)}</strong>"]
+    for block in blocks:
+        parts += _table(block) if isinstance(block, Table) else _line(block)
+    return f'<div style="{FRAME}">{"".join(parts)}</div>'
 
 
 def text_of(value: Any) -> str:
-    """Return the summary of a value as lines of text."""
-    return summary_text(_summary(value))
+    """Return a value as lines of text, as a terminal shows them."""
+    from treeopt.terminal.terminal_blocks import block_lines
+    from treeopt.terminal.terminal_text import PROSE, width_of
+
+    title, blocks = _shown(value)
+    return "\n".join([title, *(line for line, _ in block_lines(blocks, width_of(sys.stdout) or PROSE))])
 
 
-def _summary(value: Any) -> Summary:
-    if isinstance(value, Tree):
-        return tree_summary(value)
-    if isinstance(value, Trace):
-        return trace_summary(value)
-    if isinstance(value, Plan):
-        return plan_summary(value)
-    if isinstance(value, Profile):
-        return profile_summary(value)
-    if isinstance(value, Validation):
-        return validation_summary(value)
-    return record_summary(Record(comparison_record(value)) if isinstance(value, Comparison) else value)
+def _shown(value: Any) -> tuple[str, Blocks]:
+    """Return the title and the blocks of a value, without details and commands; of another record its fields."""
+    try:
+        kind, described = known(value)
+        blocks = notes_once(kind.blocks(described))
+    except (UsageError, LookupError, TypeError):
+        fields = Line("note", f"fields: {', '.join(map(str, value))}")
+        return f"Record {value.get('schema') or 'without a schema'}", (fields,)
+    shown = (block for block in blocks if not block.detail and (isinstance(block, Table) or block.kind != "next"))
+    return kind.titled(described), tuple(shown)
+
+
+def _line(line: Line) -> Iterator[str]:
+    text = f"Warning: {line.text}" if line.kind == "warning" else line.text
+    yield f'<p style="{SMALL}">{escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}...")}</p>'
+
+
+def _table(table: Table) -> Iterator[str]:
+    styles = [CELL.format(column.align) for column in table.columns]
+    head = "".join(
+        f'<th scope="col" style="{style}" title="{escape(column.meaning)}">{escape(column.heading)}</th>'
+        for column, style in zip(table.columns, styles, strict=True)
+    )
+    rows = "".join(f"<tr>{_cells(row.cells, styles)}</tr>" for row in table.rows[:ROWS])
+    caption = f'<caption style="text-align: left;">{escape(table.title)}</caption>' if table.title else ""
+    yield (
+        f'<div style="overflow-x: auto;"><table style="border-collapse: collapse;">{caption}'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+    hidden = len(table.rows) - ROWS
+    if hidden > 0:
+        yield f'<p style="{SMALL}">{hidden} more rows: see <code>frame()</code></p>'
+
+
+def _cells(cells: Iterable[Cell], styles: Iterable[str]) -> str:
+    pairs = zip(cells, styles, strict=True)
+    return "".join(f'<td style="{style} white-space: nowrap;">{escape(cell.text)}</td>' for cell, style in pairs)

@@ -6,7 +6,6 @@
 * `evaluator`: tokens, speed and error of trees, by replay on either part.
 * `tree_candidates`: the trees that a search considers, enumerated, grown or refined.
 * `choose_trees`: the choice per batch size, the smallest of equally fast trees; what each rule costs.
-* `few_shapes`: at most N different trees for many batch sizes, and where a running engine changes between them.
 * `baselines`: what the choice is compared with: no speculation, best chain, published trees, dynamic policies.
 * `proof`: what was searched, what is proved about a choice, and what is not.
 * `search_warnings`: warnings about data, limits, contexts and step times.

@@ -10,12 +10,13 @@ from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, EngineError, TraceError
 from treeopt.planning.evaluator import PLAIN, Judge
 from treeopt.planning.proof import with_policy
+from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Choice, Grown, PlanEntry, Price, Proof
 from treeopt.policies import DynamicTree, Policy, settings
 from treeopt.searchers.dynamic_trees.choose_policy import Judged, best_policy
 from treeopt.searchers.dynamic_trees.oracle_bound import upper_bound
 from treeopt.searchers.dynamic_trees.settings_grid import Bench, CannotRun
-from treeopt.searchers.dynamic_trees.step_prices import Padding, Prices, Timed
+from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed
 from treeopt.statistics.clustered_estimate import paired_difference
 from treeopt.tree import Tree
 
@@ -33,54 +34,42 @@ class Rivals:
     Attributes:
         chains: chains, of which the best is shown.
         trees: other trees, by name.
-        policies: kinds of `treeopt.searchers.dynamic_trees.choose_policy`, each swept.
-        dynamic: dynamic policies with given settings, judged as they are.
-        padding: padding of the policies' trees, see `treeopt.searchers.dynamic_trees.step_prices`.
-        max_nodes: largest tree of the policies.
-        max_depth: deepest tree of the policies.
-        seed: seed of the order in which policies meet requests.
-        take_policies: True if a policy may be chosen; False with `shapes`, or with rules of an engine without dynamic
-            trees, which apply only to static trees.
+        settings: the search's: kinds of policies, each swept, policies with given settings, padding, limits, seed.
+        take_policies: True if a policy may be chosen; False with rules of an engine without dynamic trees, which apply
+            only to static trees.
         cannot_run: returns why the engine cannot run a policy; None: any policy can run.
-        near: share by which a policy must be faster on the fitted requests to be chosen.
     """
 
     chains: Sequence[Tree]
     trees: Mapping[str, Tree]
-    policies: Sequence[str]
-    dynamic: Sequence[Policy]
-    padding: Padding
-    max_nodes: int
-    max_depth: int
-    seed: int
+    settings: SearchSettings
     take_policies: bool
-    near: float
     cannot_run: CannotRun | None = None
 
     def entry(self, judge: Judge, batch: int, best: Tree | None, proof: Proof, prices: tuple[Price, ...]) -> PlanEntry:
         """Return the plan entry of a batch size.
 
-        A policy takes the place of the tree where it is faster on the fitted requests. It does not where a number of
-        shapes is given, where the rules are those of an engine without dynamic trees, and where forwards have one shape
-        and the policy changes it. The best static configuration, plain decoding included, is then compared with it.
+        A policy takes the place of the tree where it is faster on the fitted requests. It does not where
+        the rules are those of an engine without dynamic trees, and where forwards have one shape and the policy changes
+        it. The best static configuration, plain decoding included, is then compared with it.
         """
         plain, static = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
-        kinds = () if self.cannot_run is not None and self.cannot_run(SMALLEST, batch) else self.policies
+        kinds = () if self.cannot_run is not None and self.cannot_run(SMALLEST, batch) else self.settings.policies
         policies = [self._judged(judge, kind, batch) for kind in kinds]
         eligible = [policy for policy in policies if self.take_policies and self._runs(policy)]
-        fastest = max(eligible, key=_fitted, default=None)
+        fastest = max(eligible, key=_fitted_rate, default=None)
         trees, skipped = self._trees(judge, batch)
-        if self.cannot_run is not None and kinds != self.policies:
-            skipped |= dict.fromkeys(self.policies, str(self.cannot_run(SMALLEST, batch)))
+        if self.cannot_run is not None and kinds != self.settings.policies:
+            skipped |= dict.fromkeys(self.settings.policies, str(self.cannot_run(SMALLEST, batch)))
         table = [plain, *trees]
-        if fastest is not None and _fitted(fastest) > judge.rate(best, batch) / (1 - self.near):
+        if fastest is not None and _fitted_rate(fastest) > judge.rate(best, batch) / (1 - self.settings.near):
             chosen = _swept(judge, fastest, batch)
             proof = with_policy(proof, kind=fastest.kind, tried=len(fastest.tried))
             table[1:1] = [replace(static, choice=replace(static.choice, name=STATIC))]
         else:
             fastest, chosen = None, plain if best is None else static
         table += [_swept(judge, policy, batch) for policy in policies if policy is not fastest]
-        table += self._given(judge, batch, skipped)
+        table += self._judge_policies(judge, batch, skipped)
         table += [self._bound(judge, batch)] if policies else []
         compared = [
             replace(row.choice, behind=judge.loss(row.seconds, chosen.seconds)) for row in table if row is not chosen
@@ -96,8 +85,8 @@ class Rivals:
         try:
             if configuration is None or isinstance(configuration, Tree):
                 return judge.rate(configuration, batch)
-            prices = Prices(judge.cost, batch, self.padding, judge.context)
-            return Bench(judge.fit, prices, seed=self.seed).replayed(configuration).rate
+            prices = Prices(judge.cost, batch, self.settings.padded, judge.context)
+            return Bench(judge.fit, prices, seed=self.settings.seed).replayed(configuration).rate
         except (TraceError, CostError):
             return 0.0
 
@@ -113,10 +102,13 @@ class Rivals:
                 skipped[name] = str(error)
         return rows, skipped
 
-    def _given(self, judge: Judge, batch: int, skipped: dict[str, str]) -> list["_Row"]:
+    def _judge_policies(self, judge: Judge, batch: int, skipped: dict[str, str]) -> list["_Row"]:
         """Return the given policies; adds to `skipped` the reason why one cannot be run, replayed or priced."""
-        bench, rows = Bench(judge.held, Prices(judge.cost, batch, self.padding, judge.context), seed=self.seed), []
-        for policy in dict.fromkeys(self.dynamic):
+        bench, rows = (
+            Bench(judge.held, Prices(judge.cost, batch, self.settings.padded, judge.context), seed=self.settings.seed),
+            [],
+        )
+        for policy in dict.fromkeys(self.settings.dynamic):
             name = ",".join(f"{setting}={value}" for setting, value in settings(policy).items() if value)
             reason = None if self.cannot_run is None else self.cannot_run(policy, batch)
             try:
@@ -128,7 +120,7 @@ class Rivals:
                 continue
             steps = float(held.steps.sum())
             nodes, levels = float(held.nodes.sum()) / steps, float(held.levels.sum()) / steps
-            rows.append(_grown(judge, held, Grown(name, settings(policy), nodes, levels, policy), batch))
+            rows.append(_grown_choice(judge, held, Grown(name, settings(policy), nodes, levels, policy), batch))
         return rows
 
     def _judged(self, judge: Judge, kind: str, batch: int) -> Judged:
@@ -138,23 +130,23 @@ class Rivals:
             judge.cost,
             kind=kind,
             batch=batch,
-            max_nodes=self.max_nodes,
-            max_depth=self.max_depth,
+            max_nodes=self.settings.nodes,
+            max_depth=self.settings.depth,
             context=judge.context,
-            padding=self.padding,
+            padding=self.settings.padded,
             cannot_run=self.cannot_run,
-            seed=self.seed,
+            seed=self.settings.seed,
         )
 
     def _runs(self, judged: Judged) -> bool:
-        return self.padding != "full" or isinstance(judged.policy, DynamicTree)
+        return self.settings.padded != "full" or isinstance(judged.policy, DynamicTree)
 
     def _bound(self, judge: Judge, batch: int) -> "_Row":
-        prices = Prices(judge.cost, batch, self.padding, judge.context)
-        bound = upper_bound(judge.held, prices, nodes=self.max_nodes, depth=self.max_depth)
+        prices = Prices(judge.cost, batch, self.settings.padded, judge.context)
+        bound = upper_bound(judge.held, prices, nodes=self.settings.nodes, depth=self.settings.depth)
         steps = float(bound.steps.sum())
         grown = Grown(BOUND, {}, float(bound.nodes.sum()) / steps, float(bound.levels.sum()) / steps)
-        return _grown(judge, bound, grown, batch)
+        return _grown_choice(judge, bound, grown, batch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,10 +167,10 @@ def _static(judge: Judge, name: str, tree: Tree | None, batch: int) -> _Row:
 
 def _swept(judge: Judge, best: Judged, batch: int) -> _Row:
     grown = Grown(best.kind, settings(best.policy), best.nodes, best.levels, best.policy)
-    return _grown(judge, best.held, grown, batch)
+    return _grown_choice(judge, best.held, grown, batch)
 
 
-def _grown(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Row:
+def _grown_choice(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Row:
     usual = StepShape(
         batch,
         1 + max(1, round(grown.nodes)),
@@ -191,6 +183,6 @@ def _grown(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Row:
     return _Row(choice, held.seconds, held.committed, held.steps)
 
 
-def _fitted(best: Judged) -> float:
+def _fitted_rate(best: Judged) -> float:
     """Return tokens per second on the requests that the policy was chosen on."""
     return dict(best.tried)[best.policy]

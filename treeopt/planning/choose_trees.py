@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeopt.constraints import broken
 from treeopt.errors import CostError
 from treeopt.planning.evaluator import Judge
-from treeopt.planning.few_shapes import assign, switches
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.tree_candidates import Proposals
 from treeopt.plans.plan import Price, Switch
@@ -22,30 +22,16 @@ Configuration = Tree | Policy | None
 
 def choose(judge: Judge, settings: SearchSettings, proposals: Proposals) -> Chosen:
     """Return the tree of each batch size; None where not speculating is better."""
-    tried = {size: proposals.trees(size) for size in settings.batches}
-    fastest = {size: _fastest(judge, trees, size, settings) for size, trees in tried.items()}
-    if settings.shapes is None or len(set(fastest.values()) - {None}) <= settings.shapes:
-        return fastest
-    pool = list(dict.fromkeys(tree for trees in tried.values() for tree in trees))
-    rates = np.array([[_rate(judge, tree, size) for tree in pool] for size in tried])
-    plain = np.array([judge.rate(None, size) for size in tried])
-    picked = dict(zip(tried, assign(rates, plain, shapes=settings.shapes), strict=True))
-    chosen: dict[int, Tree | None] = dict.fromkeys(tried)
-    for j in set(picked.values()) - {-1}:
-        served = [size for size, shape in picked.items() if shape == j]
-        chosen |= dict.fromkeys(served, _smallest(judge, pool, pool[j], served, settings))
-    return chosen
+    tried = {size: proposals.trees(size) for size in settings.batch}
+    return {size: _fastest(judge, trees, size, settings) for size, trees in tried.items()}
 
 
 def faster_trees(
     judge: Judge, settings: SearchSettings, proposals: Proposals, chosen: Chosen
 ) -> dict[str, dict[str, float]]:
-    """Return by batch size the fastest tree on the fitted requests, where a smaller one or none was preferred to it.
-
-    Empty with a limit on the number of shapes, which is then a reason of its own.
-    """
+    """Return by batch size the fastest tree on the fitted requests, where a smaller one or none was preferred to it."""
     passed: dict[str, dict[str, float]] = {}
-    for size, tree in chosen.items() if settings.shapes is None else ():
+    for size, tree in chosen.items():
         best = max(proposals.trees(size), key=lambda tree: judge.rate(tree, size), default=None)
         gain = 0.0 if best is None else judge.rate(best, size) / judge.rate(tree, size) - 1
         if best is not None and gain > 0:
@@ -59,7 +45,7 @@ def prices(judge: Judge, settings: SearchSettings) -> dict[int, tuple[Price, ...
     The trees that are compared for this are not refined, neither for their walk nor by integer programme.
     """
     settings = replace(settings, method="best-first", solver_work=0.0)
-    costs: dict[int, list[Price]] = {size: [] for size in settings.batches}
+    costs: dict[int, list[Price]] = {size: [] for size in settings.batch}
     free: Chosen = {}
     if settings.rules:
         free = choose(judge, settings, Proposals(judge, settings, ()))
@@ -93,6 +79,32 @@ def changes(
     configurations = list(dict.fromkeys(chosen[size] for size in sizes))
     rates = np.array([[rate(configuration, size) for configuration in configurations] for size in sizes])
     return switches(sizes, [configurations.index(chosen[size]) for size in sizes], rates, margin=near)
+
+
+def switches(
+    batches: Sequence[int], chosen: Sequence[int], rates: NDArray[np.float64], *, margin: float
+) -> tuple[Switch, ...]:
+    """Return where to change between the configurations of neighbouring batch sizes, with a dead band against flutter.
+
+    Args:
+        batches: planned batch sizes, rising.
+        chosen: configuration of each, an index into the columns of `rates`.
+        rates: float64 (batch sizes, configurations), tokens per second of each, plain decoding among them.
+        margin: share by which a configuration must be better before it is changed to.
+
+    >>> rates = np.array([[3.0, 2.0], [2.01, 2.0], [1.0, 1.2]])
+    >>> switches([1, 2, 4], [0, 0, 1], rates, margin=0.01)
+    (Switch(small=2, large=4, up=4, down=1),)
+    """
+    points = []
+    for i in range(len(batches) - 1):
+        if chosen[i] == chosen[i + 1]:
+            continue
+        gain = rates[:, chosen[i + 1]] / rates[:, chosen[i]] - 1
+        up = next((j for j in range(i + 1, len(batches)) if gain[j] > margin), i + 1)
+        down = next((j for j in range(i, -1, -1) if gain[j] < -margin), i)
+        points.append(Switch(small=batches[i], large=batches[i + 1], up=batches[up], down=batches[down]))
+    return tuple(points)
 
 
 def _rate(judge: Judge, tree: Tree | None, batch: int) -> float:

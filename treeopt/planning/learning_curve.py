@@ -12,7 +12,7 @@ from treeopt.planning.held_out_split import check_requests
 from treeopt.plans.plan import Plan
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.shrinkage import fitted
+from treeopt.searchers.static_trees.shrinkage import fit_strength
 from treeopt.statistics.clustered_estimate import Estimate, paired_difference, quantile, ratio
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
@@ -84,7 +84,7 @@ def learning_curves(
         depth: deepest tree.
         seed: seed of the split and of the order of requests.
         points: largest number of points, evenly spaced on a logarithmic scale.
-        shrink: shrink counts, with the strength from `shrinkage.fitted`.
+        shrink: shrink counts, with the strength from `shrinkage.fit_strength`.
 
     Raises:
         UsageError: no size, or one below 1.
@@ -102,7 +102,7 @@ def learning_curves(
     trees: dict[int, list[tuple[Trace, Tree]]] = {size: [] for size in nodes}
     for number in numbers.tolist():
         part = chosen_on.select(np.sort(order[:number]))
-        weight = fitted(part, nodes=max(nodes), depth=depth) if shrink else 0.0
+        weight = fit_strength(part, nodes=max(nodes), depth=depth) if shrink else 0.0
         frontier = count_prefixes(part, nodes=max(nodes), depth=depth, shrink=weight)
         for size in trees:
             trees[size].append((part, frontier.tree(size, depth)))

@@ -18,12 +18,12 @@ def proof_of(judge: Judge, proposals: Proposals, batch: int) -> Proof:
     maximised = "replayed tokens per second"
     if judge.objective is not THROUGHPUT:
         maximised += f", {judge.objective.name}"
-    lines = [SEARCHED + _searched(judge, proposals)]
+    lines = [SEARCHED + _search_words(judge, proposals)]
     if not proposals.grown:
         lines.append(_enumeration(judge, proposals))
         if refined := proposals.refined(batch):
             lines.append(PROVED + _certificate(refined))
-    lines.append(NOT_PROVED + f"{CHOICE} {_chosen(proposals)}")
+    lines.append(NOT_PROVED + f"{CHOICE} {_choice_words(proposals)}")
     return Proof(maximised, optimal=False, statement="\n".join(f"{line}." for line in lines))
 
 
@@ -39,7 +39,7 @@ def with_policy(proof: Proof, *, kind: str, tried: int) -> Proof:
     return replace(proof, statement=f"{line}\n{proof.statement.replace(CHOICE, STATIC_CHOICE)}")
 
 
-def _searched(judge: Judge, proposals: Proposals) -> str:
+def _search_words(judge: Judge, proposals: Proposals) -> str:
     rules = " that keep the rules" if proposals.rules else ""
     parts = "" if judge.fit.tree is None else ", parts of the tree that the trace was recorded with"
     return f"trees of up to {proposals.settings.nodes} nodes and depth {proposals.settings.depth}{rules}{parts}"
@@ -69,11 +69,9 @@ def _certificate(refined: Refined) -> str:
     return f"by integer programme, one candidate is within {100 * refined.gap:.2g} % of the best tree for {objective}"
 
 
-def _chosen(proposals: Proposals) -> str:
+def _choice_words(proposals: Proposals) -> str:
     """Return how the choice compares with the other candidates."""
     settings = proposals.settings
     best = "the best one grown node by node" if proposals.grown else "the best one found"
-    if settings.shapes is not None:
-        best += f", with at most {settings.shapes} different trees for all batch sizes,"
     best += " by replay on the fitted requests"
     return f"the smallest tree within {settings.near:.0%} of {best}" if settings.near else best

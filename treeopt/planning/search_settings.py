@@ -1,83 +1,158 @@
-"""The settings of a search and their limits."""
+"""The settings of a search: the trees that it considers, how it chooses among them, and what it compares them with."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from treeopt.constraints import Constraint
-from treeopt.defaults import NEAR
+from treeopt.defaults import HELD_OUT, NODES
 from treeopt.errors import UsageError
+from treeopt.policies import Policy, policy_text
+from treeopt.policies.policy_kinds import sweeps
+from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, Objective
 from treeopt.searchers.constrained_trees.dinkelbach import WORK
 from treeopt.searchers.dynamic_trees.step_prices import Padding
-from treeopt.tree import MAX_NODES
+from treeopt.settings import Settings, setting
+from treeopt.tree import MAX_NODES, Tree
 
 Method = Literal["renewal", "best-first", "hydra"]
-METHODS = ("renewal", "best-first", "hydra")
-
-DEFAULT_METHOD: Method = "renewal"
-DEFAULT_PADDING: Padding = "widest"
-DEFAULT_SOLVER_WORK = WORK
 
 
-@dataclass(frozen=True)
-class SearchSettings:
-    """The trees that a search considers, and how it chooses among them.
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings(Settings):
+    """The settings of `search`."""
 
-    Attributes:
-        batches: batch sizes.
-        nodes: largest tree.
-        depth: deepest tree.
-        method: how candidate trees are made.
-        rules: rules that trees must keep.
-        shapes: largest number of different trees; None: one per batch size.
-        near: share by which a tree may be slower and still count as equally fast, if the intervals overlap; of equally
-            fast trees the smallest is chosen.
-        max_tpot_s: largest time per output token in seconds; kept where any tree can keep it.
-        shrink: strength of shrinkage of path counts; None: fitted on the requests.
-        solver_work: work for an integer programme where enumeration proves nothing, see `refine`; 0 for none.
-    """
+    batch: tuple[int, ...] = setting((1,), least=1, help="Batch sizes, such as 4 or 1,2,4,8.")
+    max_nodes: int | None = setting(
+        None,
+        least=1,
+        most=MAX_NODES,
+        help=f"Largest tree tried, in nodes; default {NODES}, or the largest that the step times cover.",
+    )
+    max_depth: int | None = setting(
+        None,
+        least=1,
+        help="Deepest tree tried; default the trace's depth, or the deepest that the step times cover.",
+    )
+    method: Method = setting("renewal", help="How trees are proposed.")
+    objective: Objective | str = setting(
+        THROUGHPUT.name,
+        choices=tuple(OBJECTIVES),
+        help="Tokens over all requests, request by request, or in the worst domain.",
+    )
+    max_tpot_s: float | None = setting(
+        None,
+        above=0,
+        option="--max-tpot-ms",
+        scale=1e-3,
+        help="Recommend a batch size that takes at most this much time per token.",
+    )
+    near: float = setting(
+        0.01, least=0, below=1, help="Take the smallest tree within this share of the fastest, where intervals overlap."
+    )
+    shrink: float | None = setting(
+        None,
+        least=0,
+        help="Strength of shrinkage towards similar paths, in pseudo-anchors; 0: none. Default: fitted to requests.",
+    )
+    engine: str | None = setting(
+        None,
+        option="--for",
+        help="Only trees that this engine can run; plans record the cost of each rule that binds.",
+    )
+    rules: tuple[Constraint, ...] = setting((), option="", help="Further rules that trees must keep.")
+    policies: tuple[str, ...] = setting(
+        (),
+        choices=lambda: (*sweeps(), "all"),
+        option="--policy",
+        help="Also sweep this kind of dynamic policy, on a trace with candidates; may be given several times.",
+    )
+    dynamic: tuple[Policy, ...] = setting(
+        (),
+        help="Also judge this dynamic tree, such as the one that your engine runs: nodes=16,depth=5,beam=4,width=4, "
+        "on a trace with candidates; may be given several times.",
+    )
+    padding: Padding | None = setting(
+        None,
+        help="With --policy or --dynamic: pad the batch's trees to the largest possible (full; CUDA graphs), to the "
+        "widest of the batch (widest; treeopt's loop; the default), or not at all (none).",
+    )
+    target_interval: float | None = setting(
+        None,
+        above=0,
+        help="Print how many more requests make the intervals of tau this narrow: 0.01 for 1 %.",
+    )
+    compare: Mapping[str, Tree] | None = setting(
+        None, option="", help="Further trees to judge, by name; default Medusa's and EAGLE-1's."
+    )
+    held_out: float = setting(HELD_OUT, above=0, below=1, help="Share of requests that predictions are made on.")
+    context: int | None = setting(
+        None,
+        least=0,
+        form="tokens",
+        help="Tokens in the cache per sequence, such as 512 or 8k; default as profiled, the shortest of several "
+        "contexts.",
+    )
+    solver_work: float = setting(
+        WORK,
+        least=0,
+        option="",
+        help="Work of an integer programme per batch size, in CP-SAT's deterministic time; 0 for none.",
+    )
+    seed: int = setting(0, least=0, most=2**63 - 1, help="Seed of every random choice.")
 
-    batches: tuple[int, ...]
-    nodes: int
-    depth: int
-    method: Method = DEFAULT_METHOD
-    rules: tuple[Constraint, ...] = ()
-    shapes: int | None = None
-    near: float = NEAR
-    max_tpot_s: float | None = None
-    shrink: float | None = None
-    solver_work: float = DEFAULT_SOLVER_WORK
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            UsageError: names the setting that has no meaning.
-        """
-        for name, value in (
-            *(("batch", size) for size in self.batches),
-            ("max-nodes", self.nodes),
-            ("max-depth", self.depth),
-        ):
-            if type(value) is not int:
-                raise UsageError(f"{name} must be an integer, got {value!r}")
-        if not self.batches:
+    def check(self) -> None:
+        """Raise UsageError where batch sizes are missing or repeat, or where a setting lacks what it is for."""
+        if not self.batch:
             raise UsageError("at least one batch size is needed")
-        for size in self.batches:
-            if size < 1:
-                raise UsageError(f"batch must be at least 1, got {size}")
-        if len(set(self.batches)) < len(self.batches):
-            raise UsageError(f"batch sizes must differ, got {', '.join(map(str, self.batches))}")
-        if self.nodes < 1 or self.depth < 1:
-            raise UsageError(f"max-nodes and max-depth must be at least 1, got {self.nodes} and {self.depth}")
-        if self.nodes > MAX_NODES:
-            raise UsageError(f"max-nodes must be at most {MAX_NODES}, got {self.nodes}")
-        if self.method not in METHODS:
-            raise UsageError(f"method must be {', '.join(METHODS[:-1])} or {METHODS[-1]}, got {self.method}")
-        if self.shapes is not None and self.shapes < 1:
-            raise UsageError(f"shapes must be at least 1, got {self.shapes}")
-        if not 0 <= self.near < 1:
-            raise UsageError(f"near must lie in [0, 1), got {self.near}")
-        if self.max_tpot_s is not None and not self.max_tpot_s > 0:
-            raise UsageError(f"the limit of seconds per token must be above 0, got {self.max_tpot_s}")
-        if not self.solver_work >= 0:
-            raise UsageError(f"solver-work must be 0 or more, got {self.solver_work}")
+        if len(set(self.batch)) < len(self.batch):
+            raise UsageError(f"batch sizes must differ, got {', '.join(map(str, self.batch))}")
+        if (self.policies or self.dynamic) and self.judged_by is not THROUGHPUT:
+            option = "--policy" if self.policies else "--dynamic"
+            raise UsageError(
+                f"dynamic trees are judged by throughput, not by {self.judged_by.name}: omit {option} or --objective"
+            )
+        if self.padding is not None and not self.policies and not self.dynamic:
+            raise UsageError("--padding applies only to dynamic policies; add --policy")
+
+    @property
+    def judged_by(self) -> Objective:
+        """The objective."""
+        return OBJECTIVES[self.objective] if isinstance(self.objective, str) else self.objective
+
+    @property
+    def padded(self) -> Padding:
+        """The padding of dynamic trees."""
+        return self.padding or "widest"
+
+    @property
+    def nodes(self) -> int:
+        """The size of the largest tree."""
+        return self.max_nodes or NODES
+
+    @property
+    def depth(self) -> int:
+        """The depth of the deepest tree; known once the search has read the trace."""
+        assert self.max_depth is not None
+        return self.max_depth
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings as the plan's `meta["search"]` holds them."""
+        return {
+            "method": self.method,
+            "objective": self.judged_by.name,
+            "max_nodes": self.max_nodes,
+            "max_depth": self.max_depth,
+            "engine": self.engine,
+            "rules": [f"{rule.name} ({rule.source})" for rule in self.rules],
+            "max_tpot_s": self.max_tpot_s,
+            "near": self.near,
+            "shrink": self.shrink,
+            "solver_work": self.solver_work,
+            "policies": list(self.policies),
+            "dynamic": [policy_text(policy) for policy in self.dynamic],
+            "padding": self.padded if self.policies or self.dynamic else None,
+            "context": self.context,
+            "held_out": self.held_out,
+            "seed": self.seed,
+        }

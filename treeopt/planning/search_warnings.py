@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.cost_model import CostModel, Measured, covered, far
+from treeopt.cost_model import CostModel, Measured, covered_limits, far
 from treeopt.errors import CostError, TraceError, counted
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import MIN_REQUESTS, check_requests
@@ -17,7 +16,7 @@ from treeopt.plans.plan import PlanEntry
 from treeopt.replay.priced_walk import ALL_STEPS, plain_share
 from treeopt.replay.static_tree import covers, replay_tree
 from treeopt.replay.walk import StepCounts
-from treeopt.statistics.clustered_estimate import Counts, evidence, linearised, ratio
+from treeopt.statistics.clustered_estimate import Counts, evidence, linearised_error, ratio
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -40,31 +39,33 @@ UNPRICED = (
 )
 
 
-def clamped(
-    settings: SearchSettings, cost: CostModel, *, nodes: bool, depth: bool, context: int | None
+def clamp_limits(
+    settings: SearchSettings, asked: SearchSettings, cost: CostModel
 ) -> tuple[SearchSettings, tuple[str, ...]]:
     """Clamp the limits that the caller left open to what the cost model covers, with a warning for each one clamped.
 
     Args:
-        settings: limits as wanted.
+        settings: limits as the trace allows them.
+        asked: limits as the caller gave them.
         cost: seconds of steps.
-        nodes: whether the largest tree was left open.
-        depth: whether the deepest tree was left open.
-        context: tokens per sequence in the cache.
 
     Raises:
         CostError: no tree is covered; says what to do.
     """
-    if not nodes and not depth:
+    if asked.max_nodes is not None and asked.max_depth is not None:
         return settings, ()
-    sizes = ", ".join(map(str, settings.batches))
-    largest, deepest = covered(cost, settings.batches, nodes=settings.nodes, depth=settings.depth, context=context)
+    sizes = ", ".join(map(str, settings.batch))
+    largest, deepest = covered_limits(
+        cost, settings.batch, nodes=settings.nodes, depth=settings.depth, context=asked.context
+    )
     if not largest:
         raise CostError(
             f"the step times cover no tree at batch {sizes}: measure more tree sizes, or choose trees with other step "
             "times, `treeopt search --output plan.json`, and check them with `treeopt validate --plan plan.json`"
         )
-    limited = replace(settings, nodes=largest if nodes else settings.nodes, depth=deepest if depth else settings.depth)
+    limited = settings.changed(
+        max_nodes=asked.max_nodes or largest, max_depth=settings.depth if asked.max_depth else deepest
+    )
     limits = (("nodes", limited.nodes, settings.nodes), ("levels", limited.depth, settings.depth))
     warning = (
         "trees of more than {} {} were not considered: the step times cover none at batch {}; profile larger trees"
@@ -204,10 +205,10 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
 
 def reporting_warnings(held: Trace) -> tuple[str, ...]:
     """Warn of weak spots of the requests that results are reported on."""
-    return (*(f"in the requests held out, {warning}" for warning in untrusted(held)), *resemblance(held))
+    return (*(f"in the requests held out, {warning}" for warning in interval_warnings(held)), *resemblance(held))
 
 
-def untrusted(trace: Trace) -> tuple[str, ...]:
+def interval_warnings(trace: Trace) -> tuple[str, ...]:
     """Warn where 95 % intervals of results on these requests cannot be trusted, by the counts of a chain."""
     counts = _chain_counts(trace)
     if counts is None:
@@ -299,9 +300,9 @@ def group_factor(numerator: Counts, denominator: Counts, group: NDArray[np.integ
     if len(labels) < FEW_GROUPS:
         return math.inf
     grouped = np.bincount(place, numerator), np.bincount(place, denominator)
-    narrow, freedom = linearised(numerator, denominator), len(labels) - 1
+    narrow, freedom = linearised_error(numerator, denominator), len(labels) - 1
     chance = math.sqrt(float(chdtri(freedom, 1 - BY_CHANCE)) / freedom)
-    if not linearised(*grouped) > chance * narrow:
+    if not linearised_error(*grouped) > chance * narrow:
         return None
     by_group, by_request = ratio(*grouped), ratio(numerator, denominator)
     return max(1.0, (by_group.high - by_group.low) / (by_request.high - by_request.low))

@@ -22,7 +22,7 @@ from treeopt.searchers.constrained_trees.dinkelbach import Refined, refine
 from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow
 from treeopt.searchers.static_trees.renewal import improve, ready
-from treeopt.searchers.static_trees.shrinkage import fitted
+from treeopt.searchers.static_trees.shrinkage import fit_strength
 from treeopt.tree import MAX_NODES, Tree
 
 SHORTLIST = 16  # trees that are replayed per batch size
@@ -84,14 +84,14 @@ class Proposals:
         self.grown = settings.method == "hydra" or not self.counted
         self.shrink = settings.shrink or 0.0
         if settings.shrink is None and self.counted:
-            self.shrink = fitted(judge.fit, nodes=settings.nodes, depth=settings.depth)
+            self.shrink = fit_strength(judge.fit, nodes=settings.nodes, depth=settings.depth)
         self._refined: dict[int, Refined] = {}
         self._improvements: dict[Tree, tuple[Tree, ...]] = {}
         chains = (Tree.chain(k) for k in range(1, min(settings.depth, settings.nodes) + 1))
         self.chains = [chain for chain in chains if broken(chain, rules) is None and covers(judge.fit, chain)]
         multiple = RULED if rules or not judge.cost.separable else 1
         self.pool = self._pool(multiple * settings.nodes) if self.counted else None
-        self.options = self._grown() if self.grown else self._enumerated()
+        self.options = self._grow_trees() if self.grown else self._enumerate_trees()
 
     def trees(self, batch: int) -> list[Tree]:
         """Return trees to replay for a batch size: the best chain, the shortlist, and the smallest tree near its best.
@@ -114,7 +114,7 @@ class Proposals:
             listed.append(refined.tree)
         listed.sort(key=lambda tree: -self.judge.rate(tree, batch))
         if self.settings.method == "renewal" and not self.grown:
-            listed += [t for tree in listed[:REFINED] for t in self._improved(tree) if self._priced(t, batch)]
+            listed += [t for tree in listed[:REFINED] for t in self._improve_trees(tree) if self._with_prices(t, batch)]
         return [tree for tree in dict.fromkeys([*listed, *chain]) if broken(tree, self.rules) is None]
 
     def seconds(self, batch: int) -> NDArray[np.float64]:
@@ -161,14 +161,14 @@ class Proposals:
         width, context = max(int(self.options.widths.max()), nodes), self.judge.context
         return self.judge.cost.parts(batch=batch, tokens=nodes + 1, depth=depth, width=width, context=context)
 
-    def _priced(self, tree: Tree, batch: int) -> bool:
+    def _with_prices(self, tree: Tree, batch: int) -> bool:
         try:
             self.judge.step_s(tree, batch)
         except CostError:
             return False
         return True
 
-    def _improved(self, tree: Tree) -> tuple[Tree, ...]:
+    def _improve_trees(self, tree: Tree) -> tuple[Tree, ...]:
         """Return better trees for the positions they visit: found on one half of the requests, confirmed on the other.
 
         A large tree gains on the requests that it is refined on what it loses on others.
@@ -212,7 +212,7 @@ class Proposals:
         self.judge.expect(Tree.from_paths([*likely, *(chain.paths[-1] for chain in self.chains)]))
         return pool
 
-    def _grown(self) -> Options:
+    def _grow_trees(self) -> Options:
         """Return trees grown under every depth cap: levels that each add a little may cost more than they bring."""
         fit, early = self.judge.fit, [rule for rule in self.rules if hereditary(rule)]
         requests = {} if self.counted else {"requests": max(1, GROWN_ON * fit.requests // fit.anchors)}
@@ -236,7 +236,7 @@ class Proposals:
         sizes = np.array([tree.nodes for tree in trees], dtype=np.int64)
         return Options(tokens, sizes, widths, False, True, trees.__getitem__)
 
-    def _enumerated(self) -> Options:
+    def _enumerate_trees(self) -> Options:
         """Return the best position-averaged trees of every size and depth."""
         assert self.pool is not None
         if len(self.pool.value) == 0:
@@ -253,14 +253,14 @@ class Proposals:
         depths = (trees.widths > 0).sum(axis=1)
         for depth in np.unique(depths).tolist():
             rows = np.flatnonzero(depths == depth)
-            tokens[rows] *= self._walked(trees, rows)
+            tokens[rows] *= self._walk_ratios(trees, rows)
         return Options(tokens, trees.nodes, trees.widths, trees.exact, trees.closed, trees.tree)
 
     def _fitting(self, pool: Frontier) -> Fitting:
         settings = self.settings
         return fitting(pool, self.rules, nodes=settings.nodes, depth=settings.depth, width=self.judge.fit.width)
 
-    def _walked(self, trees: Fitting, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _walk_ratios(self, trees: Fitting, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return walked over position-averaged tokens of these rows: replayed at a few sizes, interpolated between.
 
         Averages promise too much, most of all for deep trees; ranked by averages, a shortlist holds only deep trees.

@@ -3,17 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeopt.errors import PlanError, UsageError
 from treeopt.policies import Policy
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.table_files import table_of
 from treeopt.tree import Tree
 from treeopt.value_methods import ValueMethods
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -197,38 +193,6 @@ class Plan(ValueMethods):
         raise PlanError(
             f"the plan is for batch {sizes}, not {batch}: choose one of these batch sizes, or search again for {batch}"
         )
-
-    def frame(self) -> "pd.DataFrame":
-        """Return a table with one row per batch size and configuration.
-
-        Columns: `batch`, `name`, `chosen`, `tree` (its id; missing for plain decoding and dynamic trees), `nodes`,
-        `depth`, `tau` (tokens per step), `step_s` (seconds), `tokens_s` (tokens per second of the batch), `speedup`
-        (over plain decoding), `behind` (share of the chosen one's tokens per second that is lost). `tau`, `speedup`
-        and `behind` have 95 % intervals in `_low` and `_high`.
-        """
-        return table_of([_row(entry, choice) for entry in self.entries for choice in (entry.choice, *entry.compared)])
-
-
-def _row(entry: PlanEntry, choice: Choice) -> dict[str, Any]:
-    """Return a choice as a row of `Plan.frame`."""
-    behind = choice.behind or Estimate(0.0, 0.0, 0.0)
-    return {
-        "batch": entry.batch,
-        "name": choice.name,
-        "chosen": choice is entry.choice,
-        "tree": choice.tree.id if choice.tree else None,
-        "nodes": choice.nodes,
-        "depth": choice.depth,
-        **_bounds("tau", choice.tau),
-        "step_s": choice.step_s,
-        "tokens_s": choice.tokens_s(entry.batch),
-        **_bounds("speedup", choice.speedup),
-        **_bounds("behind", behind),
-    }
-
-
-def _bounds(name: str, estimate: Estimate) -> dict[str, float]:
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def _largest(choice: Choice) -> int:

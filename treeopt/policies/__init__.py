@@ -12,7 +12,7 @@
 from treeopt.policies.cost_aware import CostAware
 from treeopt.policies.eagle2 import DynamicTree
 from treeopt.policies.opt_tree import OptTree
-from treeopt.policies.policy import Chosen, Policy, named, settings
+from treeopt.policies.policy import Chosen, Policy, policy_text, settings
 from treeopt.policies.policy_kinds import POLICIES, growths
 
-__all__ = ["POLICIES", "Chosen", "CostAware", "DynamicTree", "OptTree", "Policy", "growths", "named", "settings"]
+__all__ = ["POLICIES", "Chosen", "CostAware", "DynamicTree", "OptTree", "Policy", "growths", "policy_text", "settings"]

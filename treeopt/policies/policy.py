@@ -76,7 +76,7 @@ def settings(policy: Policy) -> dict[str, Any]:
     return values if policy.calibration is None else {**values, "calibrated": True}
 
 
-def named(policy: Policy) -> str:
+def policy_text(policy: Policy) -> str:
     """Return the policy's kind and settings as readable text.
 
     >>> from treeopt.policies.opt_tree import OptTree

@@ -82,7 +82,7 @@ def shortlists(trace: Trace, drafting: Drafting, *, nodes: int, calibration: Cal
     lists = Shortlists.blank(trace.anchors, depth=depth, nodes=nodes)
     lists.doubt[:] = 0  # anchors without candidates: nothing is known
     for part, trees in drafted(trace, drafting):
-        log = trees.value if calibration is None else _calibrated(trees, calibration)
+        log = trees.value if calibration is None else _calibrated_log(trees, calibration)
         rows = np.arange(len(part))[:, None]
         for level in range(1, depth + 1):
             order = _order(trees, log, calibration, level)[:, :nodes]
@@ -137,7 +137,7 @@ def _curve(
     return isotonic(promised[filled] / candidates[filled], true[filled] / candidates[filled], candidates[filled])
 
 
-def _calibrated(trees: Drafted, calibration: Calibration) -> NDArray[np.float32]:
+def _calibrated_log(trees: Drafted, calibration: Calibration) -> NDArray[np.float32]:
     """Return the calibrated log-probabilities of the paths of drafted candidates."""
     log = np.zeros_like(trees.value)
     for level, curves in enumerate(calibration, 1):
@@ -151,7 +151,7 @@ def _calibrated(trees: Drafted, calibration: Calibration) -> NDArray[np.float32]
 
 def ranked_places(trees: Drafted, calibration: Calibration | None, level: int) -> NDArray[np.int64]:
     """Return the places of candidates in the order of the shortlist after some levels, then all others."""
-    log = trees.value if calibration is None else _calibrated(trees, calibration)
+    log = trees.value if calibration is None else _calibrated_log(trees, calibration)
     return _order(trees, log, calibration, level)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from treeopt.errors import TraceError, UsageError
 from treeopt.policies import Chosen, Policy
 from treeopt.policies.reranking import Shortlists, shortlists
-from treeopt.replay.walk import StepCounts, Walk, count, walked
+from treeopt.replay.walk import StepCounts, Walk, count, walk_steps
 from treeopt.traces.trace import Trace
 
 UNKNOWN = -1
@@ -45,7 +45,7 @@ def visit(policy: Policy, trace: Trace) -> Walk:
     Raises:
         TraceError: the trace holds no candidates, or too few where a step starts.
     """
-    steps = walked(np.maximum(accepted := accepted_lengths(policy, trace), 0), trace)
+    steps = walk_steps(np.maximum(accepted := accepted_lengths(policy, trace), 0), trace)
     unknown = accepted[steps.anchors] == UNKNOWN
     if unknown.any():
         raise _not_recorded(int(steps.anchors[np.argmax(unknown)]))

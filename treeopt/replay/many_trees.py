@@ -2,7 +2,7 @@
 
 The text after an anchor is then one number, the deepest node of the pool that it follows, and the tokens that a tree
 accepts there are one entry of a small table. All requests walk side by side and read only anchors where a step starts;
-requests that are few and long are walked by doubling (`treeopt.replay.walk.walked`). Counts equal those of
+requests that are few and long are walked by doubling (`treeopt.replay.walk.walk_steps`). Counts equal those of
 `replay_tree`.
 """
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
 from treeopt.replay.static_tree import deepest, replay_tree
-from treeopt.replay.walk import StepCounts, Walk, count, in_step, walked
+from treeopt.replay.walk import StepCounts, Walk, count, in_step, walk_steps
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -114,7 +114,7 @@ class Replayer:
         """Return the steps that the tree of these nodes, bool (C,), takes through every request."""
         accepted = self.accepted(chosen)
         if not in_step(self.trace):
-            return walked(accepted, self.trace)
+            return walk_steps(accepted, self.trace)
         rounds: list[Round] = []
         self._walk(self._moves(chosen[None]), rounds)
         visited = np.zeros(len(self._leaf), dtype=bool)

@@ -152,7 +152,7 @@ def expected_replay(tree: Tree, trace: Trace, *, approximate: bool = False) -> E
     [1.5]
     """
     odds = accepted_odds(tree, trace, approximate=approximate)
-    visits = visited(odds, trace)
+    visits = visit_odds(odds, trace)
     return ExpectedCounts(
         steps=np.add.reduceat(visits, trace.starts),
         committed=trace.lengths,
@@ -160,7 +160,7 @@ def expected_replay(tree: Tree, trace: Trace, *, approximate: bool = False) -> E
     )
 
 
-def visited(odds: Floats, trace: Trace) -> Floats:
+def visit_odds(odds: Floats, trace: Trace) -> Floats:
     """Return P(a step starts at this anchor), float64 (P,), from the odds of `accepted_odds`, (P, depth + 1)."""
     from scipy.linalg import solve_banded
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
-from treeopt.replay.walk import StepCounts, Walk, count, walked
+from treeopt.replay.walk import StepCounts, Walk, count, walk_steps
 from treeopt.traces.trace import DRAWN, SEVERAL_ACCEPTED, Trace
 from treeopt.tree import Tree
 
@@ -37,7 +37,7 @@ def visit(tree: Tree, trace: Trace) -> Walk:
     """
     if tree.nodes:
         check_ranks(trace)
-    return walked(accepted_lengths(tree, trace), trace)
+    return walk_steps(accepted_lengths(tree, trace), trace)
 
 
 def accepted_lengths(tree: Tree, trace: Trace) -> NDArray[np.int64]:

@@ -52,7 +52,7 @@ class Walk:
     request: NDArray[np.int64]
 
 
-def walked(accepted: NDArray[np.int64], trace: Trace) -> Walk:
+def walk_steps(accepted: NDArray[np.int64], trace: Trace) -> Walk:
     """Return the steps through every request.
 
     Args:

@@ -1,38 +1,14 @@
-"""The parts of the page as values: questions, the results that answer them, and files that could not be read."""
+"""The parts of the page as values: results, and files that could not be read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treeopt.charts.chart import Chart
 from treeopt.results.blocks import Blocks
+from treeopt.results.kinds import ResultKind
 
-
-@dataclass(frozen=True)
-class Question:
-    """A question that a section of the page answers: its name in addresses, its words, and its place."""
-
-    key: str
-    text: str
-
-
-# In the order of the page.
-QUESTIONS = {
-    question.key: question
-    for question in (
-        Question("plan", "Which tree, and how fast?"),
-        Question("validation", "Does the prediction hold?"),
-        Question("predictions", "Which speed was predicted before measuring?"),
-        Question("comparison", "Which drafter?"),
-        Question("trace", "Which tokens does the drafter get right?"),
-        Question("profile", "How long does a step take?"),
-        Question("whatif", "How fast would other devices be?"),
-        Question("run", "How long do the requests take?"),
-        Question("serving", "How does a server cope?"),
-        Question("capacity", "How much does a server carry?"),
-        Question("acceptance", "Do engines accept what replay says?"),
-    )
-}
+if TYPE_CHECKING:
+    import altair as alt
 
 
 @dataclass(frozen=True)
@@ -40,7 +16,7 @@ class Finding:
     """A result: one file.
 
     Attributes:
-        question: key of the question that it answers.
+        kind: its kind, whose question it answers.
         title: what it is.
         source: its file, with the checksum.
         blocks: its tables and sentences.
@@ -48,11 +24,11 @@ class Finding:
         answers: its answers in one sentence each, for the summary; empty: those of its blocks.
     """
 
-    question: str
+    kind: ResultKind
     title: str
     source: str
     blocks: Blocks
-    charts: Sequence[Chart] = ()
+    charts: "Sequence[alt.LayerChart]" = ()
     answers: tuple[str, ...] = ()
 
 

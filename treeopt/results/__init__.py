@@ -1,15 +1,17 @@
-"""Results as tables and sentences, the same for terminal, page and notebooks.
+"""Results: each kind's columns, sentences, charts and files, said once for terminal, page, notebooks and tables.
 
+* `kinds`: what is known of a kind of result, `RESULTS`, the registry of all kinds, and results as JSON values.
 * `blocks`: tables, lines and cells with their full text: what every medium shows.
 * `words`: values with intervals, trees, and descriptions of provenance in words.
-* `plan_answers`: the choices of a plan in sentences, and what to run next.
-* `plan`: plans, as `treeopt search` prints them.
-* `trace`: traces, as `treeopt trace info` prints them.
-* `learning_curves`: learning curves.
-* `comparison`: comparisons of drafters.
-* `run`: simulated runs, servers and capacities.
-* `validation`: predicted beside measured.
-* `whatif`: predictions for other devices.
+* `next_commands`: the command that hands a plan to an engine.
+* `plan`, `predictions`: what `treeopt search` chose; the same, fixed before a measurement.
+* `trace`, `learning_curves`: what a drafter gets right; how many requests choose a tree.
+* `tree`: static trees.
+* `comparison`: drafters side by side.
+* `run`, `serving`, `capacity`: simulated runs and servers.
+* `validation`, `engine_checks`: predicted beside measured; engines beside the replay.
+* `profile`: measured step times.
+* `whatif`: devices that were not measured.
 * `training`: the accuracy of a trained drafter.
 * `health`: packages, device and trials.
 """

@@ -1,10 +1,11 @@
-"""Results as tables and lines of text: what is shown, in which order, with the full text of every cell; not how."""
+"""Tables and lines of text: what is shown, in which order, with the full text of every cell; not how."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.provenance import look
 
 Kind = Literal["answer", "next", "note", "warning", "condition"]
 Align = Literal["left", "right"]
@@ -30,16 +31,23 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """A column: how a value of a row is shown.
 
     Attributes:
         name: its heading; it may continue on further lines at spaces, never inside a word.
-        unit: unit of its numbers; empty where there is none or the name says it.
+        unit: unit of its numbers; empty where there is none or the name says it. `ms` and `%` scale seconds and
+            shares.
         align: where its cells stand.
         drop: order in which columns leave a table that is too wide: those of the highest number first, together; those
             of 0 stay.
         key: True for the columns that name a row.
         meaning: one sentence for readers who do not know the word.
+        field: where its value stands in a row, with dots between the fields of objects, such as `tree.nodes`.
+        digits: decimals of its numbers.
+        sign: True for numbers that are shown with their sign.
+        exact: True where an estimate without an interval is shown as its value alone, such as plain decoding's 1.
+        default: what stands where a row has no value.
+        show: makes the cell of a row, where the rules of `Column.cell` do not.
     """
 
     name: str
@@ -48,6 +56,12 @@ class Column:
     drop: int = 0
     key: bool = False
     meaning: str = ""
+    field: str = ""
+    digits: int = 0
+    sign: bool = False
+    exact: bool = False
+    default: float | str | None = None
+    show: Callable[[Any], Cell] | None = None
 
     @property
     def heading(self) -> str:
@@ -57,6 +71,28 @@ class Column:
         'step ms'
         """
         return f"{self.name} {self.unit}".strip()
+
+    def cell(self, row: Mapping[str, Any]) -> Cell:
+        """Return the cell of a row: texts as they are, truth values as yes or no, estimates with their interval.
+
+        >>> column = Column("step", "ms", field="step_s", digits=1, default="none")
+        >>> column.cell({"step_s": 0.0125}).text, column.cell({"step_s": None}).text
+        ('12.5', 'none')
+        """
+        if self.show is not None:
+            return self.show(row)
+        value, scale = look(row, *self.field.split(".")), SCALES.get(self.unit, 1.0)
+        value = self.default if value is None else value
+        if isinstance(value, bool):
+            return word("yes" if value else "no")
+        if isinstance(value, str):
+            return Cell(value) if value is self.default else word(value)
+        if isinstance(value, Mapping):
+            if value["value"] is None:
+                return Cell()
+            alone = self.exact and value["low"] == value["high"]
+            return Cell(f"{value['value']:g}", value["value"]) if alone else ranged(value, self.digits, scale=scale)
+        return number(None if value is None else value * scale, self.digits, sign=self.sign)
 
 
 @dataclass(frozen=True)
@@ -76,6 +112,14 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     detail: bool = False
+
+    @classmethod
+    def of(
+        cls, title: str, columns: Sequence[Column], rows: Iterable[Any], mark: Callable[[Any], Mark] = lambda row: ""
+    ) -> "Table":
+        """Return the table of rows of values, each marked as `mark` says."""
+        cells = (Row(tuple(column.cell(row) for column in columns), mark(row)) for row in rows)
+        return cls(title, tuple(columns), tuple(cells))
 
     def __post_init__(self) -> None:
         """Check that every row has a cell for each column."""
@@ -102,6 +146,8 @@ class Line:
 
 
 ONE = Cell("1", 1.0)  # plain decoding's tau and speedup
+TAU = "Tokens committed per step and sequence, bonus counted."
+SCALES = {"ms": 1e3, "%": 100.0, "± %": 100.0}  # of units that are not the files' own
 Block = Table | Line
 Blocks = tuple[Block, ...]
 

@@ -1,102 +1,90 @@
-"""Comparisons of drafters as tables, the fastest drafter first in words, and as records for JSON."""
+"""Comparisons of drafters: the fastest drafter first in words, then all of them, with trees of one size and priced."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
-from treeopt.comparison.compare_drafters import Comparison, Standing
 from treeopt.errors import counted
-from treeopt.results.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
+from treeopt.results.blocks import TAU, Column, Line, Row, Table, conditions, ranged
+from treeopt.results.kinds import ResultKind
 from treeopt.results.words import describe_measurement, describe_models, describe_rule
 
 Contests = Sequence[Mapping[str, Any]]
-SCHEMA = "treeopt.comparison/1"
 PAIRED = {
     "texts": "paired by request: the target wrote the same texts",
     "prompts": "paired by prompt; texts may differ between drafters",
     "told": "paired by request",
     None: "not paired",
 }
-DRAFTER = Column("drafter", align="left", key=True)
-NODES = Column("nodes", drop=2, meaning="Drafted tokens in the tree.")
-DEPTH = Column("depth", drop=5, meaning="Drafted tokens on the longest path.")
-TAU = Column("tau", drop=1, meaning="Tokens committed per step and sequence, bonus counted.")
-JUDGED = (  # with trees of one size
-    Column("trees", align="left", key=True),
-    DRAFTER,
-    NODES,
-    DEPTH,
-    replace(TAU, drop=0),
-    Column("tau over the first's", meaning="Ratio of tau to that of the first drafter."),
+NO_ESTIMATE = dict.fromkeys(("value", "low", "high"))  # a missing one, as a table has it
+BATCH = Column("batch", key=True, field="batch")
+TREES = Column("trees", align="left", key=True, field="contest")
+DRAFTER = Column("drafter", align="left", key=True, field="drafter")
+NODES = Column("nodes", drop=2, meaning="Drafted tokens in the tree.", field="nodes")
+DEPTH = Column("depth", drop=5, meaning="Drafted tokens on the longest path.", field="depth")
+TAU_COLUMN = Column("tau", drop=1, meaning=TAU, field="tau", digits=2, exact=True)
+OVER = Column(
+    "speedup over the first's", meaning="Ratio of the speedup to that of the first drafter.", field="over", digits=2
 )
 PRICED = (  # each with its own best tree
-    Column("batch", key=True),
+    BATCH,
     DRAFTER,
     NODES,
     DEPTH,
-    TAU,
-    Column("step", "ms", drop=4, meaning="Time of one step: draft, verify, accept."),
-    Column("plain", "ms", drop=3, meaning="Time of one step of plain decoding."),
-    Column("speedup", meaning="Over plain decoding with the drafter's own step times."),
-    Column("speedup over the first's", meaning="Ratio of the speedup to that of the first drafter."),
+    TAU_COLUMN,
+    Column("step", "ms", drop=4, meaning="Time of one step: draft, verify, accept.", field="step_s", digits=2),
+    Column("plain", "ms", drop=3, meaning="Time of one step of plain decoding.", field="plain_s", digits=2),
+    Column(
+        "speedup",
+        meaning="Over plain decoding with the drafter's own step times.",
+        field="speedup",
+        digits=2,
+        exact=True,
+    ),
+    OVER,
+)
+JUDGED = (  # with trees of one size
+    TREES,
+    DRAFTER,
+    NODES,
+    DEPTH,
+    replace(TAU_COLUMN, drop=0),
+    replace(OVER, name="tau over the first's", meaning="Ratio of tau to that of the first drafter."),
 )
 
 
-def comparison_record(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as JSON values."""
-    contests = [
-        {
-            "name": contest.name,
-            "batch": contest.batch,
-            "standings": [_standing(standing) for standing in contest.standings],
-            "skipped": dict(contest.skipped),
-        }
-        for contest in comparison.contests
-    ]
-    return {
-        "schema": SCHEMA,
-        "first": comparison.first,
-        "pairing": comparison.pairing,
-        "contests": contests,
-        "warnings": list(comparison.warnings),
-        "meta": dict(comparison.meta),
-    }
+def rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield each drafter of each contest."""
+    for contest in record["contests"]:
+        for standing in contest["standings"]:
+            tree = standing["tree"] or {"nodes": 0, "depth": 0}
+            estimates = {key: standing[key] or NO_ESTIMATE for key in ("tau", "speedup", "over")}
+            yield {
+                "contest": contest["name"],
+                "batch": contest["batch"],
+                "drafter": standing["drafter"],
+                **{key: tree[key] for key in ("nodes", "depth")},
+                **{key: standing[key] for key in ("step_s", "plain_s")},
+                **estimates,
+            }
 
 
-def _standing(standing: Standing) -> dict[str, Any]:
-    tree = standing.tree
-    record = None if tree is None else {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": tree.paths}
-    return asdict(standing) | {"tree": record}
+def answers(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the winner of each contest in a sentence, those of speed first."""
+    judged, priced = _contests(record)
+    for contest in priced:
+        yield _won(
+            contest, "speedup", record["first"], f"Batch {contest['batch']}", "is the fastest", " times plain decoding"
+        )
+    for contest in judged:
+        yield _won(contest, "tau", record["first"], contest["name"], "commits the most tokens per step")
 
 
-def comparison_blocks(record: Mapping[str, Any], *, files: Mapping[str, str] | None = None) -> Blocks:
-    """Return the winners, the next command, a table of contests with trees of one size and one of speedups, conditions.
-
-    Args:
-        record: what `comparison_record` returns.
-        files: the trace of each drafter, for the next command.
-    """
-    judged = [contest for contest in record["contests"] if contest["batch"] is None]
-    priced = [contest for contest in record["contests"] if contest["batch"] is not None]
-    blocks: list[Block] = [Line("answer", text) for text in _answers(judged, priced, record["first"])]
-    blocks += _next(judged, priced, files or {})
-    if judged:
-        blocks.append(Table("trees of one size", JUDGED, tuple(_rows(judged))))
-    if priced:
-        blocks.append(Table("each drafter with its own best tree", PRICED, tuple(_rows(priced))))
-    blocks += [Line("warning", f"{warning}.") for warning in record["warnings"]]
-    return (*blocks, *_conditions(record))
-
-
-def _answers(judged: Contests, priced: Contests, first: str) -> list[str]:
-    """Return the winner of each contest in a sentence, those of speed first."""
-    fastest = (
-        _won(contest, "speedup", first, f"Batch {contest['batch']}", "is the fastest", " times plain decoding")
-        for contest in priced
-    )
-    longest = (_won(contest, "tau", first, contest["name"], "commits the most tokens per step") for contest in judged)
-    return [*fastest, *longest]
+def _contests(record: Mapping[str, Any]) -> tuple[Contests, Contests]:
+    """Return the contests with trees of one size, and those of speeds."""
+    contests = record["contests"]
+    return [c for c in contests if c["batch"] is None], [c for c in contests if c["batch"] is not None]
 
 
 def _winner(contest: Mapping[str, Any], by: str) -> Mapping[str, Any]:
@@ -125,33 +113,41 @@ def _text(estimate: Mapping[str, float]) -> str:
     return ranged(estimate).text
 
 
-def _next(judged: Contests, priced: Contests, files: Mapping[str, str]) -> list[Line]:
-    """Return the search on the trace of the drafter that won most contests."""
+def next_lines(record: Mapping[str, Any], *, files: Mapping[str, str] | None = None, **_: Any) -> Iterator[Line]:
+    """Yield the search on the trace of the drafter that won most contests; `files` are the traces by drafter."""
+    judged, priced = _contests(record)
     winners = [_winner(c, "speedup") for c in priced] or [_winner(c, "tau") for c in judged]
     names = [standing["drafter"] for standing in winners]
     best = max(names, key=names.count, default=None)
-    if best is None or best not in files:
-        return []
+    if best is None or best not in (files or {}):
+        return
     batch = ",".join(str(contest["batch"]) for contest in priced) or "1"
-    command = f"treeopt search --trace {shlex.quote(files[best])} --batch {batch} --output plan.json"
-    return [Line("next", f"Next: choose the tree of {best}:", command)]
+    command = f"treeopt search --trace {shlex.quote((files or {})[best])} --batch {batch} --output plan.json"
+    yield Line("next", f"Next: choose the tree of {best}:", command)
 
 
-def _rows(contests: Contests) -> Iterator[Row]:
+def tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
+    """Yield a table of contests with trees of one size and one of speedups; who was not compared has a note."""
+    judged, priced = _contests(record)
+    titles = ("trees of one size", "each drafter with its own best tree")
+    for title, columns, contests in zip(titles, (JUDGED, PRICED), (judged, priced), strict=True):
+        if contests:
+            yield Table(title, columns, tuple(_rows(contests, columns)))
+
+
+def _rows(contests: Contests, columns: Sequence[Column]) -> Iterator[Row]:
     for contest in contests:
-        priced = contest["batch"] is not None
-        name = number(contest["batch"]) if priced else word(contest["name"])
-        for standing in contest["standings"]:
-            plain, tree = not standing["tree"], standing["tree"] or {"nodes": 0, "depth": 0}
-            cells = [name, word(standing["drafter"]), number(tree["nodes"]), number(tree["depth"])]
-            cells.append(ONE if plain else ranged(standing["tau"]))
-            if priced:
-                cells += [number(standing[key] * 1e3, 2) for key in ("step_s", "plain_s")]
-                cells.append(ONE if plain else ranged(standing["speedup"]))
-            yield Row((*cells, ranged(standing["over"])))
+        for row in rows({"contests": [contest]}):
+            yield Row(tuple(column.cell(row) for column in columns))
         for drafter, reason in contest["skipped"].items():
-            blank = (Cell(),) * (len(PRICED if priced else JUDGED) - 2)
-            yield Row((name, word(drafter), *blank), "dim", f"not compared: {reason}")
+            names = {"contest": contest["name"], "batch": contest["batch"], "drafter": drafter}
+            yield Row(tuple(column.cell(names) for column in columns), "dim", f"not compared: {reason}")
+
+
+def remarks(record: Mapping[str, Any], **_: Any) -> Iterator[Line]:
+    """Yield warnings, and how the drafters were compared."""
+    yield from (Line("warning", f"{warning}.") for warning in record["warnings"])
+    yield from _conditions(record)
 
 
 def _conditions(record: Mapping[str, Any]) -> list[Line]:
@@ -176,3 +172,22 @@ def _conditions(record: Mapping[str, Any]) -> list[Line]:
             "speedups include both errors as if independent."
         )
     return conditions(visible, detail)
+
+
+ENTRY = ResultKind(
+    name="comparison",
+    title="Drafters side by side",
+    question="Which drafter?",
+    place=4,
+    command="compare",
+    schemas=("treeopt.comparison/1",),
+    record="treeopt.comparison.comparison_record:ComparisonRecord",
+    made_by="treeopt.comparison.compare_drafters:Comparison",
+    rows=rows,
+    columns=PRICED,
+    answers=answers,
+    next_lines=next_lines,
+    tables=tables,
+    remarks=remarks,
+    charts={"contests": "treeopt.charts.speedup_charts:contests"},
+)

@@ -1,56 +1,53 @@
 """The results of `treeopt doctor`: whether all is well, the device and trials, then the packages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.results.blocks import Block, Blocks, Column, Line, Mark, Row, Table, word
+from treeopt.results.blocks import Block, Cell, Column, Line, Mark, Table, word
+from treeopt.results.kinds import ResultKind
 from treeopt.results.words import device_words
 
 GIB = 2**30
-PACKAGES = (
-    Column("package", align="left", key=True),
-    Column("version", align="left"),
-    Column("needed for", align="left", drop=1),
-    Column("what to do", align="left"),
-)
 EXECUTOR = "pip install 'treeopt[executor]'"
 
 
-def health_blocks(record: Mapping[str, Any]) -> Blocks:
-    """Return the answer, trials and packages; `record` is what `treeopt doctor --json` prints."""
-    run, troubled = record["provenance"], [package for package in record["packages"] if package["trouble"]]
-    commit = f", commit {run['commit']}" if run["commit"] else ""
-    blocks: list[Block] = [Line("answer", _answer(record))]
+def _next(record: Mapping[str, Any], **_: Any) -> Iterator[Line]:
     if "trials" not in record:
-        blocks.append(Line("next", "Next: install the decoding loop:", EXECUTOR))
+        yield Line("next", "Next: install the decoding loop:", EXECUTOR)
     elif not _wrong(record):
         search = "treeopt search --trace TRACE --batch 4"
-        blocks.append(Line("next", "Next: choose a tree for a trace (treeopt trace collect records one):", search))
-    blocks += [
-        Line("note", f"treeopt {run['treeopt']}{commit}, Python {run['software']['python']}"),
-        Line("note", f"{run['processor']}, {counted(run['cores'], 'core')} for this process"),
-    ]
+        yield Line("next", "Next: choose a tree for a trace (treeopt trace collect records one):", search)
+
+
+def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:
+    """Yield versions, device, trials and packages."""
+    run, troubled = record["provenance"], [package for package in record["packages"] if package["trouble"]]
+    commit = f", commit {run['commit']}" if run["commit"] else ""
+    yield Line("note", f"treeopt {run['treeopt']}{commit}, Python {run['software']['python']}")
+    yield Line("note", f"{run['processor']}, {counted(run['cores'], 'core')} for this process")
     if "device" in record:
-        blocks.append(Line("note", _device(record["device"])))
+        yield Line("note", _device(record["device"]))
     for trial in record.get("trials", ()):
         text = f"{trial['name']}: {trial['told']}"
-        blocks.append(Line("note", f"right: {text}") if trial["holds"] else Line("warning", f"wrong: {text}"))
+        yield Line("note", f"right: {text}") if trial["holds"] else Line("warning", f"wrong: {text}")
     missing = [package["name"] for package in record["packages"] if _absent(package)]
     if missing:
-        blocks.append(Line("note", f"Not installed, needed for some commands only: {', '.join(missing)}"))
+        yield Line("note", f"Not installed, needed for some commands only: {', '.join(missing)}")
     if troubled:
-        blocks.append(_packages("packages to mend", troubled))
-    return (*blocks, _packages("packages", record["packages"], detail=True))
+        yield Table.of("packages to mend", COLUMNS, troubled, _mark)
+    yield replace(Table.of("packages", COLUMNS, record["packages"], _mark), detail=True)
 
 
-def _answer(record: Mapping[str, Any]) -> str:
-    """Return whether everything that is installed works."""
+def _answers(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield whether everything that is installed works."""
     if names := _wrong(record):
-        return f"Not sound: {', '.join(names)}."
-    if "trials" not in record:
-        return "Sound for search and prediction; the decoding loop is not installed."
-    return "Sound: the packages fit, and the decoding loop is right on this device."
+        yield f"Not sound: {', '.join(names)}."
+    elif "trials" not in record:
+        yield "Sound for search and prediction; the decoding loop is not installed."
+    else:
+        yield "Sound: the packages fit, and the decoding loop is right on this device."
 
 
 def _wrong(record: Mapping[str, Any]) -> list[str]:
@@ -72,11 +69,28 @@ def _absent(package: Mapping[str, Any]) -> bool:
     return not package["version"] and not package["trouble"]
 
 
-def _packages(title: str, packages: Sequence[Mapping[str, Any]], *, detail: bool = False) -> Table:
-    rows = []
-    for package in packages:
-        absent = f"pip install 'treeopt[{package['extra']}]'" if _absent(package) else ""
-        mark: Mark = "wrong" if package["trouble"] else "dim" if absent else ""
-        cells = (package["name"], package["version"] or "-", package["extra"] or "all", package["trouble"] or absent)
-        rows.append(Row(tuple(map(word, cells)), mark))
-    return Table(title, PACKAGES, tuple(rows), detail=detail)
+def _mark(package: Mapping[str, Any]) -> Mark:
+    return "wrong" if package["trouble"] else "dim" if _absent(package) else ""
+
+
+def _advice(package: Mapping[str, Any]) -> Cell:
+    return word(f"pip install 'treeopt[{package['extra']}]'" if _absent(package) else package["trouble"])
+
+
+COLUMNS = (
+    Column("package", align="left", key=True, field="name"),
+    Column("version", align="left", show=lambda package: word(package["version"] or "-")),
+    Column("needed for", align="left", drop=1, show=lambda package: word(package["extra"] or "all")),
+    Column("what to do", align="left", show=_advice),
+)
+ENTRY = ResultKind(
+    name="health",
+    title="Health of the installation",
+    command="doctor",
+    rows=lambda record: record["packages"],
+    columns=COLUMNS,
+    answers=_answers,
+    next_lines=_next,
+    tables=_tables,
+    remarks=lambda record, **_: (),
+)

@@ -1,76 +1,227 @@
-"""Plans as tables: the answer for each batch size and what to run next, then a table for each, then the conditions."""
+"""Plans: the choice for each batch size, why a slower line was preferred, configurations side by side, conditions."""
 
-from collections.abc import Iterable, Mapping
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
+from treeopt.engines import ENGINES
 from treeopt.planning.baselines import CHAIN
 from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.results.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
-from treeopt.results.plan_answers import answer, faster_lines, near_rule, next_lines, preferred, unanswered_lines
-from treeopt.results.words import describe_measurement, describe_models, describe_rule, percent, shown
+from treeopt.results.blocks import TAU, Block, Cell, Column, Line, Table, conditions, ranged
+from treeopt.results.kinds import ResultKind
+from treeopt.results.next_commands import export_command, method_advice
+from treeopt.results.words import (
+    describe_measurement,
+    describe_models,
+    describe_rule,
+    interval,
+    percent,
+    shape_words,
+    shown,
+)
+from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import look
 
 PATHS_SHOWN = 12
 LABELS = (SEARCHED, PROVED, NOT_PROVED)
 UNLABELLED = "Proof"  # label for the statement of plans that earlier versions wrote
-
-
 COLUMNS = (
-    Column("configuration", align="left", key=True),
-    Column("nodes", drop=3, meaning="Drafted tokens in the tree; the mean for dynamic trees."),
-    Column("depth", drop=6, meaning="Drafted tokens on the longest path; the mean for dynamic trees."),
-    Column("tau", drop=2, meaning="Tokens committed per step and sequence, bonus counted."),
-    Column("step", "ms", drop=5, meaning="Time of one step: draft, verify, accept."),
-    Column("tokens/s", drop=1, meaning="Tokens per second of the whole batch."),
-    Column("speedup", meaning="Time per token of plain decoding over that of this configuration."),
-    Column("behind", "%", drop=4, meaning="Tokens per second lost to the first row, paired by request."),
+    Column("configuration", align="left", key=True, field="name"),
+    Column(
+        "nodes",
+        drop=3,
+        meaning="Drafted tokens in the tree; the mean for dynamic trees.",
+        show=lambda row: Cell(f"{row['nodes']:.3g}", float(row["nodes"])),
+    ),
+    Column(
+        "depth",
+        drop=6,
+        meaning="Drafted tokens on the longest path; the mean for dynamic trees.",
+        show=lambda row: Cell(f"{row['depth']:.3g}", float(row["depth"])),
+    ),
+    Column("tau", drop=2, meaning=TAU, field="tau", digits=2, exact=True),
+    Column("step", "ms", drop=5, meaning="Time of one step: draft, verify, accept.", field="step_s", digits=2),
+    Column("tokens/s", drop=1, meaning="Tokens per second of the whole batch.", field="tokens_s"),
+    Column(
+        "speedup",
+        meaning="Time per token of plain decoding over that of this configuration.",
+        field="speedup",
+        digits=2,
+        exact=True,
+    ),
+    Column(
+        "behind",
+        "%",
+        drop=4,
+        meaning="Tokens per second lost to the first row, paired by request.",
+        show=lambda row: Cell() if row["chosen"] else ranged(row["behind"], 1, scale=100),
+    ),
 )
 
 
-def plan_blocks(plan: Plan, *, checks: Mapping[int, str] | None = None, file: str | None = None) -> Blocks:
-    """Return the answers, the next command, a table for each batch size, and the conditions.
+def rows(plan: Plan) -> Iterator[dict[str, Any]]:
+    """Yield each configuration of each batch size, the chosen one first."""
+    for entry in plan.entries:
+        for choice in (entry.choice, *entry.compared):
+            yield {
+                "batch": entry.batch,
+                "name": choice.name,
+                "chosen": choice is entry.choice,
+                "tree": choice.tree.id if choice.tree else math.nan,
+                "nodes": choice.nodes,
+                "depth": choice.depth,
+                "tau": asdict(choice.tau),
+                "step_s": choice.step_s,
+                "tokens_s": choice.tokens_s(entry.batch),
+                "speedup": asdict(choice.speedup),
+                "behind": asdict(choice.behind or Estimate(0.0, 0.0, 0.0)),
+            }
+
+
+def answers(plan: Plan) -> Iterator[str]:
+    """Yield the choice for each batch size, the one that the objective prefers, and why slower ones were preferred."""
+    yield from map(_answer, plan.entries)
+    if plan.best is not None:
+        yield _preferred(plan, plan.entry(plan.best))
+    yield from _near_rule(plan)
+    yield from _faster_lines(plan)
+
+
+def _answer(entry: PlanEntry) -> str:
+    """Return the choice for a batch size and its speed in one sentence."""
+    choice, rate = entry.choice, f"{entry.choice.tokens_s(entry.batch):,.0f} tokens/s"
+    if choice.plain:
+        return f"Batch {entry.batch}: do not speculate: no tree or chain tried is predicted to be faster; {rate}."
+    unsure = ", a difference within the noise" if choice.speedup.low <= 1 <= choice.speedup.high else ""
+    speedup = f"{interval(choice.speedup)} times plain decoding{unsure}"
+    return f"Batch {entry.batch}: {describe_choice(choice)}, {speedup}, {rate}."
+
+
+def _near_rule(plan: Plan) -> list[str]:
+    """Return why a slower line was preferred, for each batch size where the rule of `near` bound."""
+    faster, near = look(plan.meta, "search", "faster") or {}, look(plan.meta, "search", "near")
+    lines = []
+    for entry in plan.entries:
+        best = faster.get(str(entry.batch))
+        if best is not None and entry.choice.grown is None:
+            same = best["nodes"] == entry.choice.nodes
+            kind = "chain" if best["nodes"] == best["depth"] else "tree"
+            other = f"{'another' if same else 'a'} {kind} of {best['nodes']:.0f}"
+            lines.append(
+                f"Batch {entry.batch}: {other} was {best['gain']:.1%} faster on the requests that trees were chosen "
+                f"on; within {near:.0%}, where intervals overlap, the {'shallower' if same else 'smallest'} is "
+                "preferred (--near)."
+            )
+    return lines
+
+
+def _faster_lines(plan: Plan) -> list[str]:
+    """Return the line that is faster than the choice where no rule explains it: choices are made on other requests."""
+    if look(plan.meta, "search", "rules") or look(plan.meta, "search", "objective") not in (None, "throughput"):
+        return []
+    explained, lines = look(plan.meta, "search", "faster") or {}, []
+    for entry in plan.entries:
+        running = [choice for choice in entry.compared if choice.grown is None or choice.grown.policy is not None]
+        best = max(running, key=lambda choice: choice.tokens_s(entry.batch), default=entry.choice)
+        gain = best.tokens_s(entry.batch) / entry.choice.tokens_s(entry.batch) - 1
+        if gain > 0 and str(entry.batch) not in explained:
+            lines.append(
+                f"Batch {entry.batch}: {best.name} is {gain:.1%} faster on the requests held out; the choice was made "
+                "on the others, which keeps its prediction fair."
+            )
+    return lines
+
+
+def describe_choice(choice: Choice) -> str:
+    """Return a configuration in words, such as `a chain of 3`."""
+    if choice.grown is not None:
+        return f"a dynamic tree ({choice.grown.kind}) of {choice.nodes:.3g} nodes on average"
+    if choice.tree is None:
+        return "no speculation"
+    return f"a {shape_words(choice.tree.nodes, choice.tree.depth)}"
+
+
+def _preferred(plan: Plan, entry: PlanEntry) -> str:
+    """Return the batch size that the objective prefers, with its speed, in one sentence."""
+    objective, ceiling = (look(plan.meta, "search", key) for key in ("objective", "max_tpot_s"))
+    most = "Most tokens per second" if objective == "throughput" else f"Best for {shown(objective)}"
+    below = f" below {ceiling * 1e3:g} ms per token" if ceiling else ""
+    return (
+        f"{most}{below}: batch {entry.batch}, {entry.batch / entry.tpot_s:,.0f} tokens/s, "
+        f"{entry.tpot_s * 1e3:.2f} ms per token and sequence."
+    )
+
+
+def next_lines(plan: Plan, *, file: str | None = None, **_: Any) -> list[Line]:
+    """Return what to do with a plan that speculates, and with batch sizes that have no answer.
+
+    It is exported to its engine, or checked where no engine is known.
+    """
+    return [*_export_or_check(plan, file), *_unanswered(plan)]
+
+
+def _export_or_check(plan: Plan, file: str | None) -> list[Line]:
+    if all(entry.choice.plain for entry in plan.entries):
+        return []
+    keep = "" if file else "keep the plan with --output plan.json, and "
+    engine = look(plan.meta, "search", "engine")
+    if isinstance(engine, str) and engine in ENGINES:
+        kind = look(plan.meta, "trace", "drafter", "kind")
+        text = f"Next: {keep}write the configuration of {engine}{method_advice(engine, kind=kind)}:"
+        return [Line("next", text, export_command(file, engine, kind=kind))]
+    path = shlex.quote(file or "plan.json")
+    command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
+    return [Line("next", f"Next: {keep}check it on your machine:", command)]
+
+
+def _unanswered(plan: Plan) -> list[Line]:
+    """Return which batch sizes have no answer, and what prices them."""
+    outside = look(plan.meta, "search", "outside")
+    if outside is None:
+        return []
+    advice, command = str(outside["way"]), str(outside["command"])
+    return [Line("next", f"No answer: {advice}{':' if command else '.'}", command)]
+
+
+def tables(plan: Plan, *, checks: Mapping[int, str] | None = None, **_: Any) -> Iterator[Block]:
+    """Yield a table for each batch size with its notes.
 
     Args:
         plan: the plan.
         checks: by batch size, the sentence about a live run of the choice.
-        file: the file that holds the plan; None if it is not written.
     """
-    blocks: list[Block] = [Line("answer", answer(entry)) for entry in plan.entries]
-    if plan.best is not None:
-        blocks.append(Line("answer", preferred(plan, plan.entry(plan.best))))
-    blocks += [Line("answer", text) for text in (*near_rule(plan), *faster_lines(plan))]
-    unanswered = unanswered_lines(plan)
-    blocks += [*next_lines(plan, file), *unanswered]
     first = {entry.choice.tree: entry.batch for entry in reversed(plan.entries) if entry.choice.tree is not None}
     for entry in plan.entries:
         before = None if entry.choice.tree is None else first[entry.choice.tree]
-        blocks += [_table(entry), *(Line("note", text) for text in _notes(entry, before))]
+        of_batch = [row for row in rows(plan) if row["batch"] == entry.batch]
+        yield Table.of(f"batch {entry.batch}", COLUMNS, of_batch, lambda row: "chosen" if row["chosen"] else "")
+        yield from (Line("note", text) for text in _notes(entry, before))
         if checks and entry.batch in checks:
-            blocks.append(Line("note", checks[entry.batch]))
-    blocks += [Line("condition", text, detail=True) for text in _together(plan)]
-    warnings = plan.warnings[1:] if unanswered else plan.warnings  # which begin with what is unanswered
-    blocks += [Line("warning", f"{warning}.") for warning in warnings]
-    return (*blocks, *_conditions(plan))
+            yield Line("note", checks[entry.batch])
 
 
-def _table(entry: PlanEntry) -> Table:
-    choices = (entry.choice, *entry.compared)
-    rows = tuple(Row(_cells(choice, entry), "chosen" if choice is entry.choice else "") for choice in choices)
-    return Table(f"batch {entry.batch}", COLUMNS, rows)
+def remarks(plan: Plan, **_: Any) -> Iterator[Line]:
+    """Yield what concerns several batch sizes, warnings, and conditions."""
+    yield from (Line("condition", text, detail=True) for text in _together(plan))
+    # The first warning begins with what `next_lines` says of batch sizes without an answer.
+    unanswered = look(plan.meta, "search", "outside") is not None
+    yield from (Line("warning", f"{warning}.") for warning in plan.warnings[1 if unanswered else 0 :])
+    yield from _conditions(plan)
 
 
-def _cells(choice: Choice, entry: PlanEntry) -> tuple[Cell, ...]:
-    return (
-        word(choice.name),
-        Cell(f"{choice.nodes:.3g}", float(choice.nodes)),
-        Cell(f"{choice.depth:.3g}", float(choice.depth)),
-        ONE if choice.plain else ranged(choice.tau),
-        number(choice.step_s * 1e3, 2),
-        number(choice.tokens_s(entry.batch)),
-        ONE if choice.plain else ranged(choice.speedup),
-        ranged(choice.behind, 1, scale=100),
-    )
+def summary(plan: Plan, *, measured: Mapping[int, Estimate] | None = None, **_: Any) -> Iterator[str]:
+    """Yield the answer for each batch size, with the speedup that a live run measured."""
+    for entry in plan.entries:
+        choice = entry.choice
+        if choice.plain:
+            yield f"Batch {entry.batch}: do not speculate."
+            continue
+        live = (measured or {}).get(entry.batch)
+        checked = "" if live is None else f", checked: {live.value:.2f}"
+        yield f"Batch {entry.batch}: {describe_choice(choice)}, {interval(choice.speedup)} times{checked}."
 
 
 def _notes(entry: PlanEntry, first: int | None) -> list[str]:
@@ -162,7 +313,7 @@ def _context(plan: Plan) -> str:
 
 
 def _conditions(plan: Plan) -> list[Line]:
-    """Return the conditions of the predictions, one labelled line each."""
+    """Return the conditions of the predictions, one line each."""
 
     def show(*keys: str) -> str:
         return shown(look(plan.meta, *keys))
@@ -186,3 +337,35 @@ def _conditions(plan: Plan) -> list[Line]:
         f"{show('trace', 'new_tokens')} new tokens per request.",
     ]
     return conditions(visible, detail)
+
+
+def _title(plan: Plan) -> str:
+    return f"Plan for batch {', '.join(str(entry.batch) for entry in plan.entries)}"
+
+
+ENTRY = ResultKind(
+    name="plan",
+    title=_title,
+    models=lambda plan: look(plan.meta, "trace"),
+    question="Which tree, and how fast?",
+    place=1,
+    command="search",
+    schemas=("treeopt.plan/3", "treeopt.plan/2"),
+    record="treeopt.plans.plan_records:PlanRecord",
+    value="treeopt.plans.plan:Plan",
+    read="treeopt.plans.plan_json:load_plan",
+    write="treeopt.plans.plan_json:save_plan",
+    rows=rows,
+    columns=COLUMNS,
+    answers=answers,
+    summary=summary,
+    next_lines=next_lines,
+    tables=tables,
+    remarks=remarks,
+    charts={
+        "speedup": "treeopt.charts.speedup_charts:speedups",
+        "latency": "treeopt.charts.latency_charts:throughput_and_latency",
+    },
+    page_charts="treeopt.charts.page_charts:plan_charts",
+    beside="treeopt.api.page.read_results:beside_plan",
+)

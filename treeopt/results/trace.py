@@ -1,35 +1,45 @@
-"""Traces as a sentence and a table, and the same figures as records for JSON."""
+"""Traces: their size and origin, how well the drafter ranks, and the same figures as JSON values."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import counted
+from treeopt.planning.learning_curve import LearningCurve
 from treeopt.replay.priced_walk import plain_share
+from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
-from treeopt.results.blocks import Block, Blocks, Column, Line, Row, Table, number
-from treeopt.results.words import describe_models, shown
+from treeopt.results.blocks import Block, Column, Line, Table
+from treeopt.results.kinds import ResultKind
+from treeopt.results.learning_curves import curve_blocks
+from treeopt.results.words import describe_models, interval, shown
+from treeopt.searchers.static_trees.best_first import count_prefixes
+from treeopt.statistics.clustered_estimate import ratio
 from treeopt.storage.provenance import look
-from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
+from treeopt.traces.trace import CHAINS, OPTIONAL, PAST_END, Trace
 from treeopt.tree import Tree
 
 TOPS = (1, 2, 4, 8)
+NODES = 8  # of trees that the summary compares
 COLUMNS = (
-    Column("depth", key=True, meaning="Tokens further on."),
-    *(Column(f"top {top}", meaning=f"Share of positions whose token is among the first {top}.") for top in TOPS),
+    Column("depth", key=True, meaning="Tokens further on.", field="depth"),
+    *(
+        Column(
+            f"top {top}",
+            meaning=f"Share of positions whose token is among the first {top}.",
+            field=f"top_{top}",
+            digits=3,
+        )
+        for top in TOPS
+    ),
 )
 
 
 def describe(trace: Trace) -> dict[str, Any]:
     """Return the content of a trace as JSON values; acceptance by depth is over all anchors, unconditional."""
-    tops = []
-    for depth in range(trace.depth):
-        rank = trace.rank[:, depth]
-        known = rank[rank != PAST_END]
-        tops.append([round(float(((known >= 0) & (known < top)).mean()), 4) if len(known) else None for top in TOPS])
     return {
         "anchors": trace.anchors,
         "requests": trace.requests,
@@ -39,12 +49,22 @@ def describe(trace: Trace) -> dict[str, Any]:
         **({} if trace.prompt_tokens is None else {"tokens_a_prompt": _spread(trace.prompt_tokens)}),
         "optional": [name for name in OPTIONAL if getattr(trace, name) is not None],
         "domains": len(trace.domain_names),
-        "top_1_2_4_8_by_depth": tops,
+        "top_1_2_4_8_by_depth": _tops(trace),
         **({} if trace.tree is None else {"kept_by_depth": _accepted_by_depth(trace)}),
         **({} if trace.drafted is None else {"drafted": _drafted(trace, trace.drafted)}),
         "distinct_rank_paths": len(np.unique(trace.rank, axis=0)),
         "meta": dict(trace.meta),
     }
+
+
+def _tops(trace: Trace) -> list[list[float | None]]:
+    """Return for each depth the shares of positions whose true token is among the first 1, 2, 4 and 8 candidates."""
+    tops = []
+    for depth in range(trace.depth):
+        rank = trace.rank[:, depth]
+        known = rank[rank != PAST_END]
+        tops.append([round(float(((known >= 0) & (known < top)).mean()), 4) if len(known) else None for top in TOPS])
+    return tops
 
 
 def _drafted(trace: Trace, drafted: NDArray[np.int16]) -> dict[str, float]:
@@ -75,44 +95,47 @@ def _accepted_by_depth(trace: Trace) -> list[float]:
     ]
 
 
-def trace_blocks(trace: Trace, *, file: str | None = None, beware: Sequence[str] = ()) -> Blocks:
-    """Return the size of a trace, the next command, how well the drafter ranks, and what to beware of.
+def _answers(trace: Trace) -> Iterator[str]:
+    """Yield the size of a trace, and where it comes from."""
+    yield _size(trace)
+    yield _origin(trace.meta)
+
+
+def _tables(trace: Trace, **_: Any) -> Iterator[Block]:
+    """Yield how well the drafter ranks, and notes."""
+    yield _table(trace)
+    yield from (Line("note", text) for text in _notes(trace))
+
+
+def _next(trace: Trace, *, file: str | None = None, **_: Any) -> Iterator[Line]:
+    """Yield the command that chooses trees: with measured step times, or for an imported trace with predicted ones.
 
     Args:
         trace: the trace.
-        file: the file or folder that holds it, for the next command.
-        beware: sentences, without a full stop.
+        file: the file or folder that holds it.
     """
-    facts = describe(trace)
-    blocks: list[Block] = [Line("answer", _size(trace, facts)), Line("answer", _origin(facts["meta"]))]
-    if file is not None:
-        blocks.append(_next(trace, shlex.quote(file)))
-    blocks += [_table(trace, facts), *(Line("note", text) for text in _notes(trace, facts))]
-    return (*blocks, *(Line("warning", f"{warning}.") for warning in beware))
-
-
-def _next(trace: Trace, file: str) -> Line:
-    """Return the command that chooses trees: with measured step times, or for an imported trace with predicted ones."""
+    if file is None:
+        return
     if look(trace.meta, "imported") is None:
-        command = f"treeopt search --trace {file} --batch 1,4 --output plan.json"
-        return Line("next", "Next: choose the tree of each batch size:", command)
+        command = f"treeopt search --trace {shlex.quote(file)} --batch 1,4 --output plan.json"
+        yield Line("next", "Next: choose the tree of each batch size:", command)
+        return
     kind = "" if look(trace.meta, "drafter", "kind") else " --kind KIND"
-    command = f"treeopt whatif --trace {file} --target TARGET --hardware DEVICE{kind}"
-    return Line("next", "Next: choose for each batch size, with step times from a data sheet:", command)
+    command = f"treeopt whatif --trace {shlex.quote(file)} --target TARGET --hardware DEVICE{kind}"
+    yield Line("next", "Next: choose for each batch size, with step times from a data sheet:", command)
 
 
-def _size(trace: Trace, facts: Mapping[str, Any]) -> str:
+def _size(trace: Trace) -> str:
     """Return how much was recorded, in one sentence."""
     prompts = ""
     if trace.prompt_tokens is not None:
         prompts = f" after prompts of {trace.prompt_tokens.min()} to {trace.prompt_tokens.max()}"
-    tokens = facts["tokens_a_request"]
-    length = str(tokens["min"]) if tokens["min"] == tokens["max"] else f"{tokens['min']} to {tokens['max']}"
-    domains = f", {counted(facts['domains'], 'domain')}" if facts["domains"] else ""
+    shortest, longest = trace.lengths.min(), trace.lengths.max()
+    length = str(shortest) if shortest == longest else f"{shortest} to {longest}"
+    domains = f", {counted(len(trace.domain_names), 'domain')}" if trace.domain_names else ""
     return (
-        f"{counted(facts['anchors'], 'anchor')} of {counted(facts['requests'], 'request')} "
-        f"({length} tokens{prompts}), "
-        f"depth {facts['depth']}, width {facts['width']}{domains}."
+        f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} ({length} tokens{prompts}), "
+        f"depth {trace.depth}, width {trace.width}{domains}."
     )
 
 
@@ -125,32 +148,95 @@ def _origin(meta: Mapping[str, Any]) -> str:
     return f"{describe_models(meta)}{line and '; '}{line}."
 
 
-def _table(trace: Trace, facts: Mapping[str, Any]) -> Table:
-    """Return the shares of positions by depth whose true token is among the best candidates."""
-    accepted, columns = facts.get("kept_by_depth", []), COLUMNS
-    if accepted:
-        columns += (Column(f"accepted by the recorded tree of {len(facts['meta']['tree'])}"),)
-    rows = []
-    for depth, shares in enumerate(facts["top_1_2_4_8_by_depth"], 1):
-        known = [share if top <= trace.width else None for top, share in zip(TOPS, shares, strict=True)]
-        cells = [*known, *([accepted[depth - 1] if depth <= len(accepted) else None] if accepted else [])]
-        rows.append(Row((number(depth), *(number(share, 3) for share in cells))))
+def _rows(trace: Trace) -> Iterator[dict[str, Any]]:
+    """Yield for each depth the shares of positions whose true token is among the best candidates."""
+    accepted = {} if trace.tree is None else dict(enumerate(_accepted_by_depth(trace), 1))
+    for depth, shares in enumerate(_tops(trace), 1):
+        known = {f"top_{top}": share for top, share in zip(TOPS, shares, strict=True) if top <= trace.width}
+        yield {"depth": depth, **known, "accepted": accepted.get(depth)}
+
+
+def _table(trace: Trace) -> Table:
+    columns, rows = COLUMNS, list(_rows(trace))
+    if any(row["accepted"] is not None for row in rows):
+        name = f"accepted by the recorded tree of {len(trace.meta['tree'])}"
+        columns += (Column(name, field="accepted", digits=3),)
     true = "true" if trace.tree is None else "written"
     title = f"{true} token among the drafter's best, share of all positions (tau needs a replay)"
-    return Table(title, columns, tuple(rows))
+    return Table.of(title, columns, rows)
 
 
-def _notes(trace: Trace, facts: Mapping[str, Any]) -> list[str]:
-    """Return how often text repeats, and how much was proposed."""
-    lines = []
-    written, given = (look(facts["meta"], "repeated_4grams", part) for part in ("written", "prompts"))
+def _notes(trace: Trace) -> Iterator[str]:
+    """Yield how often text repeats, and how much was proposed."""
+    written, given = (look(trace.meta, "repeated_4grams", part) for part in ("written", "prompts"))
     if isinstance(written, float) and isinstance(given, float):
-        lines.append(f"repeated 4-grams: {written:.1%} of the target's text, {given:.1%} of the prompts")
+        yield f"repeated 4-grams: {written:.1%} of the target's text, {given:.1%} of the prompts"
     if trace.drafted is not None:
-        mean, nothing, walk = facts["drafted"].values()
+        mean, nothing, walk = _drafted(trace, trace.drafted).values()
         tree = "the recorded tree" if trace.tree else f"a chain of {trace.depth}"
-        lines.append(
+        yield (
             f"tokens proposed: {mean:.2f} on average, none at {nothing:.1%} of positions and in {walk:.1%} of steps of "
             f"{tree}"
         )
-    return lines
+
+
+def _remarks(
+    trace: Trace, *, beware: Sequence[str] = (), curves: Sequence[LearningCurve] = (), **_: Any
+) -> Iterator[Block]:
+    """Yield what to beware of, sentences without a full stop, and learning curves."""
+    yield from (Line("warning", f"{warning}.") for warning in beware)
+    yield from curve_blocks(curves)
+
+
+def _summary(trace: Trace, **_: Any) -> Iterator[str]:
+    """Yield how often the best candidate is right, and what trees of one size commit, where ranks determine it."""
+    shares = [row[0] for row in _tops(trace) if row[0] is not None]
+    if shares:
+        last = f", {shares[-1]:.0%} at depth {len(shares)}" if shares[1:] else ""
+        yield f"The drafter's best candidate is right at {shares[0]:.0%} of positions at depth 1{last}."
+    if not replayable(trace):
+        return
+    replayed = with_drawn_ranks(trace, 0)
+    chain = Tree.chain(min(trace.depth, NODES))
+    tree = count_prefixes(replayed, nodes=NODES, depth=replayed.depth).tree(NODES, replayed.depth)
+    shapes = [f"{_tau(chain, replayed)} with a chain of {chain.nodes}"]
+    if not tree.is_chain:
+        shapes.append(f"{_tau(tree, replayed)} with the best tree of {tree.nodes} nodes")
+    yield f"Tokens per step, replayed: {', '.join(shapes)}."
+
+
+def _tau(tree: Tree, trace: Trace) -> str:
+    counts = replay_tree(tree, trace)
+    return interval(ratio(counts.committed, counts.steps))
+
+
+def replayable(trace: Trace) -> bool:
+    """Return True if ranks, recorded or drawn, say what any tree gets accepted."""
+    return trace.tree_kept is None and trace.meta.get("verification") not in CHAINS
+
+
+ENTRY = ResultKind(
+    name="trace",
+    title="Trace",
+    models=lambda trace: trace.meta,
+    question="Which tokens does the drafter get right?",
+    place=5,
+    command="trace collect",
+    value="treeopt.traces.trace:Trace",
+    read="treeopt.traces.resumable_shards:ranks_of",
+    write="treeopt.traces.trace:save_trace",
+    rows=_rows,
+    columns=COLUMNS,
+    answers=_answers,
+    summary=_summary,
+    next_lines=_next,
+    tables=_tables,
+    remarks=_remarks,
+    charts={
+        "tau": "treeopt.charts.page_charts:tau",
+        "acceptance": "treeopt.charts.trace_charts:acceptance_by_depth",
+        "domains": "treeopt.charts.page_charts:domains",
+    },
+    page_charts="treeopt.charts.page_charts:trace_charts",
+    beside="treeopt.api.page.read_results:beside_trace",
+)

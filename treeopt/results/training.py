@@ -1,28 +1,52 @@
-"""The accuracy of a trained drafter, by depth, as a table."""
+"""The accuracy of a trained drafter by depth."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from treeopt.results.blocks import Blocks, Cell, Column, Line, Row, Table, number
+from treeopt.results.blocks import Column, Table
+from treeopt.results.kinds import ResultKind
+
+COLUMNS = (
+    Column("depth", key=True, field="depth"),
+    Column("anchors", drop=1, meaning="Held-out positions that were judged.", field="anchors"),
+    Column(
+        "top 1 before", drop=2, meaning="Share of positions before training.", field="before", digits=3, default="-"
+    ),
+)
 
 
-def training_blocks(record: Mapping[str, Any]) -> Blocks:
-    """Return where the drafter is and a table by depth; `record` is what `treeopt train --json` prints."""
-    tops = record["tops"]
-    columns = (
-        Column("depth", key=True),
-        Column("anchors", drop=1, meaning="Held-out positions that were judged."),
-        Column("top 1 before", drop=2, meaning="Share of positions before training."),
-        *(Column(f"top {top}", meaning=f"Share whose true token is among the first {top}.") for top in tops),
-    )
-    rows = tuple(Row(_cells(number(depth), figures)) for depth, figures in enumerate(record["depths"], 1))
+def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield for each depth the shares of positions whose true token is among the best candidates."""
+    for depth, figures in enumerate(record["depths"], 1):
+        anchors = figures["anchors"]
+        hits = {"before": figures["hits_before"][0]}
+        hits |= {f"top_{top}": count for top, count in zip(record["tops"], figures["hits"], strict=True)}
+        shares = {name: count / anchors if anchors else None for name, count in hits.items()}
+        yield {"depth": depth, "anchors": anchors, **shares}
+
+
+def _answers(record: Mapping[str, Any]) -> Iterator[str]:
+    yield f"Trained {record['recipe']} in {record['steps']:,} steps and {record['train_s']:.0f} s."
+
+
+def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
+    tops = (_top(top) for top in record["tops"])
     title = f"{record['recipe']}: true tokens among the best candidates, on held-out rows"
-    answer = f"Trained {record['recipe']} in {record['steps']:,} steps and {record['train_s']:.0f} s."
-    return Line("answer", answer), Table(title, columns, rows)
+    yield Table.of(title, (*COLUMNS, *tops), _rows(record))
 
 
-def _cells(depth: Cell, figures: Mapping[str, Any]) -> tuple[Cell, ...]:
-    anchors = figures["anchors"]
-    hits = (figures["hits_before"][0], *figures["hits"])
-    shares = (number(count / anchors, 3) if anchors else Cell("-") for count in hits)
-    return (depth, number(anchors), *shares)
+def _top(top: int) -> Column:
+    meaning = f"Share whose true token is among the first {top}."
+    return Column(f"top {top}", meaning=meaning, field=f"top_{top}", digits=3, default="-")
+
+
+ENTRY = ResultKind(
+    name="training",
+    title="Trained drafter",
+    command="train",
+    rows=_rows,
+    columns=COLUMNS,
+    answers=_answers,
+    tables=_tables,
+    remarks=lambda record, **_: (),
+)

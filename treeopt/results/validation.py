@@ -1,80 +1,77 @@
-"""Validations as tables: whether predictions held, predicted beside measured, closed forms beside both."""
+"""Validations: whether predictions held, predicted beside measured, closed forms beside both."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.results.blocks import Block, Blocks, Cell, Column, Line, Row, Table, conditions, number, ranged, word
-from treeopt.results.plan_answers import export_command
+from treeopt.results.blocks import TAU, Block, Cell, Column, Line, Table, conditions, number, ranged
+from treeopt.results.kinds import ResultKind
+from treeopt.results.next_commands import export_command
 from treeopt.results.words import describe_measurement, with_shape
 from treeopt.storage.provenance import look, rule_in
 
 FORMS = {"leviathan": "Leviathan Thm 3.8", "coral": "CORAL Eq. 6"}
 DRIFT = 0.1  # share by which plain steps may differ from the profile without a warning
-
-
 SIDES = ("predicted", "measured")
 
 
-def validation_blocks(record: Mapping[str, Any], *, plan: str | None = None) -> Blocks:
-    """Return whether predictions held, the next command, predicted beside measured, and the conditions.
+def _pair(column: Column) -> tuple[Column, ...]:
+    """Return a column of predictions and one of measurements."""
+    return tuple(replace(column, name=f"{side} {column.name}", field=f"{side}.{column.field}") for side in SIDES)
 
-    Args:
-        record: what `treeopt validate` writes.
-        plan: the file of the plan that was checked; None if it is in no file.
-    """
-    blocks: list[Block] = [Line("answer", text) for text in (*_best(record), *_errors(record), _coverage(record))]
-    blocks += [_next(record, plan), _table(record)]
-    blocks += [Line("note", text) for text in _whole(record)]
-    blocks += [Line("note", text, detail=True) for text in (*_forms(record), *_plain(record))]
+
+def _nodes(cell: Mapping[str, Any]) -> Cell:
+    return number(len(cell["tree"]["paths"])) if cell["tree"] else number(cell["grown"]["nodes"], 1)
+
+
+WHOLE = Column("end to end", drop=7, meaning="Speedup of whole runs, prefill and draining included.", digits=2)
+COLUMNS = (
+    Column("batch", key=True, field="batch"),
+    Column("tree", align="left", key=True, field="name"),
+    Column("nodes", drop=6, meaning="Drafted tokens in the tree; the mean for dynamic trees.", show=_nodes),
+    *_pair(Column("tau", drop=3, meaning=TAU, field="tau", digits=2)),
+    *_pair(Column("step", "ms", drop=4, meaning="Median time of a step with all rows busy.", field="step_s", digits=2)),
+    *_pair(
+        Column("speedup", meaning="Time per token of plain decoding over that of the tree.", field="speedup", digits=2)
+    ),
+    Column("error", "%", drop=1, meaning="Error of the predicted speedup.", field="error", digits=1, sign=True),
+    Column(
+        "in the interval",
+        align="left",
+        drop=2,
+        meaning="The interval contains the measured speedup.",
+        field="covered",
+    ),
+    *(
+        Column(
+            name, drop=8, meaning="Speedup by a closed form of the literature.", field=f"closed_forms.{form}", digits=2
+        )
+        for form, name in FORMS.items()
+    ),
+    replace(WHOLE, name="predicted end to end", field="end_to_end_predicted"),
+    replace(WHOLE, name="measured end to end", field="end_to_end"),
+)
+
+
+def answers(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield whether the best trees were found, the errors, and how many intervals hold."""
+    yield from _best(record)
+    yield f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}."
+    yield _coverage(record)
+
+
+def tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:
+    """Yield predicted beside measured, and what belongs to it."""
+    whole = record.get("end_to_end") is not None  # missing in older records
+    columns = COLUMNS if whole else (*COLUMNS[:-2], COLUMNS[-1])
+    yield Table.of("predicted and measured", columns, record["cells"])
+    yield from (Line("note", text) for text in _whole(record))
+    yield from (Line("note", text, detail=True) for text in (*_forms(record), *_plain(record)))
     if _drifted(record):
         text = "The machine's speed has changed since it was profiled, for trees perhaps by another factor."
-        blocks.append(Line("warning", text))
-    blocks += [Line("note", text) for text in _skipped(record)]
-    return (*blocks, *_conditions(record["meta"]))
-
-
-def _columns(*, whole: bool) -> tuple[Column, ...]:
-    """Return the columns; `whole`: whole runs were predicted, too."""
-
-    def pair(name: str, drop: int, unit: str = "", meaning: str = "") -> tuple[Column, ...]:
-        return tuple(Column(f"{side} {name}", unit, drop=drop, meaning=meaning) for side in SIDES)
-
-    ends = pair("end to end", 7, meaning="Speedup of whole runs, prefill and draining included.")
-    return (
-        Column("batch", key=True),
-        Column("tree", align="left", key=True),
-        Column("nodes", drop=6, meaning="Drafted tokens in the tree; the mean for dynamic trees."),
-        *pair("tau", 3, meaning="Tokens committed per step and sequence, bonus counted."),
-        *pair("step", 4, "ms", "Median time of a step with all rows busy."),
-        *pair("speedup", 0, meaning="Time per token of plain decoding over that of the tree."),
-        Column("error", "%", drop=1, meaning="Error of the predicted speedup."),
-        Column("in the interval", align="left", drop=2, meaning="The interval contains the measured speedup."),
-        *(Column(form, drop=8, meaning="Speedup by a closed form of the literature.") for form in FORMS.values()),
-        *(ends if whole else ends[1:]),
-    )
-
-
-def _table(record: Mapping[str, Any]) -> Table:
-    whole = record.get("end_to_end") is not None  # missing in older records
-    rows = tuple(Row(_cells(cell, whole=whole)) for cell in record["cells"])
-    return Table("predicted and measured", _columns(whole=whole), rows)
-
-
-def _cells(cell: Mapping[str, Any], *, whole: bool) -> tuple[Cell, ...]:
-    return (
-        number(cell["batch"]),
-        word(cell["name"]),
-        number(len(cell["tree"]["paths"])) if cell["tree"] else number(cell["grown"]["nodes"], 1),
-        *(ranged(cell[side]["tau"]) for side in SIDES),
-        *(number(cell[side]["step_s"] * 1e3, 2) for side in SIDES),
-        *(ranged(cell[side]["speedup"]) for side in SIDES),
-        number(cell["error"] * 100, 1, sign=True),
-        word("yes" if cell["covered"] else "no"),
-        *(number(cell["closed_forms"][form], 2) for form in FORMS),
-        *([ranged(cell["end_to_end_predicted"])] if whole else []),
-        number(cell["end_to_end"], 2),
-    )
+        yield Line("warning", text)
+    yield from (Line("note", text) for text in _skipped(record))
 
 
 def _best(record: Mapping[str, Any]) -> list[str]:
@@ -102,10 +99,6 @@ def _named(name: str, cell: Mapping[str, Any] | None) -> str:
     return with_shape(name, cell["tree"]["paths"]) if cell is not None and cell["tree"] else name
 
 
-def _errors(record: Mapping[str, Any]) -> list[str]:
-    return [f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}."]
-
-
 def _coverage(record: Mapping[str, Any]) -> str:
     coverage = record["coverage"]
     covered = coverage["covered"]
@@ -115,19 +108,23 @@ def _coverage(record: Mapping[str, Any]) -> str:
     )
 
 
-def _next(record: Mapping[str, Any], plan: str | None) -> Line:
-    """Return what follows: the export of a plan that holds, or another profile.
+def next_lines(record: Mapping[str, Any], *, plan: str | None = None, **_: Any) -> Iterator[Line]:
+    """Yield what follows: the export of a plan that holds, or another profile.
 
     A plan does not hold where another tree is better than predicted, or where intervals miss more than chance explains.
+
+    Args:
+        record: the validation.
+        plan: the file of the plan that was checked; None if it is in no file.
     """
     coverage = record["coverage"]
-    if all(best["within"] for best in record["best"]) and coverage["covered"]["high"] >= coverage["nominal"]:
-        if plan is None:
-            return Line(
-                "next", "Next: write the plan with treeopt search --output, and hand it on with treeopt export."
-            )
-        return Line("next", "Next: hand the plan to an engine:", export_command(plan))
-    return Line("next", "Next: measure step times again (treeopt profile), and search with them.")
+    if not all(best["within"] for best in record["best"]) or coverage["covered"]["high"] < coverage["nominal"]:
+        yield Line("next", "Next: measure step times again (treeopt profile), and search with them.")
+    elif plan is None:
+        text = "Next: write the plan with treeopt search --output, and hand it on with treeopt export."
+        yield Line("next", text)
+    else:
+        yield Line("next", "Next: hand the plan to an engine:", export_command(plan))
 
 
 def _forms(record: Mapping[str, Any]) -> list[str]:
@@ -166,7 +163,9 @@ def _skipped(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _conditions(meta: Mapping[str, Any]) -> list[Line]:
+def remarks(record: Mapping[str, Any], **_: Any) -> list[Line]:
+    """Return how the figures were measured and predicted."""
+    meta = record["meta"]
     replayed = look(meta, "acceptance") == "replay"
     prompts = "prompts with the acceptance of a trace's requests" if replayed else "prompts that are not in the trace"
     sha256 = look(meta, "predictions", "sha256")
@@ -182,3 +181,23 @@ def _conditions(meta: Mapping[str, Any]) -> list[Line]:
         *([f"Predictions fixed beforehand: sha256 {sha256:.16}."] if sha256 else []),
     ]
     return conditions(visible, detail)
+
+
+ENTRY = ResultKind(
+    name="validation",
+    title="Predicted and measured",
+    models=lambda record: record["meta"],
+    question="Does the prediction hold?",
+    place=2,
+    command="validate",
+    schemas=("treeopt.validation/2",),
+    record="simulate.validation.validation_records:ValidationRecord",
+    value="treeopt.results.kinds:Validation",
+    rows=lambda record: record["cells"],
+    columns=COLUMNS,
+    answers=answers,
+    next_lines=next_lines,
+    tables=tables,
+    remarks=remarks,
+    charts={"agreement": "treeopt.charts.speedup_charts:agreement"},
+)

@@ -1,91 +1,80 @@
-"""Predictions for other devices (`treeopt whatif`) as tables: one for each device and context."""
+"""Predictions for other devices (`treeopt whatif`): one table for each device and context."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.planning.evaluator import PLAIN
-from treeopt.results.blocks import ONE, Block, Blocks, Cell, Column, Line, Row, Table, number, ranged, word
-from treeopt.results.plan_answers import export_command, method_advice
+from treeopt.results.blocks import TAU, Cell, Column, Line, Table, ranged, word
+from treeopt.results.kinds import ResultKind
+from treeopt.results.next_commands import export_command, method_advice
 from treeopt.results.words import shape_words
 from treeopt.storage.provenance import look
 
 Cells = Sequence[Mapping[str, Any]]
-DETAIL = ("Memory: ", "Among trees", "Break-even", "A million tokens")  # conditions that few need
 COLUMNS = (
-    Column("batch", key=True),
-    Column("best", align="left", key=True),
-    Column("nodes", meaning="Drafted tokens in the tree or chain."),
-    Column("depth", drop=8, meaning="Drafted tokens on the longest path."),
-    Column("tau", drop=3, meaning="Tokens committed per step and sequence, bonus counted."),
-    Column("step", "ms", drop=6, meaning="Time of one step: draft, verify, accept."),
-    Column("plain", "ms", drop=7, meaning="Time of one step of plain decoding."),
-    Column("tokens/s", drop=2, meaning="Tokens per second of the whole batch."),
-    Column("speedup", meaning="Time per token of plain decoding over that of the best tree."),
-    Column("break-even acceptance", drop=5, meaning="Acceptance of each token from which the best chain pays."),
+    Column("batch", key=True, field="batch"),
+    Column("best", align="left", key=True, show=lambda cell: word(_kind(cell))),
+    Column("nodes", meaning="Drafted tokens in the tree or chain.", field="tree.nodes", default=0),
+    Column("depth", drop=8, meaning="Drafted tokens on the longest path.", field="tree.depth", default=0),
+    Column("tau", drop=3, meaning=TAU, field="tau", digits=2, exact=True),
+    Column("step", "ms", drop=6, meaning="Time of one step: draft, verify, accept.", field="step_s", digits=2),
+    Column("plain", "ms", drop=7, meaning="Time of one step of plain decoding.", field="plain_s", digits=2),
+    Column("tokens/s", drop=2, meaning="Tokens per second of the whole batch.", field="tokens_s"),
+    Column(
+        "speedup",
+        meaning="Time per token of plain decoding over that of the best tree.",
+        field="speedup",
+        digits=2,
+        exact=True,
+    ),
+    Column(
+        "break-even acceptance",
+        drop=5,
+        meaning="Acceptance of each token from which the best chain pays.",
+        field="break_even_acceptance",
+        digits=3,
+        default="none",
+    ),
+    Column(
+        "price per million tokens",
+        drop=1,
+        meaning="In the currency of --price, of tokens decoded.",
+        show=lambda cell: money(cell["million"]) if cell.get("million") else Cell(),
+    ),
 )
-PRICE = Column("price per million tokens", drop=1, meaning="In the currency of --price, of tokens decoded.")
 
 
-def scenario_blocks(record: Mapping[str, Any], *, plans: Sequence[str] = ()) -> Blocks:
-    """Return where speculation pays, what is cheapest, the next command, a table for each device, and the conditions.
-
-    Args:
-        record: what `treeopt whatif` writes.
-        plans: files of the plans, if they were written.
-    """
-    blocks: list[Block] = [Line("answer", _pays(limit, record)) for limit in record["limits"]]
-    blocks += [
-        Line("answer", _cheapest(best, record)) for best in record.get("cheapest", ())
-    ]  # missing in older records
-    blocks.append(_next(record, plans))
-    blocks += _tables(record)
-    blocks += [Line("warning", f"{warning}.") for warning in record["warnings"]]
-    return (*blocks, *(Line("condition", text, detail=text.startswith(DETAIL)) for text in record["conditions"]))
+def _answers(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield where speculation pays, and what is cheapest."""
+    for limit in record["limits"]:
+        yield _pays(limit, record)
+    for best in record.get("cheapest", ()):  # missing in older records
+        yield _cheapest(best, record)
 
 
-def _next(record: Mapping[str, Any], plans: Sequence[str]) -> Line:
+def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), **_: Any) -> Iterator[Line]:
+    """Yield the export of a plan, if plans were written to files."""
     if not plans:
-        return Line("next", "Next: write the plans with --plans FOLDER, and hand one to an engine with treeopt export.")
+        yield Line("next", "Next: write the plans with --plans FOLDER, and hand one to an engine with treeopt export.")
+        return
     engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
     engine = engine if engine in ENGINES else None
-    way = f"Next: hand a plan to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
-    return Line("next", way, export_command(plans[0], engine, kind=kind))
+    text = f"Next: hand a plan to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
+    yield Line("next", text, export_command(plans[0], engine, kind=kind))
 
 
-def _tables(record: Mapping[str, Any]) -> list[Table]:
-    columns = (*COLUMNS, PRICE) if record.get("cheapest") else COLUMNS
-    tables = []
+def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
+    """Yield a table for each device and context."""
+    columns = COLUMNS if record.get("cheapest") else COLUMNS[:-1]
     for device, context in dict.fromkeys((cell["device"], cell["context"]) for cell in record["cells"]):
-        rows = tuple(
-            Row(_cells(cell)[: len(columns)], "dim" if cell["tree"] is None else "")
-            for cell in _of(record, device, context)
-        )
-        tables.append(Table(f"{device}, {context} tokens of context", columns, rows))
-    return tables
+        title, cells = f"{device}, {context} tokens of context", _of(record, device, context)
+        yield Table.of(title, columns, cells, lambda cell: "dim" if cell["tree"] is None else "")
 
 
 def _of(record: Mapping[str, Any], device: str, context: int) -> Cells:
     return [cell for cell in record["cells"] if (cell["device"], cell["context"]) == (device, context)]
-
-
-def _cells(cell: Mapping[str, Any]) -> tuple[Cell, ...]:
-    plain, tree = cell["tree"] is None, cell["tree"] or {"nodes": 0, "depth": 0}
-    needed = cell["break_even_acceptance"]
-    return (
-        number(cell["batch"]),
-        word(_kind(cell)),
-        number(tree["nodes"]),
-        number(tree["depth"]),
-        ONE if plain else ranged(cell["tau"]),
-        number(cell["step_s"] * 1e3, 2),
-        number(cell["plain_s"] * 1e3, 2),
-        number(cell["tokens_s"]),
-        ONE if plain else ranged(cell["speedup"]),
-        Cell("none") if needed is None else number(needed, 3),
-        money(cell["million"]) if cell.get("million") else Cell(),
-    )
 
 
 def _kind(cell: Mapping[str, Any]) -> str:
@@ -145,3 +134,25 @@ def money(price: Mapping[str, float]) -> Cell:
     texts = [f"{amount:,.{digits}f}" for amount in (value, low, high)]
     text = texts[0] if low == high else f"{texts[0]} [{texts[1]}, {texts[2]}]"
     return Cell(text, value, low, high)
+
+
+ENTRY = ResultKind(
+    name="whatif",
+    title="Devices that were not measured",
+    question="How fast would other devices be?",
+    place=7,
+    command="whatif",
+    schemas=("treeopt.whatif/1",),
+    record="simulate.whatif.whatif_record:WhatIfRecord",
+    rows=lambda record: record["cells"],
+    columns=COLUMNS,
+    answers=_answers,
+    next_lines=_next,
+    tables=_tables,
+    details=("Memory: ", "Among trees", "Break-even", "A million tokens"),
+    charts={
+        "speedup": "treeopt.charts.speedup_charts:scenario_speedups",
+        "latency": "treeopt.charts.latency_charts:scenario_latency",
+        "roofline": "treeopt.api.page.device_charts:device_chart",
+    },
+)

@@ -71,7 +71,7 @@ def ratio(numerator: Counts, denominator: Counts) -> Estimate:
     return Estimate(value, value - half, value + half)
 
 
-def linearised(numerator: Counts, denominator: Counts) -> float:
+def linearised_error(numerator: Counts, denominator: Counts) -> float:
     """Return the standard error of Σ numerator / Σ denominator, of the linearised ratio estimator (see `ratio`).
 
     Raises:

@@ -19,7 +19,7 @@ SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p", "t
 DISTINCTIVE = 64  # bytes of compressed ranks that two texts do not share by chance; loops and perfect drafts take fewer
 
 
-def joined(traces: Sequence[Trace], meta: Mapping[str, Any], names: Sequence[str] = ()) -> Trace:
+def concatenate_traces(traces: Sequence[Trace], meta: Mapping[str, Any], names: Sequence[str] = ()) -> Trace:
     """Concatenate the requests of several traces, renumbered from 0; errors call the traces by `names`, or by number.
 
     Prompt lengths are dropped unless every trace has them.
@@ -114,7 +114,7 @@ def _distinctive(trace: Trace, repeat: Repeat) -> bool:
     return len(zlib.compress(trace.rank[start:stop].tobytes())) >= DISTINCTIVE
 
 
-def merged(traces: Sequence[Trace], names: Sequence[str] = ()) -> Trace:
+def merge_traces(traces: Sequence[Trace], names: Sequence[str] = ()) -> Trace:
     """Merge traces of the same models and rule into one; errors call them by `names`, or by number.
 
     In `meta`, `merged` lists the values that differ, in order, and `assumed` everything that any trace assumed. A run
@@ -122,7 +122,7 @@ def merged(traces: Sequence[Trace], names: Sequence[str] = ()) -> Trace:
     `assumed`.
 
     Raises:
-        TraceError: other models or rules, the same texts, or traces that do not fit together (see `joined`).
+        TraceError: other models or rules, the same texts, or traces that do not fit together (`concatenate_traces`).
     """
     labels = _labels(traces, names)
     for number, trace in enumerate(traces):
@@ -145,7 +145,7 @@ def merged(traces: Sequence[Trace], names: Sequence[str] = ()) -> Trace:
     metas, incomplete = _with_settings([dict(trace.meta) for trace in traces])
     same = {key: value for key, value in metas[0].items() if all(meta.get(key, ...) == value for meta in metas)}
     if len(traces) == 1:
-        return joined(traces, same, names)
+        return concatenate_traces(traces, same, names)
     assumed = dict.fromkeys(sentence for meta in metas for sentence in assumed_in(meta))
     if repeated:
         assumed[f"requests of merged traces with the same ranks have different texts ({len(repeated)} such)"] = None
@@ -156,7 +156,7 @@ def merged(traces: Sequence[Trace], names: Sequence[str] = ()) -> Trace:
     different = [{key: value for key, value in meta.items() if key not in same} for meta in metas]
     counts = [{"requests": trace.requests} for trace in traces]
     parts = [count | meta for count, meta in zip(counts, different, strict=True)]
-    return joined(traces, same | {"merged": parts}, names)
+    return concatenate_traces(traces, same | {"merged": parts}, names)
 
 
 def _repetition(traces: Sequence[Trace]) -> dict[str, Any]:

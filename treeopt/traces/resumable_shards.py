@@ -16,7 +16,7 @@ from treeopt.storage.atomic_files import checksum, why, write_text
 from treeopt.storage.json_records import RecordError, get, parse
 from treeopt.storage.provenance import look
 from treeopt.storage.user_files import read_text
-from treeopt.traces.merge_split import joined
+from treeopt.traces.merge_split import concatenate_traces
 from treeopt.traces.npz_format import FORMAT
 from treeopt.traces.trace import OPTIONAL, RANKS, Trace, load_trace, save_trace
 
@@ -144,7 +144,7 @@ class Shards:
                 "that began it"
             )
         try:
-            return joined(self.traces, whole_meta(self.meta, self.traces))
+            return concatenate_traces(self.traces, whole_meta(self.meta, self.traces))
         except (TraceError, RecordError) as error:
             raise TraceError(f"{self.folder}: {error}") from error
 

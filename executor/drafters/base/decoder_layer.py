@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import (
 
 from executor.target.attention_backends import attend
 from executor.target.kv_cache import Layout, TreeCache
-from executor.target.tree_attention_mask import TreeMasks, additive, chunk_seen, folded, tree_seen
+from executor.target.tree_attention_mask import TreeMasks, additive, chunk_seen, fold_heads, tree_seen
 from executor.verification.tree_tensors import below
 
 # Queries (b, heads, tokens, width), keys and values (b, key heads, tokens, width) -> (b, tokens, heads, width).
@@ -187,7 +187,7 @@ class LayerCache:
         nodes = ancestors.shape[1]
         depths = self.cache.columns[:nodes] if level is None else self.cache.columns[level].expand(nodes)
         seen = tree_seen(self.lengths, depths[None], ancestors, self._view, window)
-        return folded(additive(seen, self._dtype)[:, None], self._group)
+        return fold_heads(additive(seen, self._dtype)[:, None], self._group)
 
     def _read(self, number: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attend within prompts: to the positions before, or those of the window."""
@@ -195,7 +195,7 @@ class LayerCache:
         mask = None
         if window is not None and window < count:
             seen = chunk_seen(0, count, count, window, query.device)
-            mask = folded(additive(seen, query.dtype)[:, None], self._group)
+            mask = fold_heads(additive(seen, query.dtype)[:, None], self._group)
         return self._attend(number, mask, query, key, value)
 
     def _attend(self, number: int, mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from executor.device.upload import uploaded
+from executor.device.upload import to_device
 from executor.target.features import Taps
 from executor.target.target_model import Target
 
@@ -76,9 +76,9 @@ class Admitted:
         return cls(
             numbers,
             texts,
-            rows=uploaded(list(numbers), device),
-            prompts=uploaded(padded, device),
-            lengths=uploaded(lengths, device),
+            rows=to_device(list(numbers), device),
+            prompts=to_device(padded, device),
+            lengths=to_device(lengths, device),
             features=features,
         )
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from executor.drafters.base.decoder_layer import Attend, LayerCache, SelfAttention, Unrolled
 from executor.drafters.base.drafter import Admitted, Committed, Forced
-from executor.target.features import keep_last, picked, put_last
+from executor.target.features import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 from treeopt.traces.trace_checks import MAX_DEPTH
 
@@ -148,6 +148,6 @@ class Recurrent(nn.Module, ABC):
         for k in range(1, depth + 1):
             embeddings = self.embed(target, tokens.roll(-k, 1))
             guess = self.guess(embeddings, hidden, start + k - 1, attention)
-            yield self.forced(target, picked(guess, rows))
+            yield self.forced(target, pick_rows(guess, rows))
             hidden = self.carried(guess)
             hidden = hidden.detach() if detached else hidden

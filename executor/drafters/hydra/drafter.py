@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from executor.drafters.base.decoder_layer import Attend, Layer, LayerCache, Unrolled, layer_config
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.drafters.base.recipe import Frequent, Recipe
-from executor.target.features import keep_last, picked, put_last
+from executor.target.features import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 
 
@@ -210,10 +210,10 @@ class Hydra(nn.Module):
         if self.prefix is not None:
             positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
             given = self.prefix.read(given, positions, Unrolled())
-        given = picked(given, rows)
+        given = pick_rows(given, rows)
         for k, head in enumerate(list(self.heads)[:depth], 1):
             if self.grounded:
-                read = picked(tokens.roll(-k, 1), rows)
+                read = pick_rows(tokens.roll(-k, 1), rows)
                 given = torch.cat([given, target.embed(read).to(given.dtype)], 2)
             yield Forced(*head(given))
 

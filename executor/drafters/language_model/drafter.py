@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.models.random_weights import make_target
-from executor.target.features import picked
+from executor.target.features import pick_rows
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import below
@@ -175,7 +175,7 @@ class LanguageModel(nn.Module):
             logits = nn.functional.pad(logits, (0, target.vocabulary - logits.shape[-1]), value=-torch.inf)
         for k in range(1, depth + 1):
             guessed = logits.roll(-k, 1)  # row t is the guess after x_{t+k}; the last k rows have no meaning
-            yield Forced(picked(guessed, rows))
+            yield Forced(pick_rows(guessed, rows))
 
 
 def random_layers(target: Target, count: int, packed: bool) -> LanguageModel:

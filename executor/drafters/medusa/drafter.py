@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.drafters.base.recipe import Frequent, Recipe
-from executor.target.features import keep_last, picked, put_last
+from executor.target.features import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 from simulate.model_sizes.model_shape import Shape
 
@@ -109,7 +109,7 @@ class MedusaHeads(nn.Module):
         self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
     ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`."""
-        anchors = picked(features, rows)
+        anchors = pick_rows(features, rows)
         logits = self(target, anchors.flatten(0, 1), depth)
         for scores in logits:
             yield Forced(scores.unflatten(0, anchors.shape[:2]))

@@ -15,7 +15,7 @@ from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.sample_and_match import SampleAndMatch
-from executor.verification.temperature_top_k_top_p import Warp, seeded
+from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from tests.helpers.drafters import MAKE, random_drafter
 from tests.helpers.models import generated, noisy, random_heads, random_prompts, small_model, small_target
 from tests.helpers.slow_growth import CALIBRATION
@@ -117,7 +117,7 @@ def one_step_trace() -> Trace:
 
 
 def test_warming_up_draws_no_chances():
-    rule = SampleAndMatch(Warp(), seeded(torch.device("cpu"), 0))
+    rule = SampleAndMatch(Warp(), seeded_generator(torch.device("cpu"), 0))
     for judge in (rule, Imposed(one_step_trace(), Tree.chain(2), rule=rule)):
         rows = Decoder(small_target(), random_heads(), tree=Tree.chain(2), rule=judge)._begin([[1, 2]], 4)
         before = rule.generator.get_state()
@@ -127,7 +127,7 @@ def test_warming_up_draws_no_chances():
 
 def test_a_rule_s_generator_is_registered(monkeypatch):
     """CUDA must know it, or every replay would draw the same numbers."""
-    generator = seeded(torch.device("cpu"), 0)
+    generator = seeded_generator(torch.device("cpu"), 0)
     rule = SampleAndMatch(Warp(), generator)
     rows = Decoder(small_target(), random_heads(), tree=Tree.chain(2), rule=rule)._begin([[1, 2]], 4)
     known = []

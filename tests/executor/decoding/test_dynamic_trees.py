@@ -21,7 +21,7 @@ from treeopt.replay.dynamic_tree import Batches, Steps, accepted_lengths, choose
 from treeopt.searchers.dynamic_trees.choose_policy import best_policy
 from treeopt.searchers.dynamic_trees.cost_aware_fit import fit_cost_aware
 from treeopt.searchers.dynamic_trees.oracle_bound import upper_bound
-from treeopt.searchers.dynamic_trees.step_prices import Prices, timed
+from treeopt.searchers.dynamic_trees.step_prices import Prices, price_replay
 from treeopt.statistics.clustered_estimate import paired_difference
 from treeopt.statistics.isotonic_regression import Curve
 from treeopt.storage.atomic_files import shipped
@@ -316,7 +316,7 @@ def test_a_batch_is_priced_as_one_forward(padding, nodes, levels):
     policy = DynamicTree(9, 3, 2, 3)
     due = cost.step_s([StepShape(2, nodes + 1, policy.drafting.expanded[:levels], committed=1.5)])
     assert Prices(cost, 2, padding).of(policy, steps).tolist() == [due.tolist()]
-    found = timed(
+    found = price_replay(
         grown_trace([2, 1], depth=1, width=1, rng=np.random.default_rng(0)), steps, policy, Prices(cost, 2, padding)
     )
     assert found.seconds.tolist() == [*due.tolist(), 0.0]
@@ -439,7 +439,7 @@ def test_cost_aware_is_as_good_as_every_fixed_size_of_a_still_world():
 )
 def test_no_policy_is_faster_than_the_bound_on_any_request(trace, policy, batch, seed, padding, wide):
     prices = Prices(Stairs(seed, wide=wide, commit=wide), batch, padding)
-    found = timed(trace, Batches(trace, batch=batch, seed=seed).steps(policy, of(policy, trace)), policy, prices)
+    found = price_replay(trace, Batches(trace, batch=batch, seed=seed).steps(policy, of(policy, trace)), policy, prices)
     bound = upper_bound(trace, prices, nodes=14, depth=DEPTH)
     assert (bound.seconds <= found.seconds + 1e-9).all()
     assert bound.committed.tolist() == found.committed.tolist()
@@ -484,7 +484,7 @@ def test_the_best_of_a_sweep_is_judged_on_other_requests(kind, batch):
     prices = Prices(cost, batch)
     for part, due in ((fit, rates[judged.policy]), (held, judged.tokens_s.value)):
         steps = Batches(part, batch=batch, seed=3).steps(judged.policy, of(judged.policy, part))
-        assert timed(part, steps, judged.policy, prices).rate == pytest.approx(due)
+        assert price_replay(part, steps, judged.policy, prices).rate == pytest.approx(due)
     assert judged.tokens_s.value == pytest.approx(judged.tau.value / judged.step_s)
     assert judged.tokens_s.low < judged.tokens_s.value < judged.tokens_s.high
     assert judged.nodes <= judged.policy.nodes
@@ -518,7 +518,7 @@ def test_narrower_beams_are_tried_where_widths_cost():
     assert {policy.beam for policy, _ in opt.tried} == {1, 2, 3, 4, 5, 6}
     for policy, rate in opt.tried[::7]:  # found with wider shortlists, priced as what they are
         steps = Batches(fit, batch=1).steps(policy, of(policy, fit))
-        assert timed(fit, steps, policy, Prices(Stairs(2, wide=0.3), 1)).rate == pytest.approx(rate)
+        assert price_replay(fit, steps, policy, Prices(Stairs(2, wide=0.3), 1)).rate == pytest.approx(rate)
 
 
 def test_what_a_recording_cannot_tell_is_refused_with_its_reason():

@@ -27,7 +27,7 @@ from executor.drafters.medusa.drafter import MedusaHeads
 from executor.drafters.ngram.drafter import NGram
 from executor.verification.acceptance_rules import RULES, Greedy, Rule, make_rule
 from executor.verification.replayed_acceptance import Imposed
-from executor.verification.temperature_top_k_top_p import Warp, seeded
+from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from tests.helpers.drafters import MAKE, random_drafter
 from tests.helpers.fake_cuda import CUDA, Queued, WaitError, fake_cuda, moved_drafter, moved_target, trace
 from tests.helpers.models import VOCABULARY, random_heads, random_prompts, small_target
@@ -77,7 +77,7 @@ def made_rule(name: str, tree: str) -> Rule:
         texts = drawn_trace([(0.5, 0.2, 0.1)], [20] * len(PROMPTS), depth=3, rng=np.random.default_rng(0))
         return Imposed(texts, TREES[tree])
     warp = None if name == "greedy" else Warp(1.2, 40, 0.9)
-    return make_rule(name, warp=warp, generator=seeded(CPU, 0))
+    return make_rule(name, warp=warp, generator=seeded_generator(CPU, 0))
 
 
 # Every drafter, rule and kind of tree once, graphs with some; the slow suite has each drafter with each kind of tree.

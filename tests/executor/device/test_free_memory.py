@@ -3,7 +3,7 @@
 import torch
 
 from executor.device import free_memory
-from executor.device.free_memory import allowed, free_bytes
+from executor.device.free_memory import free_bytes, group_limits
 
 NAMES = ("memory.max", "memory.current", "inactive_file")
 
@@ -20,23 +20,23 @@ def test_every_group_around_a_process_counts(tmp_path, monkeypatch):
     (tmp_path / "own").write_text("0::/job/step\n")
     group(tmp_path / "job", most="1000", used=900, idle=50)
     group(tmp_path / "job" / "step", most="max", used=100)
-    assert list(allowed(tmp_path / "own")) == [150]
+    assert list(group_limits(tmp_path / "own")) == [150]
     group(tmp_path / "job" / "step", most="120", used=130)
-    assert list(allowed(tmp_path / "own")) == [0, 150]
+    assert list(group_limits(tmp_path / "own")) == [0, 150]
     group(tmp_path, most="500", used=0)  # of a container, which sees its own group as the root
     (tmp_path / "own").write_text("0::/elsewhere\n")
-    assert list(allowed(tmp_path / "own")) == [500]
-    assert list(allowed(tmp_path / "missing")) == []
+    assert list(group_limits(tmp_path / "own")) == [500]
+    assert list(group_limits(tmp_path / "missing")) == []
 
 
 def test_groups_of_version_1(tmp_path, monkeypatch):
     monkeypatch.setitem(free_memory.GROUPS, "memory", (tmp_path, *free_memory.GROUPS["memory"][1:]))
     (tmp_path / "own").write_text("5:cpu,cpuacct:/x\n4:memory:/docker/1\n")
     group(tmp_path, most="700", used=300, idle=100, names=free_memory.GROUPS["memory"][1:])
-    assert list(allowed(tmp_path / "own")) == [500]
+    assert list(group_limits(tmp_path / "own")) == [500]
 
 
 def test_free_memory_is_the_least_of_all(monkeypatch):
     whole = free_bytes(torch.device("cpu"))
-    monkeypatch.setattr(free_memory, "allowed", lambda own: [whole // 2, whole * 2])
+    monkeypatch.setattr(free_memory, "group_limits", lambda own: [whole // 2, whole * 2])
     assert free_bytes(torch.device("cpu")) == whole // 2

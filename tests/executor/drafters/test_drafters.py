@@ -11,7 +11,7 @@ from executor.drafters.base.decoder_layer import layer_config
 from executor.drafters.base.drafter import Committed
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
-from executor.target.features import picked
+from executor.target.features import pick_rows
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.drafters import DRAFTERS, MAKE, admitted, fitted_drafter, random_drafter
@@ -106,13 +106,13 @@ def test_rows_of_a_teacher_forced_pass_are_those_of_the_whole(kind):
     text, rows = torch.tensor(random_prompts((14, 14), seed=3)), torch.tensor([[2, 3, 4, 9], [7, 8, 8, 1]])
     whole, part = target.features(text, drafter.taps), target.features(text, drafter.taps, rows=rows)
     torch.testing.assert_close(part.features, whole.features)
-    torch.testing.assert_close(part.logits, picked(whole.logits, rows))
+    torch.testing.assert_close(part.logits, pick_rows(whole.logits, rows))
     depth = min(3, drafter.max_depth)
     every = drafter.teacher_forced(target, text, whole.features, depth)
     some = drafter.teacher_forced(target, text, whole.features, depth, rows=rows)
     for k, (all_of_them, found) in enumerate(zip(every, some, strict=True), 1):
         assert k <= depth
-        assert_equal_scores(found.scores, picked(all_of_them.scores, rows))
+        assert_equal_scores(found.scores, pick_rows(all_of_them.scores, rows))
     assert k == depth
 
 

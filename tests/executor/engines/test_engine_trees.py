@@ -133,7 +133,7 @@ def test_what_the_engine_cannot_draft_is_left_out_with_the_reason():
     chains = plan_of(with_compared(entry(1, Tree.chain(2)), grown(1, TREE).choice))
     (line,) = check_engine_run(chains, RUN, Chains())
     assert line.startswith(
-        "not measured: eagle2 (batch 1): openvino runs chains alone: search with an --engine of chains"
+        "not measured: eagle2 (batch 1): openvino runs chains alone: search with --for an engine of chains"
     )
 
 
@@ -141,7 +141,7 @@ def test_what_the_engine_cannot_draft_is_left_out_with_the_reason():
     ("planned", "engine", "message"),
     [
         (entry(1, BUSHY), Engine(), "chosen tree cannot be run: openvino runs chains and dynamic trees of EAGLE-2"),
-        (grown(1, TREE), Chains(), "eagle2 cannot be run: openvino runs chains alone: search with an --engine"),
+        (grown(1, TREE), Chains(), "eagle2 cannot be run: openvino runs chains alone: search with --for"),
         (grown(4, TREE), Engine(), "batch 4: eagle2 cannot be run: openvino runs dynamic trees with 1 request"),
         (grown(1, replace(TREE, budget=9)), Engine(), "eagle2 cannot be run: its budget"),
     ],

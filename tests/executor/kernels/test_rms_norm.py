@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from executor.kernels.few_rows_linear import BLOCK, gate
-from executor.kernels.rms_norm import normed
+from executor.kernels.rms_norm import rms_norm_rows
 from tests.helpers.interpreted_kernels import allowed, poison_new_memory, relative_error
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -19,15 +19,15 @@ def test_norms_are_those_of_torch(shape, dtype, monkeypatch):
     x, weight = torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
     expected = F.rms_norm(x, shape[-1:], weight, 1e-5)
     poison_new_memory(monkeypatch)
-    found = normed(x, weight, 1e-5)
+    found = rms_norm_rows(x, weight, 1e-5)
     assert (found.shape, found.dtype) == (x.shape, dtype)
     assert relative_error(found, expected) < allowed(dtype)
 
 
 def test_epsilon_is_added_to_the_mean_square():
     x, weight = torch.full((1, 12), 1e-3), torch.ones(12)
-    torch.testing.assert_close(normed(x, weight, 3e-6), torch.full((1, 12), 0.5))
-    assert normed(torch.zeros(1, 12), weight, 1e-6).eq(0).all()
+    torch.testing.assert_close(rms_norm_rows(x, weight, 3e-6), torch.full((1, 12), 0.5))
+    assert rms_norm_rows(torch.zeros(1, 12), weight, 1e-6).eq(0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

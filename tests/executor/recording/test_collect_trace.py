@@ -22,7 +22,7 @@ from treeopt.planning.search_warnings import advice
 from treeopt.policies import DynamicTree
 from treeopt.replay.sampled_rules import drawn_ranks, expected_replay
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
-from treeopt.traces.merge_split import halves, merged
+from treeopt.traces.merge_split import halves, merge_traces
 from treeopt.traces.trace import PAST_END, load_trace, save_trace
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
@@ -348,12 +348,12 @@ def test_repeated_prompts_are_told(recorded):
     assert any(each.startswith("3 prompts of the recording repeat others") for each in advice(trace, 4))
     how = {"new_tokens": 12, "width": 4, "temperature": 1.0, "rule": "sample-and-match"}
     two = [collect(target, heads, prompts_for(tokens), tokens, **how, seed=seed) for seed in (1, 2)]
-    whole = merged(two)
+    whole = merge_traces(two)
     assert whole.meta["repeated_prompts"] == len(tokens)
     shares = [each.meta["repeated_4grams"]["written"] for each in two]
     assert min(shares) <= whole.meta["repeated_4grams"]["written"] <= max(shares)
     halved = halves(two[0], share=0.5, seed=0)
-    assert "repeated_prompts" not in merged(halved).meta
+    assert "repeated_prompts" not in merge_traces(halved).meta
 
 
 def test_ranks_of_drawn_candidates_are_not_replayed(recorded):

@@ -16,7 +16,7 @@ from tests.executor.verification.test_lossless import FORK, SIX, WIDE, Tables, c
 from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import traces, trees, with_lengths
 from treeopt.errors import TraceError
-from treeopt.replay.sampled_rules import accepted_odds, drawn_ranks, evidence, expected_replay, survival, visited
+from treeopt.replay.sampled_rules import accepted_odds, drawn_ranks, evidence, expected_replay, survival, visit_odds
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.tree import Tree
 
@@ -138,7 +138,7 @@ def test_odds_and_expected_counts_equal_the_slow_ones(case):
             for kept in range(tree.depth + 1):
                 if anchor + kept + 1 < stop:
                     visits[anchor + kept + 1] += visits[anchor] * odds[anchor, kept]
-    np.testing.assert_allclose(visited(odds, trace), visits, atol=1e-12)
+    np.testing.assert_allclose(visit_odds(odds, trace), visits, atol=1e-12)
     found = expected_replay(tree, trace)
     np.testing.assert_allclose(found.steps, np.bincount(trace.request_index, visits))
     np.testing.assert_allclose(found.accepted_counts, visits @ odds)

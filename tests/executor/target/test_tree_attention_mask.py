@@ -8,7 +8,7 @@ from executor.target.tree_attention_mask import (
     TreeMasks,
     additive,
     chunk_seen,
-    folded,
+    fold_heads,
     tree_blocks,
     tree_seen,
     tree_table,
@@ -64,7 +64,7 @@ def test_looking_a_mask_up_is_the_same(part, group):
             due = additive(tree_seen(lengths, depths, ancestors, view), torch.bfloat16)[:, None]
             found = masks(lengths, ancestors, view)
             assert found.is_contiguous()
-            assert torch.equal(found, folded(due, group))
+            assert torch.equal(found, fold_heads(due, group))
 
 
 def test_a_tree_is_laid_out_once_and_forgotten_with_its_tensor(monkeypatch):

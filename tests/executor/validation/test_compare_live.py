@@ -21,7 +21,7 @@ from executor.validation.compare_live import Requests, blocks_of, compare, piece
 from executor.validation.weight_reads import weights_read
 from executor.verification.acceptance_rules import Greedy
 from executor.verification.sample_and_match import SampleAndMatch
-from executor.verification.temperature_top_k_top_p import Warp, seeded
+from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import BatchTimes, Profile
@@ -225,7 +225,7 @@ def test_plain_decoding_and_trees_are_judged_by_the_rule_that_was_asked_for(plan
 
     monkeypatch.setattr(SampleAndMatch, "accept", spied)
     monkeypatch.setattr(Greedy, "accept", lambda *args: pytest.fail("greedy was not asked for"))
-    rule = SampleAndMatch(Warp(1.0), seeded(torch.device("cpu"), 3))
+    rule = SampleAndMatch(Warp(1.0), seeded_generator(torch.device("cpu"), 3))
     prompts = random_prompts([4] * 2 * BLOCKS * max(BATCHES))
     cells = compare(small_target(), random_heads(), plan, Requests(prompts, 5, rule=rule), blocks=BLOCKS)
     assert set(judged) == {1, *(1 + cell.tree.nodes for cell in cells)}

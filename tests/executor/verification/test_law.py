@@ -28,7 +28,7 @@ from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.target.tree_attention_mask import tree_table
 from executor.verification.acceptance_rules import SAMPLING, make_rule
-from executor.verification.temperature_top_k_top_p import Warp, seeded
+from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from executor.verification.typical_acceptance import Typical
 from tests.helpers.models import noisy
 from tests.helpers.slow_growth import AWARE, CALIBRATION
@@ -147,7 +147,7 @@ def decoder(
     rule: str, draft: str, tree: str, *, warp: Warp = FLAT, late: int = 0, batch: int = 512, seed: int = 0
 ) -> Decoder:
     """A fresh loop."""
-    made = Typical(warp) if rule == "typical" else make_rule(rule, warp=warp, generator=seeded(CPU, seed))
+    made = Typical(warp) if rule == "typical" else make_rule(rule, warp=warp, generator=seeded_generator(CPU, seed))
     return Decoder(target(), drafter(draft), tree=TREES[tree], batch=batch, rule=made, late=late)
 
 
@@ -291,7 +291,7 @@ def test_the_law_is_that_of_the_warped_target(rule, tree, warp):
 
 def test_plain_sampling_has_the_law():
     """No tree: one token a step. False-alarm probability 1e-4, seed fixed."""
-    rule = make_rule("sample-and-match", warp=FLAT, generator=seeded(CPU, 3))
+    rule = make_rule("sample-and-match", warp=FLAT, generator=seeded_generator(CPU, 3))
     assert p_value(emitted(Decoder(target(), batch=512, rule=rule), 6000)) > ALARM
 
 

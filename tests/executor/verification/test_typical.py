@@ -24,7 +24,7 @@ from treeopt.results.trace import describe
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow
 from treeopt.searchers.static_trees.renewal import improve
-from treeopt.traces.merge_split import halves, joined, merged
+from treeopt.traces.merge_split import concatenate_traces, halves, merge_traces
 from treeopt.traces.trace import Trace, load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -128,13 +128,13 @@ def test_files_parts_and_wholes(tmp_path_factory, case):
     assume(trace.requests > 1)
     parts = halves(trace, share=0.5, seed=1)
     assert sum(part.tree_kept.sum() for part in parts) == trace.tree_kept.sum()
-    assert merged(parts).tree == trace.tree
+    assert merge_traces(parts).tree == trace.tree
 
 
 def test_traces_of_different_trees_do_not_merge():
     one, other = (typical_trace(Tree.from_paths(paths), [4, 4], seed=1) for paths in ([(0,)], [(1,)]))
     with pytest.raises(TraceError, match="trace 1 has tree"):
-        merged([one, other])
+        merge_traces([one, other])
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -238,5 +238,5 @@ def test_resemblance_is_looked_at_with_a_chain_that_was_recorded():
     room = np.tile(np.arange(9, 0, -1), 26)[:, None] >= [1, 2]
     loops = np.repeat(np.arange(26) % 2 == 0, 9)[:, None] | [True, False]  # every text keeps the first, some the second
     apart = replace(with_chain, tree_kept=room & loops)
-    several = replace(joined([apart, apart], apart.meta), domain=np.tile(np.arange(26), 2).astype(np.int16))
+    several = replace(concatenate_traces([apart, apart], apart.meta), domain=np.tile(np.arange(26), 2).astype(np.int16))
     assert "resemble each other" in resemblance(several)[0]

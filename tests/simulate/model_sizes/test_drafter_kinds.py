@@ -5,7 +5,7 @@ import json
 import pytest
 
 from simulate.model_sizes.drafter_kinds import kind_by_layers, kind_of_drafter
-from simulate.whatif.whatif_settings import drafter_kind
+from simulate.whatif.priced_devices import drafter_kind
 from tests.helpers.command_line import done, refused, run, small_trace
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import shipped

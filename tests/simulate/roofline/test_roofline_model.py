@@ -13,7 +13,6 @@ from executor.drafters.eagle.sizes import eagle_shape
 from executor.drafters.eagle3 import eagle3_shape
 from executor.drafters.hydra import hydra_shape
 from executor.drafters.medusa import medusa_shape
-from simulate.closed_forms.paper_speedups import published_speedups
 from simulate.model_sizes.drafter_kinds import drafter_shape
 from simulate.model_sizes.drafter_sizes import DrafterShape, eagle_parameters
 from simulate.model_sizes.forward_pass import Forward
@@ -22,9 +21,10 @@ from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware
 from simulate.roofline.device_memory import sequence_bytes, weights_bytes
 from simulate.roofline.forward_time import Kernels
-from simulate.roofline.matrix_products import tiled
+from simulate.roofline.matrix_products import tiled_rows
 from simulate.roofline.roofline_model import Overheads, Roofline
 from simulate.whatif.profile_transfer import transfer
+from tests.benchmarks.published_speedups import published_speedups
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B, QWEN_25_7B
 from tests.simulate.model_sizes.test_mixture_of_experts import MIXTRAL
 from treeopt.cost_model import StepShape
@@ -130,7 +130,7 @@ def test_one_token_is_bound_by_bytes_and_many_by_arithmetic():
 
 
 def test_tiles_make_a_staircase():
-    assert tiled(np.arange(1, 17)).tolist() == [16.0] * 16
+    assert tiled_rows(np.arange(1, 17)).tolist() == [16.0] * 16
     cost = roofline(L3, device="a100-80")
     at = cost.verify([64, 65, 128, 129], batch=1).total_s
     # one more token at an edge against 63 between edges

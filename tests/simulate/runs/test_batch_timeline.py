@@ -42,7 +42,7 @@ class Priced:
 COST = Priced()
 
 
-def slow_run(trace, tree, cost, batch, prefill, prompts, *, piece, lock_step, fixed_shape):
+def slow_run(trace, tree, cost, batch, prefill, prompts, *, piece, fixed_shape):
     """Of each request: when its row was free, and (time, tokens) of every burst; step by step, row by row."""
     accepted = accepted_lengths(tree, trace).tolist()
     starts, stops = trace.starts.tolist(), trace.stops.tolist()
@@ -64,9 +64,6 @@ def slow_run(trace, tree, cost, batch, prefill, prompts, *, piece, lock_step, fi
             context = round(sum(prompts[r] + place[r] - starts[r] for r in here) / len(here))
         now += cost.price(batch if fixed_shape else len(here), tree.nodes + 1, context)
         own = {r: accepted[place[r]] + 1 for r in here}
-        if lock_step:
-            staying = [own[r] for r in here if place[r] + own[r] < stops[r]]
-            own = dict.fromkeys(here, min(staying) if staying else max(own.values()))
         for i, r in enumerate(rows):
             if r is not None:
                 tokens = min(own[r], stops[r] - place[r])
@@ -84,7 +81,6 @@ def cases(draw):
     prompts = draw(st.none() | st.lists(st.integers(0, 99), min_size=trace.requests, max_size=trace.requests))
     flags = {
         "piece": draw(st.none() | st.integers(1, 8) | st.lists(st.integers(1, 4), min_size=1, max_size=3)),
-        "lock_step": draw(st.booleans()),
         "fixed_shape": draw(st.booleans()),
     }
     return trace, tree, draw(st.integers(1, 5)), prefill, prompts, flags
@@ -140,8 +136,7 @@ def test_a_run_conserves_tokens_and_time(case):
     inside = [(found.admitted_s <= t).sum() - (found.done_s <= t).sum() for t in edges]
     area = float(np.array(inside[:-1]) @ np.diff(edges))
     assert area == pytest.approx(float((found.done_s - found.admitted_s).sum()), rel=1e-9)
-    if not flags["lock_step"]:
-        assert found.tau == pytest.approx(replay_tree(tree, trace).tau)
+    assert found.tau == pytest.approx(replay_tree(tree, trace).tau)
 
 
 @given(cases())
@@ -204,18 +199,6 @@ def test_the_interval_of_the_rate_is_as_wide_as_reruns_with_resampled_requests()
     assert (found.high - found.value) / 1.976 == pytest.approx(np.std(rates), rel=0.15)
 
 
-def test_lock_step_collapses():
-    """Of B sequences that each accept a token with probability a, all do with probability a^B (independent)."""
-    rng = np.random.default_rng(5)
-    trace = drawn_trace([[0.6]], [400] * 64, depth=1, rng=rng)
-    for batch in (1, 2, 4):
-        found = run(trace, Tree.chain(1), COST, batch=batch, lock_step=True)
-        due = 1 + 0.6**batch
-        # Five standard errors of the mean over the steps: false alarm 6e-7 each, with a fixed seed.
-        assert found.tau == pytest.approx(due, abs=5 * 0.5 / math.sqrt(len(found.step_s)) + 0.002)
-    assert run(trace, Tree.chain(1), COST, batch=4).tau == pytest.approx(1.6, abs=0.03)
-
-
 def test_batches_without_cost_are_named_and_padded_only_when_asked():
     trace = with_lengths(np.zeros((14, 1)), [2, 3, 4, 5], width=1)
     cost = Priced(sizes=frozenset([1, 4]))
@@ -236,7 +219,6 @@ def test_settings_without_meaning_are_refused():
         ({"batch": 1, "piece": 0}, "a piece must have at least 1 request, got 0"),
         ({"batch": 1, "piece": [2, 0]}, r"a piece must have at least 1 request, got \[2, 0\]"),
         ({"batch": 1, "piece": []}, "a piece must have at least 1 request"),
-        ({"batch": 1, "lock_step": True, "late": 1}, "late cannot be combined with lock_step"),
         ({"batch": 1, "prefill_s": -1.0}, "prefill_s must be 0 or more and finite, got -1.0"),
         ({"batch": 1, "prefill_s": np.array([0.0, np.nan])}, r"prefill_s\[1\] must be 0 or more and finite"),
         (

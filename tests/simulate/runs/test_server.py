@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulate.runs.batch_run import run
 from simulate.runs.plan_switching import Switching
 from simulate.runs.server import serve
-from simulate.runs.server_arrivals import Workload, drawn, poisson, read_requests
+from simulate.runs.server_arrivals import Workload, draw_requests, poisson, read_requests
 from simulate.runs.service_levels import Slo, figures, replicate
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
@@ -166,7 +166,7 @@ def waits(trace, tree, *, rate, rows, step_s, requests=4000, replications=12):
     """Mean wait for a row in the steady state, with its interval; the share of time that the server is busy."""
 
     def simulation(rng):
-        work = drawn(trace, poisson(requests, rate=rate, rng=rng), rng=rng)
+        work = draw_requests(trace, poisson(requests, rate=rate, rng=rng), rng=rng)
         served = serve(trace, work, Switching((tree,)), Constant(seconds=step_s), rows=rows)
         later = served.timeline.arrived_s > 100
         wait = (served.timeline.admitted_s - served.timeline.arrived_s)[later].mean()
@@ -278,8 +278,7 @@ def test_switching_of_a_plan():
     one, two = Tree.chain(1), Tree.chain(2)
     sizes = {4: one, 1: two, 2: two, 8: None}
     assert Switching.of(plan(sizes)) == Switching((two, one, None), up=(3, 5), down=(2, 4))
-    assert Switching.of(plan(sizes), hysteresis=1, switch_s=0.5) == Switching((two, one, None), (4, 6), (1, 3), 0.5)
-    assert Switching.of(plan({1: two, 2: one}), hysteresis=3).down == (1,)  # one request is as few as there can be
+    assert Switching.of(plan(sizes), switch_s=0.5) == Switching((two, one, None), (3, 5), (2, 4), 0.5)
     told = (Switch(small=2, large=4, up=4, down=1), Switch(small=4, large=8, up=8, down=4))
     assert Switching.of(plan(sizes, told)) == Switching((two, one, None), up=(4, 8), down=(1, 4))
     crossed = (Switch(small=2, large=4, up=16, down=2), Switch(small=4, large=8, up=8, down=1))
@@ -350,7 +349,11 @@ def test_goodput_falls_with_the_limits():
     rng = np.random.default_rng(0)
     trace = with_lengths(rng.integers(-1, 1, (300, 2)), [30] * 10, width=1)
     served = serve(
-        trace, drawn(trace, poisson(300, rate=1.0, rng=rng), rng=rng), Switching((Tree.chain(2),)), Constant(), rows=2
+        trace,
+        draw_requests(trace, poisson(300, rate=1.0, rng=rng), rng=rng),
+        Switching((Tree.chain(2),)),
+        Constant(),
+        rows=2,
     )
     shares = [figures(served, slo=Slo(ttft_s=limit))["within"] for limit in (0.01, 0.05, 0.3, 10)]
     assert shares == sorted(shares)

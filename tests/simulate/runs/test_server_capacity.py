@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulate.runs.server_capacity import LEAST, MOST, NEAR, carried, keeps_up
+from simulate.runs.server_capacity import LEAST, MOST, NEAR, highest_rate, keeps_up
 from simulate.runs.service_levels import PILING
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
@@ -24,14 +24,14 @@ def test_the_highest_rate_is_found(highest):
         looked.append(rate)
         return rate <= highest
 
-    assert highest / (1 + NEAR) <= carried(holds) <= highest
+    assert highest / (1 + NEAR) <= highest_rate(holds) <= highest
     assert len(looked) < 50
 
 
 def test_what_never_or_always_holds_is_said():
-    assert carried(lambda rate: False) == 0
+    assert highest_rate(lambda rate: False) == 0
     with pytest.raises(UsageError, match="the limits are met even at 524288 requests per second"):
-        carried(lambda rate: True)
+        highest_rate(lambda rate: True)
 
 
 def test_a_day_keeps_up_with_its_share_and_its_queue():
@@ -108,5 +108,4 @@ def test_what_cannot_be_is_refused(files):  # noqa: F811
     refused(command(*server, "--capacity", "0.9"), "--capacity needs limits: give --ttft-s, --tpot-s or both", code=2)
     for wrong in ("0", "1.1", "nan"):
         refused(command(*limited, "--capacity", wrong), "--capacity", code=2)
-    refused(command(*limited, "--capacity", "0.9", "--drain"), "--drain is for a run without arrivals", code=2)
     refused(command(*server, "--tpot-s", "0.1"), "give --arrivals, --capacity or --requests-file", code=2)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.drafters.eagle.sizes import eagle_shape
-from simulate.closed_forms.leviathan_speedup import expected_tau
+from simulate.closed_forms.paper_formulas import expected_tau
 from simulate.model_sizes.drafter_sizes import no_work
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
@@ -18,13 +18,14 @@ from simulate.roofline.device_memory import weights_bytes
 from simulate.roofline.roofline_model import Overheads, Roofline
 from simulate.whatif.break_even_acceptance import break_even
 from simulate.whatif.profile_transfer import transfer
-from simulate.whatif.scenarios import Scenario, Setting, explore, limits
+from simulate.whatif.scenarios import Place, Scenario, explore, limits
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace
 from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.planning.search_pipeline import search
+from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Choice
 from treeopt.plans.plan_json import load_plan
 from treeopt.statistics.clustered_estimate import Estimate
@@ -82,9 +83,9 @@ def test_break_even_of_what_never_pays_or_is_not_covered():
 
 def test_each_cell_is_the_plan_of_a_search(files):
     trace = load_trace(files / "t.npz")
-    asked = [Setting(name, context, roofline(name)) for name in ("h100", "l40s") for context in (512, 8192)]
+    asked = [Place(name, context, roofline(name)) for name in ("h100", "l40s") for context in (512, 8192)]
     seen = []
-    found = explore(trace, asked, batch=(1, 64), done=seen.append, max_nodes=15)
+    found = explore(trace, asked, SearchSettings(batch=(1, 64), max_nodes=15), done=seen.append)
     assert len(seen) == 4
     assert [(each.device, each.context, each.batch) for each in found[:3]] == [
         ("h100", 512, 1),
@@ -287,7 +288,7 @@ def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
     """vLLM runs chains alone; its export of the plan has nothing to replace."""
     free, (cell,) = (
         json.loads(done(*of_kind("eagle", "--json", *more)).stdout)["cells"]
-        for more in ([], ["--engine", "vllm", "--plans", tmp_path / "p"])
+        for more in ([], ["--for", "vllm", "--plans", tmp_path / "p"])
     )
     assert free[0]["tree"]["nodes"] > free[0]["tree"]["depth"]
     assert cell["tree"]["nodes"] == cell["tree"]["depth"]
@@ -297,8 +298,8 @@ def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
     )
     assert json.loads(exported.stdout)["num_speculative_tokens"] == cell["tree"]["depth"]
     assert "gave way" not in exported.output
-    assert "Only trees that vLLM" in done(*of_kind("eagle", "--engine", "vllm")).stdout
-    refused(run(*of_kind("eagle", "--engine", "none")), "--engine", code=2)
+    assert "Only trees that vLLM" in done(*of_kind("eagle", "--for", "vllm")).stdout
+    refused(run(*of_kind("eagle", "--for", "none")), "--for", code=2)
 
 
 def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):

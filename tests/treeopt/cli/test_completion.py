@@ -24,7 +24,7 @@ def test_commands_and_options_complete():
 @pytest.mark.parametrize(
     ("words", "incomplete", "due"),
     [
-        (("search", "--engine"), "vllm", ["vllm-0.20", "vllm"]),
+        (("search", "--for"), "vllm", ["vllm-0.20", "vllm"]),
         (("profile", "--engine"), "o", ["openvino", "openai"]),
         (("export", "--format"), "sg", ["sglang"]),
         (("whatif", "--hardware"), "h1", ["h100"]),

@@ -25,7 +25,7 @@ def alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("engine", "named"), [((), "ENGINE"), (("--engine", "vllm"), "vllm"), (("--engine", "sglang"), "sglang")]
+    ("engine", "named"), [((), "ENGINE"), (("--for", "vllm"), "vllm"), (("--for", "sglang"), "sglang")]
 )
 def test_a_search_without_step_times_names_who_makes_them(alone, engine, named):
     message = refused(run("search", "--trace", alone, "--batch", "1", *engine), "no profile of this target and drafter")

@@ -49,7 +49,7 @@ from treeopt.comparison.mismatch_warnings import plan_model_warnings
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.plans.plan_json import load_plan, save_plan
 from treeopt.policies.policy_kinds import identity
-from treeopt.results.plan import plan_blocks
+from treeopt.results.plan import ENTRY as PLAN_KIND
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.json_lines import appended, read_lines
 from treeopt.storage.json_records import RecordError
@@ -363,7 +363,7 @@ def test_step_times_of_graphs_are_told_from_those_without(plan, tiny, capsys):
     warning = "Warning: the plan's step times were measured with --graphs"
     assert warning in decode(tiny, "--plan", plan, "--batch", "4").stderr
     assert plan_model_warnings(load_plan(plan), {}, graphs=True) == []
-    print_blocks(plan_blocks(load_plan(plan)), verbose=True)
+    print_blocks(PLAN_KIND.blocks(load_plan(plan)), verbose=True)
     assert ", CUDA graphs (" in capsys.readouterr().out
     record["meta"]["cost"] |= {"graphs": False}
     plan.write_text(json.dumps(record))

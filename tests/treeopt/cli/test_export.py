@@ -10,7 +10,7 @@ from tests.helpers.command_line import done, read_json, refused, run, validate
 from tests.helpers.small_plans import entry, plan_of
 from treeopt.engines.drafting_methods import METHODS
 from treeopt.plans.plan_json import load_plan, save_plan
-from treeopt.results.plan_answers import next_lines
+from treeopt.results.plan import next_lines
 from treeopt.tree import Tree
 
 

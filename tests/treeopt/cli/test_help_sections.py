@@ -64,7 +64,7 @@ def test_examples_fit_and_are_the_same_commands(words, command, columns):
 
 def test_the_most_used_options_come_first_in_their_sections():
     text = shown(["search"], "--help")
-    assert OPTION.findall(text)[:4] == ["--trace", "--profile", "--batch", "--engine"]
+    assert OPTION.findall(text)[:4] == ["--trace", "--profile", "--batch", "--for"]
     assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Input", "Question", "Output", "Help"]
     assert "One of treeopt," in " ".join(text.split())
 

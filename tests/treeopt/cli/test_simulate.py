@@ -14,7 +14,7 @@ from simulate.runs.batch_run import run
 from simulate.runs.plan_switching import Switching
 from simulate.runs.prompt_costs import FREE
 from simulate.runs.server import serve
-from simulate.runs.server_arrivals import drawn, poisson
+from simulate.runs.server_arrivals import draw_requests, poisson
 from simulate.runs.timeline import speedup
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
@@ -51,11 +51,11 @@ def words(files, *more):
 def test_figures_are_the_librarys(files, tmp_path):
     out = tmp_path / "run.json"
     settings = ["--batch", "4", "--tree", TREE, "--pad", "--prefill-s-per-token", "0.0001", "--prompt-tokens", "50"]
-    shown = done(*words(files, *settings, "--prefill-s", "0.02", "--drain", "--fixed-shape", "--json", "--output", out))
+    shown = done(*words(files, *settings, "--prefill-s", "0.02", "--json", "--output", out))
     record = json.loads(shown.stdout)
     assert record == json.loads(out.read_text("utf-8"))
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
-    how = {"batch": 4, "prefill_s": 0.025, "prompt_tokens": 50, "piece": 4, "pad": True, "fixed_shape": True}
+    how = {"batch": 4, "prefill_s": 0.025, "prompt_tokens": 50, "pad": True}
     tree, plain = (run(trace, t, profile, **how) for t in (Tree.from_paths([(0, 0), (1,)]), None))
     assert [way["name"] for way in record["ways"]] == ["tree of 3 nodes", "no speculation"]
     for way, due in zip(record["ways"], (tree, plain), strict=True):
@@ -63,7 +63,7 @@ def test_figures_are_the_librarys(files, tmp_path):
         assert way["total_s"] == due.total_s
         assert way["ttft_s"]["p95"]["value"] == due.percentiles("ttft", (0.95,))[0].value
         assert way["itl_s"]["p50"]["high"] == due.percentiles("itl", (0.5,))[0].high
-    assert record["mode"] == "draining batches, all steps of full batches"
+    assert record["mode"] == "rows refilled at once"
     gain = speedup(tree, plain, relative_error=math.hypot(0.02, BETWEEN_RUNS))
     assert record["speedup"]["throughput"]["value"] == gain.throughput.value
     assert record["speedup"]["per_request"]["low"] == gain.per_request.low
@@ -175,23 +175,23 @@ def test_a_plan_of_another_rule_is_warned_of(files, tmp_path):
 def test_a_server_of_a_plan(files, tmp_path):
     out = tmp_path / "served.json"
     settings = ["--plan", files / "plan.json", "--arrivals", "5", "--requests", "60", "--replications", "3", "--pad"]
-    limits = ["--ttft-s", "0.2", "--tpot-s", "0.02", "--switch-s", "0.001", "--hysteresis", "1"]
+    limits = ["--ttft-s", "0.2", "--tpot-s", "0.02", "--switch-s", "0.001"]
     record = json.loads(done(*words(files, *settings, *limits, "--json", "--output", out)).stdout)
     assert record == json.loads(out.read_text("utf-8"))
     assert [way["name"] for way in record["ways"]] == ["plan", "no speculation"]
     assert record["rows"] == 4
     plan = load_plan(files / "plan.json")
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
-    switching = Switching.of(plan, hysteresis=1, switch_s=0.001)
+    switching = Switching.of(plan, switch_s=0.001)
     rng = np.random.default_rng(np.random.SeedSequence(0).spawn(3)[0])
-    work = drawn(trace, poisson(60, rate=5, rng=rng), rng=rng)
+    work = draw_requests(trace, poisson(60, rate=5, rng=rng), rng=rng)
     served = serve(trace, work, switching, profile, rows=4, pad=True)
     assert (
         record["ways"][0]["first_day"]["running"]
         == served.running(np.linspace(0, float(work.arrived_s[-1]), 60)).tolist()
     )
     assert record["ways"][0]["up"] == list(switching.up)
-    asked = {"arrivals": 5, "requests": 60, "replications": 3, "warmup": 0.1, "switch_s": 0.001, "hysteresis": 1}
+    asked = {"arrivals": 5, "requests": 60, "replications": 3, "warmup": 0.1, "switch_s": 0.001}
     assert asked.items() <= record["meta"]["settings"].items()
     figures = record["ways"][0]["figures"]
     assert 0 < figures["goodput_s"]["value"] <= 5 * 1.5
@@ -276,9 +276,7 @@ def test_a_server_that_only_prefills_has_no_shares_of_its_steps(files):
 
 def test_a_server_that_cannot_be_is_refused(files, tmp_path):
     server = words(files, "--batch", "2", "--arrivals", "3")
-    for mode in ("--drain", "--lock-step", "--fixed-shape"):
-        refused(command(*server, mode), f"{mode} is for a run without arrivals", code=2)
-    refused(command(*server, "--hysteresis", "1"), "are for a --plan of several trees", code=2)
+    refused(command(*server, "--switch-s", "1"), "is for a --plan of several trees", code=2)
     refused(command(*words(files, "--arrivals", "3")), "give --batch, the rows of the server", code=2)
     refused(
         command(*words(files, "--batch", "1", "--ttft-s", "1")), "--ttft-s is for a server: give --arrivals", code=2
@@ -337,7 +335,7 @@ def test_drawn_candidates_are_judged_by_what_is_kept(files, tmp_path):
     save_trace(drawn, tmp_path / "drawn.npz")
     settings = ["simulate", "--trace", tmp_path / "drawn.npz", "--profile", files / "p.json", "--batch", "1"]
     record = json.loads(done(*settings, "--tree", "1", "--seed", "5", "--json").stdout)
-    same = drawn_ranks(drawn, np.random.default_rng(5))
+    same = drawn_ranks(draw_requests, np.random.default_rng(5))
     due = run(same, Tree.chain(1), load_profile(files / "p.json"), batch=1)
     assert record["ways"][0]["total_s"] == due.total_s
     assert "accepted tokens are drawn, given the texts" in record["conditions"][-2]

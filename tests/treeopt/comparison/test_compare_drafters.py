@@ -18,7 +18,7 @@ from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import paired_difference, paired_ratio, ratio
-from treeopt.traces.merge_split import halves, merged
+from treeopt.traces.merge_split import halves, merge_traces
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -145,7 +145,7 @@ def test_pairing_is_by_what_the_traces_say(two):
     ]
     untold = [replace(t, meta={**t.meta, "text_sha256": None}) for t in (first, second)]
     halves_of = [halves(each, share=0.5, seed=0) for each in prompts]
-    merges = [[merged([half[i] for i in order]) for order in ((0, 1), (1, 0))] for half in halves_of]
+    merges = [[merge_traces([half[i] for i in order]) for order in ((0, 1), (1, 0))] for half in halves_of]
     parted = [first, replace(second, meta={**second.meta, "split": {"part": "rest"}})]
     some = [first.select(np.arange(20)), second.select(np.arange(20, 40))]
 

@@ -76,7 +76,7 @@ def test_an_engine_without_dynamic_trees_chooses_a_chain():
 
 
 def test_kinds_that_an_engine_does_not_run_are_refused():
-    with pytest.raises(UsageError, match="--engine sglang runs dynamic trees of eagle2 alone, not opt-tree"):
+    with pytest.raises(UsageError, match="--for sglang runs dynamic trees of eagle2 alone, not opt-tree"):
         searched("sglang", "opt-tree")
 
 

@@ -1,4 +1,4 @@
-"""`plot`: the charts of the report, drawn into given axes or new ones."""
+"""`plot`: the charts of the report, or speedup and tau drawn into matplotlib's axes."""
 
 import sys
 
@@ -10,18 +10,14 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 import treeopt
+from treeopt.charts.chart_files import Figure
 from treeopt.errors import UsageError
-from treeopt.notebook.value_plots import RECORD_CHARTS, chart_of
+from treeopt.registry import load
+from treeopt.results.kinds import RESULTS
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 TRACE = "data/traces/medusa-t0.npz"
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")
@@ -37,42 +33,35 @@ def values():
     }
 
 
-@pytest.mark.parametrize("name", ["tree", "trace", "plan", "profile", "validation", "comparison", "run"])
-def test_every_value_draws_its_first_chart_into_new_axes(values, name):
-    axes = values[name].plot()
-    chart = chart_of(values[name])
-    assert axes.get_title(loc="left") == chart.title
-    assert axes.get_xlabel() == chart.x.title
-    assert axes.has_data()
+TITLES = {
+    "tree": "Tree of 3 nodes", "trace": "Tokens per step by tree size", "plan": "Predicted speedup by batch size",
+    "profile": "Step time by verified tokens", "validation": "Predicted and measured speedup",
+    "comparison": "Drafters side by side", "run": "Latencies",
+}  # fmt: skip
 
 
-def test_a_chart_is_drawn_into_the_axes_that_are_given(values):
-    _, (left, right) = plt.subplots(1, 2)
+@pytest.mark.parametrize("name", TITLES)
+def test_every_value_has_its_first_chart(values, name):
+    assert Figure.of(values[name].plot()).title == TITLES[name]
+
+
+def test_speedup_and_tau_are_drawn_into_the_axes_that_are_given(values):
+    figure, (left, right) = plt.subplots(1, 2)
     assert values["plan"].plot(left) is left
-    assert values["plan"].plot(right, chart="latency") is right
-    assert left.get_title(loc="left") == ""
-    assert left.get_xlabel() == "batch"
-    assert right.get_xlabel() != "batch"
-    assert len(plt.get_fignums()) == 1
-
-
-def test_drawn_values_are_the_plan_s(values):
-    """The line of the chosen configurations goes through the speedups of the table."""
-    axes = values["plan"].plot()
+    assert values["trace"].plot(right, chart="tau") is right
+    assert (left.get_xlabel(), right.get_xlabel()) == ("batch", "nodes")
     frame = values["plan"].frame().query("chosen")
-    drawn = [line.get_ydata() for line in axes.get_lines()]
+    drawn = [line.get_ydata() for line in left.get_lines()]
     assert any(np.allclose(ys, frame["speedup"]) for ys in drawn if len(ys) == len(frame))
-
-
-def test_a_trace_has_charts_by_depth_and_domain(values):
-    assert values["trace"].plot(chart="acceptance").get_xlabel()
-    assert values["trace"].plot(chart="domains").has_data()
+    with pytest.raises(UsageError, match="only the charts speedup and tau are drawn into axes"):
+        values["plan"].plot(left, chart="latency")
+    plt.close(figure)
 
 
 def test_a_trace_whose_rule_accepts_several_siblings_shows_acceptance():
     trace = treeopt.load_trace("data/traces/medusa-typical.npz")
-    assert trace.plot().get_title(loc="left") == chart_of(trace, "acceptance").title
-    with pytest.raises(UsageError, match=r"no chart 'tau': choose one of acceptance$"):
+    assert Figure.of(trace.plot()).title == "Acceptance by depth and rank"
+    with pytest.raises(UsageError, match="does not hold what the chart 'tau' shows"):
         trace.plot(chart="tau")
 
 
@@ -82,20 +71,18 @@ def test_unknown_charts_are_refused_with_those_that_there_are(values):
     with pytest.raises(UsageError, match="ax must be matplotlib's axes, got 'nope': name a chart as chart="):
         values["plan"].plot("nope")
     bare = Trace(np.int32([0]), np.int32([0]), np.int16([[0]]), 4)
-    with pytest.raises(UsageError, match=r"choose one of tau, acceptance$"):
+    with pytest.raises(UsageError, match="does not hold what the chart 'domains' shows"):
         bare.plot(chart="domains")
-    with pytest.raises(UsageError, match="a record has no chart"):
+    with pytest.raises(UsageError, match="no kind of result has the schema"):
         treeopt.Record(schema="treeopt.other/1").plot()
-    assert plt.get_fignums() == []
 
 
-def test_without_matplotlib_the_way_on_is_named(values, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ModuleNotFoundError, match=r"plots need matplotlib: pip install 'treeopt\[report\]'"):
+def test_without_altair_the_way_on_is_named(values, monkeypatch):
+    monkeypatch.setitem(sys.modules, "altair", None)
+    with pytest.raises(ModuleNotFoundError, match=r"charts need altair: pip install 'treeopt\[report\]'"):
         values["tree"].plot()
 
 
-def test_every_record_that_can_be_read_has_a_chart():
-    from treeopt.notebook.record_summaries import RECORDS
-
-    assert set(RECORDS) | {"treeopt.validation/2"} == set(RECORD_CHARTS)
+def test_every_chart_that_a_kind_names_is_there():
+    names = [chart for kind in RESULTS.values() for chart in (*kind.charts.values(), kind.page_charts) if chart]
+    assert all(callable(load(chart)) for chart in names)

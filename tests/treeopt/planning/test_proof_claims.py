@@ -33,7 +33,8 @@ def small_trace(rng: np.random.Generator, *, width: int = WIDTH, depth: int = DE
 def proposals_of(
     trace: Trace, rules: tuple[Constraint, ...], cost: Cost, *, nodes: int, shrink: float, objective: Objective
 ) -> Proposals:
-    settings = SearchSettings((1,), nodes, trace.depth, "best-first", rules, near=0.0, shrink=shrink, solver_work=15.0)
+    limits = {"max_nodes": nodes, "max_depth": trace.depth, "near": 0.0, "shrink": shrink, "solver_work": 15.0}
+    settings = SearchSettings(method="best-first", rules=rules, **limits)
     return Proposals(Judge(trace, trace, cost, objective), settings, rules)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import drawn_trace, traces, with_lengths
 from treeopt.constraints import ChainOnly, DepthAtLeast, DepthAtMost, NodesAtMost, broken
-from treeopt.cost_model import CostParts, StepShape, covered
+from treeopt.cost_model import CostParts, StepShape, covered_limits
 from treeopt.engines import ENGINE_RULES
 from treeopt.errors import CostError, EngineError, InfeasibleError, TraceError, UsageError
 from treeopt.planning import search_pipeline
@@ -229,7 +229,7 @@ def test_refining_is_not_believed_on_few_requests():
     # Improved trees of 31 nodes gain 3 to 5 % where they are found and lose on other requests.
     trace = two_regimes(0.85, 0.35)
     fit, held = parts(trace)
-    limits = SearchSettings((1,), nodes=31, depth=6, near=0.0, solver_work=0.0)
+    limits = SearchSettings(max_nodes=31, max_depth=6, near=0.0, solver_work=0.0)
     proposals = Proposals(Judge(fit, held, Cost(draft=0.0), THROUGHPUT), limits, ())
     start = count_prefixes(fit, nodes=31, depth=6).tree(31, 6)
     better = improve(fit, nodes=31, depth=6).tree
@@ -252,7 +252,7 @@ def test_the_shortlist_holds_a_tree_close_to_the_best_of_all_where_requests_diff
 def test_what_is_priced_are_the_trees(name, method):
     fit, held = parts(MIXED)
     judge = Judge(fit, held, COSTS[name], THROUGHPUT, context=777)
-    limits = SearchSettings((3,), nodes=12, depth=4, method=method, near=0.0, shrink=0, solver_work=0.0)
+    limits = SearchSettings(batch=3, max_nodes=12, max_depth=4, method=method, near=0.0, shrink=0, solver_work=0.0)
     proposals = Proposals(judge, limits, ())
     options, seconds = proposals.options, proposals.seconds(3)
     trees = [options.tree(i) for i in range(len(seconds))]
@@ -338,7 +338,7 @@ def test_sizes_that_nobody_gave_stay_within_what_is_covered(largest, levels, nod
         with pytest.raises(CostError, match="cover no tree at batch 1, 2"):
             search(MIXED, cost, batch=(1, 2))
         return
-    assert covered(cost, (1, 2), nodes=63, depth=MIXED.depth) == (min(63, largest - 1), min(MIXED.depth, levels))
+    assert covered_limits(cost, (1, 2), nodes=63, depth=MIXED.depth) == (min(63, largest - 1), min(MIXED.depth, levels))
     plan = search(MIXED, cost, batch=(1, 2), max_nodes=nodes)
     found = plan.meta["search"]
     assert found["max_nodes"] == (min(63, largest - 1) if nodes is None else nodes)
@@ -383,8 +383,8 @@ def test_a_baseline_outside_the_calibrated_range_is_skipped_not_fatal():
 @pytest.mark.parametrize("widest", [1, 2, 4])
 def test_levels_wider_than_the_cost_model_knows_are_left_out(method, widest):
     known = Cost(token=0.001, level=0.001, widest=widest)
-    entries = search(MIXED, known, batch=(1, 2), max_nodes=31, method=method, shapes=1).entries
-    for entry in (*entries, *search(MIXED, known, batch=(1, 2), max_nodes=31, method=method).entries):
+    entries = search(MIXED, known, batch=(1, 2), max_nodes=31, method=method).entries
+    for entry in entries:
         assert max(entry.choice.tree.fed_widths) <= widest
     free = search(MIXED, Cost(token=0.001, level=0.001), batch=1, max_nodes=31, method=method).entries[0]
     assert max(free.choice.tree.fed_widths) > widest  # it is what was missing
@@ -430,42 +430,6 @@ def test_nothing_near_the_best_is_slower_than_plain_decoding():
 
 
 # --- all batch sizes together
-
-
-@pytest.mark.parametrize("shapes", [1, 2, 3])
-def test_no_more_shapes_than_asked_for(shapes):
-    batches = (1, 2, 4, 8, 16, 64)
-    free = search(MIXED, Cost(token=0.02), batch=batches, max_nodes=31)
-    few = search(MIXED, Cost(token=0.02), batch=batches, max_nodes=31, shapes=shapes)
-    used = {entry.choice.tree for entry in few.entries} - {None}
-    assert len(used) <= shapes < len({entry.choice.tree for entry in free.entries} - {None})
-    assert few.meta["search"]["shapes"] == shapes
-    fit, _ = parts(MIXED)
-    for entry in few.entries:
-        plain = 1 / Cost(token=0.02).plain_s(batch=entry.batch)
-        own = plain if entry.choice.tree is None else rate(entry.choice.tree, fit, Cost(token=0.02), entry.batch)
-        assert own >= plain
-        for other in used:
-            assert own >= rate(other, fit, Cost(token=0.02), entry.batch) * (1 - 1e-8)
-
-
-def test_the_smaller_of_shapes_that_serve_as_well_is_kept():
-    cost, batches, near = Cost(token=0.003, off=0.05), (1, 2, 4, 8), 0.05
-    exact, small = (
-        search(MIXED, cost, batch=batches, max_nodes=31, shapes=1, near=share).entries for share in (0, near)
-    )
-    fit, _ = parts(MIXED)
-    (best,), (tree,) = ({entry.choice.tree for entry in entries} for entries in (exact, small))
-    assert tree.nodes < best.nodes
-    for batch in batches:
-        assert rate(tree, fit, cost, batch) >= (1 - near) * rate(best, fit, cost, batch)
-
-
-def test_enough_shapes_change_nothing():
-    free, many = (search(MIXED, Cost(), batch=(1, 8), max_nodes=15, shapes=shapes).entries for shapes in (None, 2))
-    assert [entry.choice for entry in free] == [entry.choice for entry in many]
-    assert "the smallest tree within 1% of the best one found by replay" in free[0].proof.statement
-    assert "with at most 2 different trees for all batch sizes" in many[0].proof.statement
 
 
 def test_switches_lie_where_shapes_change():
@@ -811,7 +775,7 @@ def test_switches_are_those_of_chosen_policies():
 
 def test_plain_decoding_may_be_the_best_static_way():
     fit, held = parts(sure_or_not())
-    rivals = Rivals((), {}, ("eagle2",), (), "widest", 16, 4, seed=0, take_policies=True, near=0.01)
+    rivals = Rivals((), {}, SearchSettings(policies="eagle2", max_nodes=16, max_depth=4), take_policies=True)
     entry = rivals.entry(Judge(fit, held, Cost(token=0.05), THROUGHPUT), 2, None, Proof("rate", False, "none"), ())
     assert entry.choice.grown is not None
     (fixed,) = [choice for choice in entry.compared if choice.name == STATIC]
@@ -826,14 +790,13 @@ def test_forwards_of_one_shape_are_not_given_to_a_policy_that_changes_it():
     assert "opt-tree" in [other.name for other in entry.compared]
 
 
-def test_rules_and_shapes_are_not_overridden_by_a_policy():
+def test_rules_are_not_overridden_by_a_policy():
     trace, cost = sure_or_not(), Cost(token=0.05)
-    for more in ({"shapes": 1}, {"rules": [ChainOnly(source="engine.py")]}):
-        plan = search(trace, cost, batch=(1, 2), max_nodes=16, policies=("eagle2",), **more)
-        for entry in plan.entries:
-            assert entry.choice.grown is None
-            (policy,) = [other for other in entry.compared if other.name == "eagle2"]
-            assert policy.behind.value < 0
+    rules = [ChainOnly(source="engine.py")]
+    for entry in search(trace, cost, batch=(1, 2), max_nodes=16, policies=("eagle2",), rules=rules).entries:
+        assert entry.choice.grown is None
+        (policy,) = [other for other in entry.compared if other.name == "eagle2"]
+        assert policy.behind.value < 0
 
 
 def test_a_chosen_policy_is_said_to_be():
@@ -871,7 +834,7 @@ def test_policies_need_candidates_and_throughput():
         search(MIXED, Cost(), policies=("eagle2",))
     with pytest.raises(UsageError, match="dynamic trees are judged by throughput, not by latency"):
         search(sure_or_not(), Cost(), policies=("eagle2",), objective=LATENCY)
-    with pytest.raises(UsageError, match="kind must be one of"):
+    with pytest.raises(UsageError, match="policy must be one of"):
         search(sure_or_not(), Cost(), policies=("magic",))
 
 
@@ -903,7 +866,6 @@ def test_a_plan_says_where_it_comes_from(monkeypatch):
         "max_depth": 5,
         "engine": "sglang",
         "rules": [],
-        "shapes": None,
         "max_tpot_s": None,
         "near": 0.01,
         "faster": {},
@@ -964,21 +926,20 @@ def test_baselines_are_compared_or_skipped_with_a_reason(depth, width, skipped):
         ({"batch": (1, 0)}, "batch must be at least 1, got 0"),
         ({"batch": ()}, "at least one batch size is needed"),
         ({"batch": (4, 1, 4)}, "batch sizes must differ, got 4, 1, 4"),
-        ({"max_nodes": 0}, "max-nodes and max-depth must be at least 1, got 0 and 5"),
-        ({"max_depth": 0}, "max-nodes and max-depth must be at least 1, got 63 and 0"),
-        ({"held_out": 0.0}, "held-out must lie between 0 and 1, got 0.0"),
-        ({"held_out": 1}, "held-out must lie between 0 and 1, got 1"),
-        ({"held_out": math.nan}, "held-out must lie between 0 and 1, got nan"),
+        ({"max_nodes": 0}, "max-nodes must be from 1 to 4096, got 0"),
+        ({"max_depth": 0}, "max-depth must be at least 1, got 0"),
+        ({"held_out": 0.0}, "held-out must be above 0 and below 1, got 0.0"),
+        ({"held_out": 1}, "held-out must be above 0 and below 1, got 1"),
+        ({"held_out": math.nan}, "held-out must be a finite number, got nan"),
         ({"batch": 1.5}, "batch must be an integer, got 1.5"),
         ({"batch": "4"}, "batch must be an integer, got '4'"),
         ({"max_nodes": 8.5}, "max-nodes must be an integer, got 8.5"),
-        ({"max_nodes": 5000}, "max-nodes must be at most 4096, got 5000"),
-        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
-        ({"solver_work": -1.0}, "solver-work must be 0 or more, got -1.0"),
-        ({"shapes": 0}, "shapes must be at least 1, got 0"),
-        ({"max_tpot_s": 0.0}, "the limit of seconds per token must be above 0, got 0.0"),
-        ({"near": 1.0}, r"near must lie in \[0, 1\), got 1.0"),
-        ({"method": "magic"}, "method must be renewal, best-first or hydra, got magic"),
+        ({"max_nodes": 5000}, "max-nodes must be from 1 to 4096, got 5000"),
+        ({"seed": -1}, "seed must be from 0 to 9223372036854775807, got -1"),
+        ({"solver_work": -1.0}, "solver_work must be at least 0, got -1.0"),
+        ({"max_tpot_s": 0.0}, "max-tpot-ms must be above 0, got 0.0"),
+        ({"near": 1.0}, "near must be at least 0 and below 1, got 1.0"),
+        ({"method": "magic"}, "method must be one of renewal, best-first, hydra, got 'magic'"),
     ],
 )
 def test_questions_without_meaning_are_refused(settings_, message):

@@ -6,6 +6,7 @@ improvement only if the other half of the requests confirms it.
 """
 
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.helpers.strategies import with_lengths
 from tests.treeopt.planning.test_search_pipeline import Cost
 from treeopt.planning.choose_trees import choose
 from treeopt.planning.evaluator import Judge
-from treeopt.planning.search_settings import METHODS, SearchSettings
+from treeopt.planning.search_settings import Method, SearchSettings
 from treeopt.planning.tree_candidates import Proposals
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import THROUGHPUT
@@ -64,8 +65,8 @@ def regrets(law: Law, requests: int, *, nodes: int, rng: np.random.Generator) ->
     fastest = Tree.from_paths([pool.paths[node] for node in np.flatnonzero(best)]) if best.any() else None
     judge, judge_other = (Judge(part, part, cost, THROUGHPUT) for part in (trace, other))
     found = {}
-    for method in METHODS:
-        settings = SearchSettings((1,), nodes, DEPTH, method, near=0.0)
+    for method in get_args(Method):
+        settings = SearchSettings(max_nodes=nodes, max_depth=DEPTH, method=method, near=0.0)
         chosen = choose(judge, settings, Proposals(judge, settings, ()))[1]
         lost = rates.max() / judge.rate(chosen, 1) - 1
         found[method] = lost, judge_other.rate(fastest, 1) / judge_other.rate(chosen, 1) - 1
@@ -94,7 +95,7 @@ def test_what_is_lost_on_few_requests_is_not_lost_on_others(requests, usual, lar
     """40 laws; the mean gain of the best of all trees on other requests has a standard error of 0.2 to 4 %."""
     rng = np.random.default_rng(requests)
     found = [regrets(law, requests, nodes=6, rng=rng) for law in laws(40, rng)]
-    for method in METHODS:
+    for method in get_args(Method):
         lost, gained = np.array([each[method] for each in found]).T
         assert lost.mean() < usual
         assert lost.max() < (1.0 if method == "hydra" else largest)

@@ -14,7 +14,8 @@ from treeopt.planning.search_pipeline import search
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.priced_walk import plain_share, step_seconds, upper_levels
 from treeopt.replay.static_tree import replay_tree, visit
-from treeopt.results.trace import describe, trace_blocks
+from treeopt.results.trace import ENTRY as TRACE
+from treeopt.results.trace import describe
 from treeopt.terminal.terminal_blocks import print_blocks
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -121,6 +122,6 @@ def test_trace_info_prints_how_often_nothing_is_proposed(capsys):
         "nothing": round(float((recorded.drafted == 0).mean()), 4),
         "nothing_in_steps": round(float((recorded.drafted[walk.anchors] == 0).mean()), 4),
     }
-    print_blocks(trace_blocks(recorded), Console(width=200), verbose=True)
+    print_blocks(TRACE.blocks(recorded), Console(width=200), verbose=True)
     assert f"none at {facts['nothing']:.1%} of positions" in capsys.readouterr().out
     assert "drafted" not in describe(replace(recorded, drafted=None))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from treeopt.charts.page_charts import plan_charts
 from treeopt.errors import TraceError
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.policies import DynamicTree
@@ -10,7 +11,6 @@ from treeopt.policies.reranking import shortlists
 from treeopt.replay.dynamic_tree import accepted_lengths, choose_alone
 from treeopt.replay.sample_tree import first_tree
 from treeopt.replay.static_tree import deepest
-from treeopt.report.page_sections import plan_finding
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import shipped
 from treeopt.traces.trace import load_trace
@@ -45,7 +45,7 @@ def test_the_page_draws_a_sample_of_a_dynamic_choice():
     plain = Choice("no speculation", None, one, 0.01, one)
     meta = {"trace": dict(trace.meta), "cost": {}, "search": {"objective": "throughput"}}
     plan = Plan((PlanEntry(1, choice, None, (plain,), {}, Proof("tokens", False, "Searched: one")),), meta, best=1)
-    charts = plan_finding(plan, "plan.json", traces=[trace]).charts
+    charts = plan_charts(plan, trace=trace)
     assert charts[-1].title == "Dynamic tree, batch 1, a sample"
     assert len(charts[-1].layers[2]) == 8
-    assert len(plan_finding(plan, "plan.json").charts) == len(charts) - 1
+    assert len(plan_charts(plan)) == len(charts) - 1

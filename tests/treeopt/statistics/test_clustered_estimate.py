@@ -13,7 +13,7 @@ from treeopt.planning.search_warnings import group_factor
 from treeopt.statistics.clustered_estimate import (
     Estimate,
     evidence,
-    linearised,
+    linearised_error,
     paired_difference,
     quantile,
     ratio,
@@ -84,7 +84,7 @@ def test_many_clusters_have_the_linearised_interval(clusters):
     variance = count / (count - 1) * float(np.square(influence).sum())
     half = quantile(count) * math.sqrt(variance)
     assert (found.low, found.high) == (found.value - half, found.value + half)
-    assert linearised(tokens, steps) == math.sqrt(variance)
+    assert linearised_error(tokens, steps) == math.sqrt(variance)
 
 
 def test_nothing_is_known_where_one_cluster_holds_all():

@@ -14,9 +14,10 @@ from tests.helpers.printed_results import CODES, RESULTS, folder, printed, recor
 from treeopt.engines import ENGINE_RULES, ENGINES, METHODS
 from treeopt.plans.plan_json import load_plan
 from treeopt.results.blocks import Blocks, Cell, Column, Line, Row, Table, number, word
-from treeopt.results.plan import plan_blocks
-from treeopt.results.run import simulation_blocks
-from treeopt.results.whatif import money, scenario_blocks
+from treeopt.results.plan import ENTRY as PLAN_KIND
+from treeopt.results.serving import ENTRY as SERVING
+from treeopt.results.whatif import ENTRY as WHATIF
+from treeopt.results.whatif import money
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)
 SNAPSHOTS = Path(__file__).with_name("snapshots")
@@ -121,7 +122,7 @@ def test_a_plan_for_an_engine_is_exported_to_it_next(engine):
     """With a method where its export needs one; rules of a project that has no export lead to a check."""
     plan = load_plan(folder() / "plan.json") if blocks_of("search") else None
     plan = replace(plan, meta=plan.meta | {"search": plan.meta["search"] | {"engine": engine}})
-    (line,) = [block for block in plan_blocks(plan) if isinstance(block, Line) and block.command]
+    (line,) = [block for block in PLAN_KIND.blocks(plan) if isinstance(block, Line) and block.command]
     command = shlex.split(line.command)
     check_options(command[1:])
     if engine not in ENGINES:
@@ -224,7 +225,7 @@ def test_whatif_keeps_chain_or_tree_and_its_nodes_on_narrow_terminals(width):
     chain = {"id": "c", "nodes": 3, "depth": 3, "paths": [[0], [0, 0], [0, 0, 0]]}
     cells = [cell | {"tree": chain} for cell in whole["cells"]]
     cells[0] |= {"fits": False, "name": "does not fit (chosen tree)"}
-    lines = printed(scenario_blocks({**whole, "cells": cells}), width)
+    lines = printed(WHATIF.blocks({**whole, "cells": cells}), width)
     (heading,) = {line.split("speedup")[0].split("tau")[0].strip() for line in lines if line.startswith("batch  best")}
     assert heading.split() == ["batch", "best", "nodes"]
     rows = [line.split() for line in lines if re.match(r" +\d+  (chain|does)", line)]
@@ -254,7 +255,7 @@ def test_a_server_without_changes_has_no_rows_of_them():
     whole = record("server")
     first, plain = whole["ways"]
     several = {**first, "name": "plan", "trees": [[[0]], [[0], [1]]], "up": [4], "down": [2]}
-    lines = printed(simulation_blocks({**whole, "ways": [several, plain]}), 120)
+    lines = printed(SERVING.blocks({**whole, "ways": [several, plain]}), 120)
     for label in ("changes of tree per second", "time of steps with tree 1, %"):
         (row,) = [line for line in lines if line.startswith(label)]
         assert len(re.findall(r"\[", row)) == 1, row  # none of plain decoding, which has no tree

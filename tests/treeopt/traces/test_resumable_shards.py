@@ -19,7 +19,7 @@ from tests.helpers.strategies import assert_equal_traces, trace_of, traces
 from tests.treeopt.traces.test_trace import rows
 from treeopt.errors import TraceError, UsageError
 from treeopt.policies import DynamicTree
-from treeopt.traces.merge_split import halves, joined, merged
+from treeopt.traces.merge_split import concatenate_traces, halves, merge_traces
 from treeopt.traces.resumable_shards import MANIFEST, Shards, note, optional_in, ranks_of
 from treeopt.traces.trace import OPTIONAL, save_trace
 
@@ -210,22 +210,24 @@ def test_a_trace_cut_up_and_joined_says_the_same(trace, data):
     cuts = sorted(data.draw(st.sets(st.integers(1, trace.requests - 1)))) if trace.requests > 1 else []
     pieces = [trace.select(part) for part in np.split(np.arange(trace.requests), cuts)]
     numbered = replace(trace, request=trace.request_index.astype(np.int32))
-    assert rows(joined(pieces, trace.meta)) == rows(numbered)
+    assert rows(concatenate_traces(pieces, trace.meta)) == rows(numbered)
 
 
 def test_joining_keeps_each_trace_s_labels():
     first = trace_of([[[0]], [[1]]], width=2, domain=np.int16([0, 1]), domain_names=("code", "chat"))
     second = trace_of([[[1]]], width=2, domain=np.int16([0]), domain_names=("art",))
-    found = joined([first, second], {})
+    found = concatenate_traces([first, second], {})
     assert [found.domain_names[label] for label in found.domain] == ["code", "chat", "art"]
-    assert_equal_traces(joined([first], {}), replace(first, domain_names=("chat", "code"), domain=np.int16([1, 0])))
+    assert_equal_traces(
+        concatenate_traces([first], {}), replace(first, domain_names=("chat", "code"), domain=np.int16([1, 0]))
+    )
 
 
 def test_lengths_of_prompts_are_joined_where_all_are_known():
     one, other = (trace_of([[[0]], [[1]]], width=2, prompt_tokens=np.int32([n, 2 * n])) for n in (9, 30))
-    assert joined([one, other], {}).prompt_tokens.tolist() == [9, 18, 30, 60]
-    assert joined([one, replace(other, prompt_tokens=None)], {}).prompt_tokens is None
-    assert joined([replace(one, prompt_tokens=None), other], {}).prompt_tokens is None
+    assert concatenate_traces([one, other], {}).prompt_tokens.tolist() == [9, 18, 30, 60]
+    assert concatenate_traces([one, replace(other, prompt_tokens=None)], {}).prompt_tokens is None
+    assert concatenate_traces([replace(one, prompt_tokens=None), other], {}).prompt_tokens is None
 
 
 @pytest.mark.parametrize(
@@ -239,19 +241,19 @@ def test_lengths_of_prompts_are_joined_where_all_are_known():
 )
 def test_traces_that_do_not_fit(other, word):
     with pytest.raises(TraceError, match=word):
-        merged([trace_of([[[0]]], width=2), other])
+        merge_traces([trace_of([[[0]]], width=2), other])
 
 
 def test_merging_keeps_what_traces_agree_in_and_lists_the_rest():
     metas = [{"target": {"name": "t"}, "seed": seed, "text_sha256": str(seed)} for seed in (1, 2)]
     parts = [trace_of([[[0]]], width=2, meta=meta) for meta in metas]
-    found = merged(parts)
+    found = merge_traces(parts)
     rest = [{"requests": 1, "seed": seed, "text_sha256": str(seed)} for seed in (1, 2)]
     assert dict(found.meta) == {"target": {"name": "t"}, "merged": rest}
     assert found.request.tolist() == [0, 1]
-    assert dict(merged(parts[:1]).meta) == metas[0]
+    assert dict(merge_traces(parts[:1]).meta) == metas[0]
     with pytest.raises(TraceError, match="trace 1 holds texts that stand in the list before it"):
-        merged([parts[0], parts[0]])
+        merge_traces([parts[0], parts[0]])
 
 
 def test_settings_that_a_trace_does_not_tell_are_taken_to_be_the_others():
@@ -261,15 +263,15 @@ def test_settings_that_a_trace_does_not_tell_are_taken_to_be_the_others():
         for rank, target in ((0, old), (1, new), (-1, new | {"settings": "t"}))
     )
     for pair in ((first, later), (later, first)):
-        found = merged(pair).meta
+        found = merge_traces(pair).meta
         assert found["target"] == new
         assert found["assumed"] == [
             "the settings of the target are the same in all merged traces; some do not record them"
         ]
-    assert "assumed" not in merged([later, replace(later, meta={**later.meta, "text_sha256": "3"})]).meta
+    assert "assumed" not in merge_traces([later, replace(later, meta={**later.meta, "text_sha256": "3"})]).meta
     for three in ((later, other), (later, first, other), (first, later, other)):
         with pytest.raises(TraceError, match="has target"):
-            merged(three)
+            merge_traces(three)
 
 
 def test_requests_that_stand_in_two_traces_are_refused():
@@ -283,13 +285,13 @@ def test_requests_that_stand_in_two_traces_are_refused():
     with pytest.raises(
         TraceError, match="4 requests of trace 1 from 0 on have the ranks of those of trace 0 from 4 on"
     ):
-        merged([first, later])
+        merge_traces([first, later])
     with pytest.raises(TraceError, match=r"requests of trace 1 from \d on have the ranks of those of trace 0 from"):
-        merged([first, halves(later, share=0.75, seed=0)[0]])
-    twice = merged([first, trace_of([texts[8], texts[3], texts[9]], width=4)])  # a prompt that was given twice
+        merge_traces([first, halves(later, share=0.75, seed=0)[0]])
+    twice = merge_traces([first, trace_of([texts[8], texts[3], texts[9]], width=4)])  # a prompt that was given twice
     assert twice.requests == 11
     assert twice.meta["assumed"] == ["requests of merged traces with the same ranks have different texts (1 such)"]
     # Loops say nothing of whose text they are.
     loops = trace_of([[[0, 0]] * 39 + [[0, -2]], [[0, 1], [1, 0]] * 20 + [[0, -2]]], width=4)
-    assert merged([loops, loops]).requests == 4
-    assert "assumed" not in merged([loops, loops]).meta
+    assert merge_traces([loops, loops]).requests == 4
+    assert "assumed" not in merge_traces([loops, loops]).meta

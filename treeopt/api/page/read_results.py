@@ -1,43 +1,35 @@
 """Results that commands wrote, read and put on one page: what `treeopt report` does."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from treeopt.api.page.chart_inputs import device_chart, profile_chart
-from treeopt.api.page.result_files import Inputs, ProfileFile, ResultFile, read_files
+from treeopt.api.page.result_files import Inputs, ResultFile, read_files
 from treeopt.api.page.slider_inputs import slider_data
 from treeopt.comparison.mismatch_warnings import differing_models
-from treeopt.errors import TreeoptError
+from treeopt.errors import TreeoptError, UsageError
 from treeopt.plans.plan import Plan
+from treeopt.registry import load
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.report.page_parts import Finding, Page, Problem
-from treeopt.report.page_sections import (
-    PREDICTIONS,
-    engines_finding,
-    plan_finding,
-    predictions_finding,
-    record_finding,
-    same_texts,
-)
-from treeopt.report.trace_section import trace_finding
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 
 
-def report_page(files: Iterable[Path | str], *, title: str = "treeopt") -> Page:
+def report_page(files: Iterable[Path | str], *, title: str = "treeopt", plots: bool = True) -> Page:
     """Read results and return the page that shows them; a file that cannot be read is a problem of the page.
 
     Args:
         files: traces and their folders, plans, profiles, predictions, and what `compare`, `simulate`, `validate` and
             `whatif` write. A file that is given several times is read once.
         title: title of the page.
+        plots: make the charts, which needs altair.
     """
     inputs = read_files(files)
     findings = []
     for file in inputs.read:
         try:
-            findings.append(_finding(file, inputs))
+            findings.append(_finding(file, inputs, plots=plots))
         except TreeoptError as error:
             inputs.problems.append(Problem(file.name, str(error)))
     run = this_run()
@@ -46,47 +38,47 @@ def report_page(files: Iterable[Path | str], *, title: str = "treeopt") -> Page:
     return Page(title, findings, inputs.problems, footer, _sliders(inputs), inputs.notes)
 
 
-def _finding(file: ResultFile, inputs: Inputs) -> Finding:
-    value, source = file.value, file.source
-    if isinstance(value, Trace):
-        own = [plan for plan in inputs.of(Plan) if same_texts(value.meta, plan.meta.get("trace"))]
-        return trace_finding(value, source, replayed=with_drawn_ranks(value, 0), chosen=_chosen(own))
-    if isinstance(value, Plan):
-        return _plan(value, file, inputs)
-    if isinstance(value, ProfileFile):
-        return record_finding(value.record, source, charts=[profile_chart(value.profile)])
-    if isinstance(value, list):
-        return engines_finding(value, source)
-    if value["schema"] == PREDICTIONS:
-        return predictions_finding(value, source)
-    found = record_finding(value, source)
-    if found.question == "whatif" and (chart := device_chart(value)) is not None:
-        return Finding(found.question, found.title, source, found.blocks, [*found.charts, chart])
-    return found
+def _finding(file: ResultFile, inputs: Inputs, *, plots: bool) -> Finding:
+    """Return a result with its tables and charts.
+
+    Raises:
+        UsageError: numbers of the file that cannot be shown together.
+    """
+    kind, value = file.kind, file.value
+    beside = load(kind.beside)(value, file.name, inputs) if kind.beside else {}
+    try:
+        answers = tuple((kind.summary or kind.answers)(value, **beside))
+        blocks, charts = kind.blocks(value, **beside), kind.all_charts(value, **beside) if plots else []
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError) as error:
+        raise UsageError(f"no whole result of `treeopt {kind.command}`: run it again") from error
+    return Finding(kind, kind.titled(value), file.source, blocks, charts, answers)
 
 
-def _plan(plan: Plan, file: ResultFile, inputs: Inputs) -> Finding:
+def beside_plan(plan: Plan, file: str, inputs: Inputs) -> dict[str, Any]:
+    """Return what is known beside a plan on a page: live checks of its choices, and the trace that it was made from."""
     from simulate.validation.find_validation import live_checks, live_speedups
 
-    records = [value for value in inputs.of(dict) if value["schema"] == "treeopt.validation/2"]
-    return plan_finding(
-        plan,
-        file.source,
-        file=file.name,
-        checks=live_checks(plan, records),
-        measured=live_speedups(plan, records),
-        traces=inputs.of(Trace),
-    )
-
-
-def _chosen(plans: Sequence[Plan]) -> dict[str, Any]:
-    """Return the chosen trees of plans by name, for the chart of tau."""
+    validations = inputs.of_kind("validation")
+    own = (trace for trace in inputs.of_kind("trace") if _same_texts(trace.meta, plan.meta.get("trace")))
     return {
-        f"batch {entry.batch}": entry.choice.tree
-        for plan in plans
-        for entry in plan.entries
-        if entry.choice.tree is not None
+        "file": file,
+        "checks": live_checks(plan, validations),
+        "measured": live_speedups(plan, validations),
+        "trace": next(own, None),
     }
+
+
+def beside_trace(trace: Trace, file: str, inputs: Inputs) -> dict[str, Any]:
+    """Return the trees that plans of a page chose for a trace, by name."""
+    own = [plan for plan in inputs.of_kind("plan") if _same_texts(trace.meta, plan.meta.get("trace"))]
+    entries = (entry for plan in own for entry in plan.entries)
+    return {"chosen": {f"batch {entry.batch}": entry.choice.tree for entry in entries if entry.choice.tree is not None}}
+
+
+def _same_texts(meta: Mapping[str, Any], other: Any) -> bool:
+    """Return True if two descriptions of traces name the same texts and drafter."""
+    keys = ("text_sha256", "drafter")
+    return isinstance(other, Mapping) and "text_sha256" in meta and all(meta.get(k) == other.get(k) for k in keys)
 
 
 def _sliders(inputs: Inputs) -> dict[str, Any] | None:
@@ -97,7 +89,7 @@ def _sliders(inputs: Inputs) -> dict[str, Any] | None:
         trace = file.value
         if not isinstance(trace, Trace):
             continue
-        given = [v.profile for v in inputs.of(ProfileFile) if not differing_models(v.profile.meta, trace.meta)]
+        given = [profile for profile in inputs.of_kind("profile") if not differing_models(profile.meta, trace.meta)]
         try:
             profile = given[0] if given else profile_of_trace(trace)[0]
             data = slider_data(with_drawn_ranks(trace, 0), profile, name=file.name)

@@ -1,7 +1,7 @@
 """Files of a page, read: each file once, its value, and the name that the page gives it."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,21 +9,14 @@ from zipfile import is_zipfile
 
 from treeopt.api.page.unreadable_files import no_trace, not_a_result, not_json
 from treeopt.errors import TreeoptError, UsageError
-from treeopt.plans.plan_json import BEFORE, SCHEMA, load_plan
+from treeopt.registry import load
 from treeopt.report.page_parts import Problem
-from treeopt.report.page_sections import PREDICTIONS, PROFILE, RECORDS
+from treeopt.results.kinds import RESULTS, ResultKind
 from treeopt.storage.atomic_files import checksum, why
+from treeopt.storage.json_records import RecordError
 from treeopt.storage.user_files import check_pointer, read_bytes
 from treeopt.traces.resumable_shards import MANIFEST, ranks_of
 from treeopt.traces.trace import load_trace
-
-
-@dataclass(frozen=True)
-class ProfileFile:
-    """A profile and the record that it was read from."""
-
-    profile: Any
-    record: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,11 +26,13 @@ class ResultFile:
     Attributes:
         name: as the page shows it.
         source: the name with the checksum.
-        value: a trace, a plan, a profile, a record or a list of engine checks.
+        kind: the kind of result.
+        value: its value, as the kind describes it.
     """
 
     name: str
     source: str
+    kind: ResultKind
     value: Any
 
 
@@ -49,9 +44,9 @@ class Inputs:
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def of(self, kind: type) -> list[Any]:
-        """Return the values of a type."""
-        return [file.value for file in self.read if isinstance(file.value, kind)]
+    def of_kind(self, name: str) -> list[Any]:
+        """Return the values of a kind of result."""
+        return [file.value for file in self.read if file.kind.name == name]
 
 
 def read_files(files: Iterable[Path | str]) -> Inputs:
@@ -66,7 +61,7 @@ def read_files(files: Iterable[Path | str]) -> Inputs:
         if (count := times[path.resolve()]) > 1:
             inputs.notes.append(f"{name} was given {'twice' if count == 2 else f'{count} times'} and is shown once.")
         try:
-            inputs.read.append(ResultFile(name, _source(path, name), _value(path)))
+            inputs.read.append(ResultFile(name, _source(path, name), *_read(path)))
         except FileNotFoundError:
             inputs.problems.append(Problem(name, "there is no such file"))
         except OSError as error:
@@ -86,8 +81,8 @@ def _source(path: Path, name: str) -> str:
     return name if path.is_dir() else f"{name}, sha256 {checksum(path)[:16]}"
 
 
-def _value(path: Path) -> Any:
-    """Return a file's content: a trace, a plan, or a record.
+def _read(path: Path) -> tuple[ResultKind, Any]:
+    """Return the kind and the value of a file.
 
     Raises:
         TreeoptError: it is damaged, or of no kind that the page knows.
@@ -96,28 +91,30 @@ def _value(path: Path) -> Any:
     if path.is_dir():
         if not (path / MANIFEST).is_file():
             raise UsageError(no_trace(path))
-        return ranks_of(path)
+        return RESULTS["trace"], ranks_of(path)
     if is_zipfile(path):
-        return load_trace(path)
+        return RESULTS["trace"], load_trace(path)
     data = read_bytes(path)
     check_pointer(data, path)
     try:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UsageError(not_json(data, error)) from error
+    kind = _kind(record)
+    if kind is None:
+        raise UsageError(not_a_result(record))
+    if kind.read:
+        return kind, load(kind.read)(path)
+    try:
+        return kind, kind.of_record(record)
+    except RecordError as error:
+        reason = f"no whole result of `treeopt {kind.command}`: {error}; run it again"
+        raise UsageError(reason) from error
+
+
+def _kind(record: Any) -> ResultKind | None:
+    """Return the kind of a file's JSON: by its schema, or a list of engine checks."""
     if isinstance(record, list) and record and isinstance(record[0], dict) and "texts_equal" in record[0]:
-        return record
+        return RESULTS["acceptance"]
     schema = record.get("schema") if isinstance(record, dict) else None
-    if schema in (SCHEMA, BEFORE):
-        return load_plan(path)
-    if schema == PROFILE:
-        return _profile(path, record)
-    if schema == PREDICTIONS or (isinstance(schema, str) and schema in RECORDS):
-        return record
-    raise UsageError(not_a_result(record))
-
-
-def _profile(path: Path, record: Mapping[str, Any]) -> ProfileFile:
-    from simulate.profiles.profile import load_profile
-
-    return ProfileFile(load_profile(path), record)
+    return next((kind for kind in RESULTS.values() if isinstance(schema, str) and schema in kind.schemas), None)

@@ -5,11 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from treeopt.plans.plan_json import SCHEMA
-from treeopt.report.page_sections import PREDICTIONS, RECORDS, WRITERS
+from treeopt.results.kinds import RESULTS
 from treeopt.traces.resumable_shards import MANIFEST
 
-RESULTS = (SCHEMA, PREDICTIONS, *RECORDS)
 TABLE = "a table of results ({}): give the .json that the same command wrote with --output"
 # First bytes of a file -> what it is.
 BEGINNINGS = {
@@ -69,11 +67,9 @@ def not_a_result(record: Any) -> str:
     schema = record.get("schema") if isinstance(record, dict) else None
     if not isinstance(schema, str):
         return "JSON, but no result of treeopt: it names no schema"
-    kind = schema.rpartition("/")[0]
-    if kind in {known.rpartition("/")[0] for known in RESULTS}:
-        name = kind.removeprefix("treeopt.")
-        command = WRITERS.get(name, name)
-        return f"written by another version of treeopt ({schema:.40}): run `treeopt {command}` again"
+    for kind in RESULTS.values():
+        if schema.rpartition("/")[0] in {known.rpartition("/")[0] for known in kind.schemas}:
+            return f"written by another version of treeopt ({schema:.40}): run `treeopt {kind.command}` again"
     return f"a file of another kind ({schema:.60}), which a page does not show"
 
 

@@ -76,9 +76,7 @@ def compare(
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
     result = compare_traces.compare(traces, profiles or None, batch=batch or (), **settings)
-    from treeopt.results.comparison import comparison_blocks, comparison_record
-
-    record = comparison_record(result)
+    record = result.record()
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
     output_files.write_table(table_file, result.frame)
@@ -86,4 +84,4 @@ def compare(
         printing.print_json(record)
         return
     files = dict(zip(record["meta"]["trace"], map(str, traces), strict=True))
-    printing.show(comparison_blocks(record, files=files))
+    printing.show("comparison", record, files=files)

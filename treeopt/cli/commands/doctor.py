@@ -37,9 +37,7 @@ def doctor(device: str, as_json: bool) -> None:
     if as_json:
         printing.print_json(record)
     else:
-        from treeopt.results.health import health_blocks
-
-        printing.show(health_blocks(record))
+        printing.show("health", record)
     if not sound:
         sys.exit(1)
 

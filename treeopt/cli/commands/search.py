@@ -1,45 +1,34 @@
 """`treeopt search`: the fastest tree for each batch size."""
 
 from pathlib import Path
-from typing import Any, get_args
 
 import click
 
 from treeopt.api import search_trace
-from treeopt.api.file_loading import as_profile, load_trace
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.value_types import Real, Whole
-from treeopt.cli.options.what_to_draft import Dynamic, NamedTree
-from treeopt.defaults import HELD_OUT, NEAR
+from treeopt.cli.options.settings_options import options_of
+from treeopt.cli.options.what_to_draft import NamedTree
 from treeopt.engines import ENGINE_RULES
 from treeopt.planning.search_pipeline import baselines
-from treeopt.planning.search_settings import METHODS
+from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan_json import save_plan, to_json
-from treeopt.policies import Policy
-from treeopt.policies.policy_kinds import sweeps
-from treeopt.replay.objective import OBJECTIVES, THROUGHPUT
-from treeopt.searchers.dynamic_trees.step_prices import Padding
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import published_trees
 
 SECTIONS = {
     "Input": "trace_file profile_file",
-    "Question": "batch engine context max_nodes max_depth max_tpot_ms compared",
+    "Question": "batch engine context max_nodes max_depth max_tpot_s compared",
     "Output": "output as_json",
 }
 EXAMPLES = examples(
     "treeopt search --trace data/traces/medusa-t0.npz --batch 4",
-    "treeopt search --trace data/traces/eagle-t0.npz --batch 1,4 --engine sglang --output plan.json",
+    "treeopt search --trace data/traces/eagle-t0.npz --batch 1,4 --for sglang --output plan.json",
 )
-engine_rules = click.option(
-    "--engine",
-    type=click.Choice(list(ENGINE_RULES)),
-    help="Only trees that this engine can run; plans record the cost of each rule that binds.",
-)
+ENGINE = click.Choice(list(ENGINE_RULES))
 
 
-@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
+@click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES, renamed={"--engine": "--for"})
 @click.option(
     "--trace",
     "trace_file",
@@ -47,69 +36,13 @@ engine_rules = click.option(
     required=True,
     help="The recorded acceptance: .npz, or the folder of `trace collect --parts`.",
 )
-@general.batches
 @click.option(
     "--profile",
     "profile_file",
     type=general.FILE,
     help="Measured step times; default the profile of the trace's models, beside the trace or shipped.",
 )
-@general.max_nodes
-@general.max_depth
-@click.option(
-    "--method", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help="How trees are proposed."
-)
-@click.option(
-    "--objective",
-    type=click.Choice(list(OBJECTIVES)),
-    default=THROUGHPUT.name,
-    show_default=True,
-    help="Tokens over all requests, request by request, or in the worst domain.",
-)
-@click.option(
-    "--max-tpot-ms",
-    type=Real(min=0, min_open=True),
-    help="Recommend a batch size that takes at most this many milliseconds per token.",
-)
-@click.option("--shapes", type=Whole(min=1), help="Maximum number of different trees; default one per batch size.")
-@click.option(
-    "--near",
-    type=Real(0, 1, max_open=True),
-    default=NEAR,
-    show_default=True,
-    help="Take the smallest tree within this share of the fastest, where intervals overlap.",
-)
-@click.option(
-    "--shrink",
-    type=Real(min=0),
-    help="Strength of shrinkage towards similar paths, in pseudo-anchors. Default: fitted on the requests; 0: none.",
-)
-@engine_rules
-@click.option(
-    "--policy",
-    "policies",
-    type=click.Choice([*sweeps(), "all"]),
-    multiple=True,
-    help="Also sweep this kind of dynamic policy, on a trace with candidates; may be given several times.",
-)
-@click.option(
-    "--dynamic",
-    type=Dynamic(),
-    multiple=True,
-    help="Also judge this dynamic tree, such as the one that your engine runs: nodes=16,depth=5,beam=4,width=4, on a "
-    "trace with candidates; may be given several times.",
-)
-@click.option(
-    "--padding",
-    type=click.Choice(get_args(Padding)),
-    help="With --policy or --dynamic: pad the batch's trees to the largest possible (full; CUDA graphs), to the widest "
-    "of the batch (widest; treeopt's loop; the default), or not at all (none).",
-)
-@click.option(
-    "--target-interval",
-    type=Real(min=0, min_open=True),
-    help="Print how many more requests make the intervals of tau this narrow: 0.01 for 1 %.",
-)
+@options_of(SearchSettings, types={"engine": ENGINE}, required=("batch",))
 @click.option(
     "--compare",
     "compared",
@@ -119,15 +52,6 @@ engine_rules = click.option(
     "be given several times.",
 )
 @click.option("--published", is_flag=True, help="Also judge all published trees, not only Medusa's and EAGLE-1's.")
-@click.option(
-    "--held-out",
-    type=float,
-    default=HELD_OUT,
-    show_default=True,
-    help="Share of requests that predictions are made on.",
-)
-@general.context
-@general.seed
 @click.option("--output", type=general.FILE, help="Write the plan to this file (.json).")
 @general.table
 @general.as_json
@@ -136,15 +60,12 @@ engine_rules = click.option(
 def search(
     trace_file: Path,
     profile_file: Path | None,
+    settings: SearchSettings,
     output: Path | None,
     table_file: Path | None,
     as_json: bool,
-    max_tpot_ms: float | None,
     compared: tuple[tuple[str, Tree], ...],
     published: bool,
-    policies: tuple[str, ...],
-    dynamic: tuple[Policy, ...],
-    **settings: Any,
 ) -> None:
     """Choose the tree that decodes the most tokens per second, for each batch size.
 
@@ -154,17 +75,9 @@ def search(
     printing.hold_warnings()
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
-    trace = load_trace(trace_file, ranks_only=not policies and not dynamic)
-    profile = as_profile(profile_file, trace, trace_file, engine=settings["engine"])
+    compare = (published_trees() if published else baselines()) | dict(compared)
     plan = search_trace.search(
-        trace,
-        profile,
-        max_tpot_s=None if max_tpot_ms is None else max_tpot_ms / 1e3,
-        compare=(published_trees() if published else baselines()) | dict(compared),
-        policies=policies,
-        dynamic=dynamic,
-        progress=printing.progress,
-        **settings,
+        trace_file, profile_file, settings=settings.changed(compare=compare), progress=printing.progress
     )
     if output:
         save_plan(plan, output)
@@ -173,9 +86,8 @@ def search(
         click.echo(to_json(plan))
         return
     from simulate.validation.find_validation import live_checks
-    from treeopt.results.plan import plan_blocks
 
     file = None if output is None else str(output)
-    printing.show(plan_blocks(plan, checks=live_checks(plan), file=file))
+    printing.show("plan", plan, checks=live_checks(plan), file=file)
     if output:
         printing.say(f"plan written to {output}")

@@ -2,21 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
+from simulate.runs.simulate_settings import SimulateSettings
 from treeopt.api import simulate_requests
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.value_types import SECONDS, Real, Tokens, Whole
-from treeopt.cli.options.what_to_draft import Static
-from treeopt.defaults import SERVER
+from treeopt.cli.options.settings_options import options_of
 from treeopt.storage.atomic_files import write_text
 
 SECTIONS = {
     "Input": "trace_file profile_file",
-    "Run": "plan_file tree batch prompt_tokens",
+    "Run": "plan tree batch prompt_tokens",
     "Server": "arrivals capacity ttft_s tpot_s",
     "Output": "output as_json",
 }
@@ -36,65 +34,7 @@ EXAMPLES = examples(
     type=general.FILE,
     help="Step times; default the profile of the trace's models, beside the trace or shipped.",
 )
-@click.option("--plan", "plan_file", type=general.FILE, help="Decode with the plan's trees for the batch size.")
-@click.option(
-    "--tree", type=Static(), help="A static tree: the length of a chain, rank paths, FILE[:NAME], or a published tree."
-)
-@click.option("--batch", type=Whole(min=1), help="Maximum number of requests decoded together; default the plan's.")
-@click.option("--prefill-s", type=SECONDS, help="Prefill seconds per prompt; default the profile's.")
-@click.option("--prefill-s-per-token", type=SECONDS, help="Additional prefill seconds per prompt token.")
-@click.option(
-    "--prompt-tokens",
-    type=Tokens(min=1),
-    help="Prompt length in tokens; also sets the context at which steps are priced. Default: the lengths recorded in "
-    "the trace, if any.",
-)
-@click.option("--drain", is_flag=True, help="Start a batch only when all requests of the last one have ended.")
-@click.option("--lock-step", is_flag=True, help="All sequences advance by the smallest number of tokens.")
-@click.option(
-    "--fixed-shape",
-    is_flag=True,
-    help="Idle rows cost what busy ones do, and the profile's prefill pads prompts that join, as in `treeopt decode`.",
-)
-@click.option(
-    "--pad/--no-pad",
-    default=True,
-    show_default=True,
-    help="Price batch sizes below the profile's smallest as that one, or raise an error. Sizes between two profiled "
-    "ones are interpolated.",
-)
-@click.option("--arrivals", type=Real(1e-9, 1e9), help="Simulate a server: requests per second.")
-@click.option(
-    "--capacity",
-    type=Real(0, 1, min_open=True),
-    help="In place of --arrivals: find the highest rate at which this share of the requests keeps --ttft-s and "
-    "--tpot-s.",
-)
-@click.option(
-    "--requests-file",
-    type=general.FILE,
-    help="Lengths of the server's requests: JSON lines with prompt_tokens, tokens [, arrived_s].",
-)
-@click.option(
-    "--requests",
-    type=Whole(min=2),
-    help=f"Number of arrivals; default {SERVER['requests']}, or the file's.",
-)
-@click.option(
-    "--replications",
-    type=Whole(min=2),
-    help=f"Number of independent days; default {SERVER['replications']}.",
-)
-@click.option("--warmup", type=Real(0, 0.9), help=f"Share of each day that is left out; default {SERVER['warmup']}.")
-@click.option("--ttft-s", type=Real(0, min_open=True), help="Goodput: maximum seconds to the first token.")
-@click.option("--tpot-s", type=Real(0, min_open=True), help="Goodput: maximum seconds per token after the first.")
-@click.option("--switch-s", type=SECONDS, help="Seconds that a change to another tree takes; default 0.")
-@click.option(
-    "--hysteresis",
-    type=Whole(min=0),
-    help="Dead band in requests before the server changes to another tree; default 0.",
-)
-@general.seed
+@options_of(SimulateSettings, types={"plan": general.FILE})
 @click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
 @general.table
 @general.as_json
@@ -103,11 +43,10 @@ EXAMPLES = examples(
 def simulate(
     trace_file: Path,
     profile_file: Path | None,
-    plan_file: Path | None,
+    settings: SimulateSettings,
     output: Path | None,
     table_file: Path | None,
     as_json: bool,
-    **settings: Any,
 ) -> None:
     """Predict a run of all requests of a trace: tokens per second, latencies and their percentiles.
 
@@ -118,9 +57,7 @@ def simulate(
     printing.hold_warnings()
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
-    record = simulate_requests.simulate(
-        trace_file, profile_file, plan=plan_file, progress=printing.progress, **settings
-    )
+    record = simulate_requests.simulate(trace_file, profile_file, settings=settings, progress=printing.progress)
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
     output_files.write_table(table_file, record.frame)
@@ -128,7 +65,5 @@ def simulate(
         printing.warn(record["warnings"])
         printing.print_json(record)
         return
-    from treeopt.results.run import simulation_blocks
-
-    plan = None if plan_file is None else str(plan_file)
-    printing.show(simulation_blocks(record, trace=str(trace_file), plan=plan))
+    kind, plan = record["schema"].split(".")[1].split("/")[0], None if settings.plan is None else str(settings.plan)
+    printing.show(kind, record, trace=str(trace_file), plan=plan)

@@ -320,7 +320,7 @@ def _job(
     resume: bool,
 ) -> "Job":
     """Return the training that the options describe."""
-    from executor.target.tensor_parallel import launched
+    from executor.target.tensor_parallel import launched_processes
     from executor.train.target_training import Lora
     from executor.train.training_run import Job, checkpoint, step_count
 
@@ -329,7 +329,7 @@ def _job(
         epochs=training.epochs or 1.0,
         batch=training.batch,
         accumulate=training.accumulate,
-        processes=launched(),
+        processes=launched_processes(),
     )
     return Job(
         recipe,
@@ -426,6 +426,4 @@ def _show(job: "Job", trained: "Trained", *, as_json: bool) -> None:
     if as_json:
         printing.print_json(record)
         return
-    from treeopt.results.training import training_blocks
-
-    printing.show(training_blocks(record))
+    printing.show("training", record)

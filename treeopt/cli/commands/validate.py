@@ -9,7 +9,6 @@ import click
 from treeopt.api import validate_plan
 from treeopt.api.engine_models import EngineChoice
 from treeopt.api.engine_runs import validate_engine
-from treeopt.api.result_record import Record
 from treeopt.api.run_models import Models, is_main_rank
 from treeopt.api.run_prompts import Prompts
 from treeopt.api.token_sampling import Sampling
@@ -21,6 +20,7 @@ from treeopt.cli.options.verification_rule import sampling
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
 from treeopt.errors import UsageError
+from treeopt.results.kinds import Record
 from treeopt.storage.atomic_files import write_text
 from treeopt.trackers.log_run import TRACKERS, check_tracker, log_validation
 
@@ -145,9 +145,7 @@ def validate(
     if as_json:
         printing.print_json(record)
         return
-    from treeopt.results.validation import validation_blocks
-
-    printing.show(validation_blocks(record, plan=None if plan_file is None else str(plan_file)))
+    printing.show("validation", record, plan=None if plan_file is None else str(plan_file))
 
 
 def _store(record: Record, output: Path | None, table_file: Path | None, tracker: str | None) -> None:

@@ -9,6 +9,7 @@
 * `models_and_prompts`: options that name the models and prompts of a run.
 * `output_files`: files that commands write: checked before any work, replaced only where that loses little.
 * `printing`: results, warnings, notes and progress.
+* `settings_options`: options made from the fields of a settings class.
 * `value_types`: finite numbers, numbers of tokens, lists of numbers, files for tables.
 * `verification_rule`: the verification rule, temperature, top-k and top-p.
 * `what_to_draft`: a plan's choice, a static tree, or the settings of a dynamic policy.

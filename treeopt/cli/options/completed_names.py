@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -24,17 +25,17 @@ class Model(click.Path):
 
 
 class Devices(click.ParamType):  # type: ignore[type-arg]
-    """Names of devices between commas, such as `h100,4xh100`."""
+    """The name of a device; or several between commas, such as `h100,4xh100`."""
 
     name = "text"
 
     def __init__(self, *, several: bool = False) -> None:
         """Take one name, or several between commas."""
-        self.several = several
+        self.several = self.whole = several
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text."""
-        return value
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name, or the names."""
+        return tuple(value.split(",")) if self.several and isinstance(value, str) else value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return devices whose names begin as the last one that was typed."""

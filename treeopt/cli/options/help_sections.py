@@ -19,15 +19,23 @@ OTHERS: Mapping[str, str] = {}
 class Command(cloup.Command):
     """A command whose options stand in sections."""
 
-    def __init__(self, *args: Any, sections: Mapping[str, str] = OTHERS, **settings: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        sections: Mapping[str, str] = OTHERS,
+        renamed: Mapping[str, str] = OTHERS,
+        **settings: Any,
+    ) -> None:
         """Put each option into its section.
 
         Args:
             args: as for `click.Command`.
             sections: heading -> names of parameters between spaces; the options that none names are advanced. Without
                 sections all options stand in one.
+            renamed: old name of an option -> its name now; the old one works with a note.
             settings: as for `click.Command`.
         """
+        self.renamed = renamed
         options = [param for param in settings.get("params", ()) if isinstance(param, click.Option)]
         for option in options:
             _name_choices(option)
@@ -48,6 +56,15 @@ class Command(cloup.Command):
             if group.title != ADVANCED:
                 order_in = sections[group.title].split()
                 group.options = sorted(group.options, key=lambda option: order_in.index(str(option.name)))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, old names of options as the new ones."""
+        for place, argument in enumerate(args):
+            name, equals, value = argument.partition("=")
+            if name in self.renamed:
+                click.echo(f"{name} is called {self.renamed[name]} here", err=True)
+                args[place] = self.renamed[name] + equals + value
+        return super().parse_args(ctx, args)
 
     def get_default_option_group(
         self, ctx: click.Context, is_the_only_visible_option_group: bool = False

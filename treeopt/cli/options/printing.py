@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.registry import load
+
 if TYPE_CHECKING:
-    from treeopt.results.blocks import Blocks
+    from treeopt.results.kinds import ResultKind
 
 HELD = "treeopt.held_warnings"  # key in a context's meta
 PATIENCE_S = 2.0  # work that is done sooner shows no bar
@@ -71,11 +73,18 @@ def _on_stderr(text: str) -> None:
     click.echo("\n".join(lines), err=True)
 
 
-def show(blocks: "Blocks") -> None:
-    """Print a result on stdout, with its details if --verbose asks for them."""
+def show(kind: str, value: Any, **beside: Any) -> None:
+    """Print a result on stdout, with its details if --verbose asks for them.
+
+    Args:
+        kind: the kind of result, a name of `RESULTS`; its module is imported alone.
+        value: the result.
+        beside: what is known beside it, such as files; see `ResultKind`.
+    """
     from treeopt.terminal.terminal_blocks import print_blocks
 
-    print_blocks(blocks, verbose=is_set("verbose"))
+    entry: ResultKind = load(f"treeopt.results.{kind}:ENTRY")
+    print_blocks(entry.blocks(value, **beside), verbose=is_set("verbose"))
 
 
 @contextmanager

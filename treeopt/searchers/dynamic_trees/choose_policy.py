@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, TraceError, UsageError
-from treeopt.policies import Policy, named
+from treeopt.policies import Policy, policy_text
 from treeopt.policies.beam import Drafting, reach
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.searchers.dynamic_trees.settings_grid import Bench, CannotRun, Sweep
@@ -113,9 +113,9 @@ def best_policy(
         try:
             result = judge.replayed(policy)
         except (TraceError, CostError) as error:
-            refused[named(policy)] = f"on the requests held out: {error}"
+            refused[policy_text(policy)] = f"on the requests held out: {error}"
         else:
-            return _judged(kind, policy, result, tuple(rates.items()), refused)
+            return _result(kind, policy, result, tuple(rates.items()), refused)
     raise TraceError(f"no {kind} policy can be replayed on these candidates: {next(iter(refused.values()))}")
 
 
@@ -128,7 +128,7 @@ def halves(beam: int) -> list[int]:
     return [beam, *halves(beam // 2)] if beam > 1 else [beam]
 
 
-def _judged(
+def _result(
     kind: str, policy: Policy, held: Timed, tried: tuple[tuple[Policy, float], ...], refused: Mapping[str, str]
 ) -> Judged:
     steps = float(held.steps.sum())

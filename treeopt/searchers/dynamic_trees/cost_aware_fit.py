@@ -10,7 +10,7 @@ from treeopt.policies.beam import Drafting
 from treeopt.policies.reranking import Calibration, Shortlists, calibrate
 from treeopt.replay.dynamic_tree import CHUNK, Batches
 from treeopt.searchers.dynamic_trees.settings_grid import Sweep
-from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed, timed
+from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed, price_replay
 from treeopt.statistics.isotonic_regression import Curve, isotonic
 
 ROUNDS = 8
@@ -72,7 +72,7 @@ def fit_cost_aware(
     policy = CostAware(nodes, *reach, prices.padding == "none", 0.0, seconds, always, calibration)
     best: tuple[CostAware, Timed] | None = None
     for _ in range(ROUNDS):
-        replay = timed(batches.trace, batches.steps(policy, lists), policy, prices)
+        replay = price_replay(batches.trace, batches.steps(policy, lists), policy, prices)
         if best is None or replay.rate > best[1].rate:
             best = policy, replay
         if abs(replay.rate - policy.rate) <= SETTLED * replay.rate:

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
 from treeopt.policies.beam import Drafting
-from treeopt.replay.walk import walked
+from treeopt.replay.walk import walk_steps
 from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed
 from treeopt.traces.trace import Trace
 
@@ -45,7 +45,7 @@ def upper_bound(trace: Trace, prices: Prices, *, nodes: int, depth: int) -> Time
             total = np.where(reach[anchors] >= tokens, step + ahead, np.inf)
             better = total < seconds[anchors]
             seconds[anchors[better]], accepted[anchors[better]] = total[better], tokens
-    steps = walked(accepted, trace)
+    steps = walk_steps(accepted, trace)
     drafted = np.bincount(steps.request, steps.accepted, minlength=trace.requests).astype(np.int64)
     return Timed(
         committed=trace.lengths,

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from treeopt.errors import CostError, EngineError, TraceError, TreeoptError
-from treeopt.policies import OptTree, Policy, named
+from treeopt.policies import OptTree, Policy, policy_text
 from treeopt.policies.beam import Drafting
 from treeopt.policies.reranking import Calibration, Shortlists, shortlists
 from treeopt.replay.dynamic_tree import Batches
-from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed, timed
+from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed, price_replay
 from treeopt.traces.trace import Trace
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63, 80, 96, 127, 160, 192, 255)
@@ -41,7 +41,7 @@ class Bench:
             if isinstance(policy, OptTree) and policy.nodes <= drafting.beam < beam and usable:
                 drafting = replace(drafting, beam=beam)  # a wider beam finds the same nodes
         lists = self.lists(drafting, policy.nodes, policy.calibration)
-        return timed(self.trace, self.batches.steps(policy, lists), policy, self.prices)
+        return price_replay(self.trace, self.batches.steps(policy, lists), policy, self.prices)
 
 
 @dataclass
@@ -94,16 +94,16 @@ class Sweep:
 
     def consider(self, policy: Policy) -> None:
         """Replay a policy, or record the error."""
-        if policy in self.rates or named(policy) in self.refused:
+        if policy in self.rates or policy_text(policy) in self.refused:
             return
         reason = None if self.cannot_run is None else self.cannot_run(policy, self.bench.prices.batch)
         if reason is not None:
-            self.refused[named(policy)] = EngineError(reason)
+            self.refused[policy_text(policy)] = EngineError(reason)
             return
         try:
             self.rates[policy] = self.bench.replayed(policy).rate
         except (TraceError, CostError) as error:
-            self.refused[named(policy)] = error
+            self.refused[policy_text(policy)] = error
 
     def consider_stops(self, make: Callable[[int, int, float], Policy], stops: tuple[float, ...]) -> None:
         """Try policies `make(nodes, depth, stop)`: all without a stop, then vary two settings of the best at a time."""

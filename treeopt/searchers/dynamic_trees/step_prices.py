@@ -143,7 +143,7 @@ class Timed:
         return float(self.committed.sum() / self.seconds.sum())
 
 
-def timed(trace: Trace, steps: Steps, policy: Policy, prices: Prices) -> Timed:
+def price_replay(trace: Trace, steps: Steps, policy: Policy, prices: Prices) -> Timed:
     """Return the counts and seconds of the counted steps.
 
     Raises:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
-from treeopt.replay.walk import Walk, count, walked
+from treeopt.replay.walk import Walk, count, walk_steps
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 
@@ -47,14 +47,14 @@ def grow(
     trees: list[Tree] = []
     accepted = np.zeros(part.anchors, dtype=np.int64)
     while len(paths) < nodes:
-        children = _matched(part, walked(accepted, part), paths, depth)
+        children = _matching_children(part, walk_steps(accepted, part), paths, depth)
         if keeps is not None:
             children = [child for child in children if keeps(Tree.from_paths([*paths, child]))]
         children = children[:tried]
         if not children:
             break
         longer = [np.maximum(accepted, len(child) * _follows(part, child)) for child in children]
-        best = int(np.argmax([count(walked(lengths, part), part).tau for lengths in longer]))
+        best = int(np.argmax([count(walk_steps(lengths, part), part).tau for lengths in longer]))
         accepted = longer[best]
         paths.append(children[best])
         trees.append(Tree.from_paths(paths))
@@ -68,10 +68,10 @@ def _follows(trace: Trace, path: Path) -> NDArray[np.bool_]:
     return np.asarray((trace.rank[:, : len(path)] == path).all(axis=1))
 
 
-def _matched(trace: Trace, steps: Walk, paths: list[Path], depth: int) -> list[Path]:
+def _matching_children(trace: Trace, steps: Walk, paths: list[Path], depth: int) -> list[Path]:
     """Return children just below the tree that would lengthen steps at visited anchors, most frequent first."""
     if trace.tree is not None and trace.tree_kept is not None:
-        return _accepted(trace.tree, trace.tree_kept, steps, paths, depth)
+        return _accepting_children(trace.tree, trace.tree_kept, steps, paths, depth)
     stopped = steps.accepted < depth
     anchors, accepted = steps.anchors[stopped], steps.accepted[stopped]
     ranks = trace.rank[anchors, :depth]
@@ -82,7 +82,7 @@ def _matched(trace: Trace, steps: Walk, paths: list[Path], depth: int) -> list[P
     return [tuple(int(rank) for rank in row if rank >= 0) for row in rows[order]]
 
 
-def _accepted(tree: Tree, kept: NDArray[np.bool_], steps: Walk, paths: list[Path], depth: int) -> list[Path]:
+def _accepting_children(tree: Tree, kept: NDArray[np.bool_], steps: Walk, paths: list[Path], depth: int) -> list[Path]:
     """Return the same where several siblings may be accepted: children that would have made a step longer.
 
     Args:

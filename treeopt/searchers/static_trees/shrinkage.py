@@ -12,7 +12,7 @@ TRIED = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 UNKNOWN = 40.0  # for a single request, whose halves would not be independent
 
 
-def fitted(trace: Trace, *, nodes: int, depth: int) -> float:
+def fit_strength(trace: Trace, *, nodes: int, depth: int) -> float:
     """Return the pseudo-anchors of the back-off, one of `TRIED`, for `count_prefixes(..., shrink=)`.
 
     Every other request predicts the next rank of the rest below the `nodes` most frequent paths, and the other way

@@ -16,7 +16,7 @@ from tests.helpers.strategies import trace_of, traces, with_lengths
 from treeopt.errors import UsageError
 from treeopt.searchers.static_trees.back_off import KINDS, PRIOR, BackOff, falling, kinds_below
 from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.shrinkage import TRIED, UNKNOWN, fitted
+from treeopt.searchers.static_trees.shrinkage import TRIED, UNKNOWN, fit_strength
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path
 
@@ -202,19 +202,19 @@ def slow_likelihood(trace: Trace, nodes: int, shrink: float) -> float:
 @settings(max_examples=50)
 def test_the_likeliest_is_taken(trace, nodes):
     likelihood = [slow_likelihood(trace, nodes, shrink) for shrink in TRIED]
-    found = fitted(trace, nodes=nodes, depth=trace.depth)
+    found = fit_strength(trace, nodes=nodes, depth=trace.depth)
     assert likelihood[TRIED.index(found)] == pytest.approx(max(likelihood), rel=1e-9, abs=1e-9)
 
 
 def test_alike_paths_are_shrunk_far_and_loops_are_not():
     rng = np.random.default_rng(20240607)
     alike = with_lengths(np.minimum(rng.geometric(0.6, (3000, 4)) - 1, 7), [100] * 30, width=8)
-    assert fitted(alike, nodes=31, depth=4) == TRIED[-1]
+    assert fit_strength(alike, nodes=31, depth=4) == TRIED[-1]
     # Of four ranks in a row the first is drawn, the rest follow from it: each path goes on in one way only.
     first = rng.integers(0, 8, (3000, 1))
     loops = with_lengths((first * np.array([1, 3, 5, 7]) + np.array([0, 1, 2, 3])) % 8, [100] * 30, width=8)
-    assert fitted(loops, nodes=31, depth=4) == TRIED[0]
-    assert fitted(trace_of([[[0]]], width=1), nodes=3, depth=1) == UNKNOWN
+    assert fit_strength(loops, nodes=31, depth=4) == TRIED[0]
+    assert fit_strength(trace_of([[[0]]], width=1), nodes=3, depth=1) == UNKNOWN
 
 
 def test_shrinking_helps_on_few_anchors():

@@ -10,7 +10,7 @@ from treeopt.cli.options.value_types import Numbers, numbers_text
 from treeopt.defaults import INFO_NODES
 from treeopt.errors import TraceError
 from treeopt.planning.learning_curve import learning_curves
-from treeopt.planning.search_warnings import advice, resemblance, untrusted
+from treeopt.planning.search_warnings import advice, interval_warnings, resemblance
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.storage.provenance import assumed_in, look
 from treeopt.traces.resumable_shards import load_file_or_shards, optional_in
@@ -41,8 +41,8 @@ EXAMPLES = examples(
 @general.verbose
 def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: int, as_json: bool) -> None:
     """Describe a trace or a folder of shards: size, models, acceptance by depth, repeated text, what to beware of."""
-    from treeopt.results.learning_curves import curve_blocks, curve_record
-    from treeopt.results.trace import describe, trace_blocks
+    from treeopt.results.learning_curves import curve_record
+    from treeopt.results.trace import describe
 
     trace = load_file_or_shards(trace_file, ranks_only=True)
     ranked = with_drawn_ranks(trace, seed)
@@ -56,7 +56,7 @@ def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: i
         printing.print_json(describe(trace) | stored | {"advice": warnings} | drawn)
         return
     beware = [*(f"assumed: {sentence}" for sentence in assumed_in(trace.meta)), *warnings]
-    printing.show((*trace_blocks(trace, file=str(trace_file), beware=beware), *curve_blocks(curves)))
+    printing.show("trace", trace, file=str(trace_file), beware=beware, curves=curves)
 
 
 def _warnings(trace: Trace, ranked: Trace, nodes: int) -> tuple[str, ...]:
@@ -67,5 +67,5 @@ def _warnings(trace: Trace, ranked: Trace, nodes: int) -> tuple[str, ...]:
         warnings = (str(error),)
     if ranked is not trace:
         warnings += ("its rule draws candidates: the ranks shown are the drafter's, not what steps accept",)
-    doubts = tuple(sentence for sentence in untrusted(ranked) if sentence not in warnings)
+    doubts = tuple(sentence for sentence in interval_warnings(ranked) if sentence not in warnings)
     return warnings + doubts + tuple(resemblance(ranked))

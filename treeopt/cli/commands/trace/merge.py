@@ -8,7 +8,7 @@ from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import counted
 from treeopt.storage.provenance import assumed_in
-from treeopt.traces.merge_split import merged
+from treeopt.traces.merge_split import merge_traces
 from treeopt.traces.resumable_shards import load_file_or_shards
 from treeopt.traces.trace import save_trace
 
@@ -27,7 +27,7 @@ def merge(traces: tuple[Path, ...], output: Path, *, force: bool) -> None:
     """Join TRACES of the same models and rule; a folder that `collect --parts` filled counts as one."""
     output_files.check_output(output, force=force)
     parts = [load_file_or_shards(path) for path in traces]
-    joined = merged(parts, [str(path) for path in traces])
+    joined = merge_traces(parts, [str(path) for path in traces])
     save_trace(joined, output)
     without = [str(path) for path, part in zip(traces, parts, strict=True) if part.prompt_tokens is None]
     if 0 < len(without) < len(parts):

@@ -1,0 +1,259 @@
+"""The cost models of a what-if question: devices and models with their sizes, for each device and context."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_by_layers, kind_of_drafter
+from simulate.model_sizes.hf_config import context_limit, quant_method
+from simulate.model_sizes.model_shape import Shape
+from simulate.profiles.profile import Profile
+from simulate.roofline.data_sheets import Hardware, find_hardware, own_hardware
+from simulate.roofline.fitted_constants import constants_of
+from simulate.roofline.interconnect import Link
+from simulate.roofline.roofline_model import Roofline
+from simulate.whatif.profile_transfer import transfer
+from simulate.whatif.scenarios import Place
+from simulate.whatif.whatif_settings import PRICES, Config, WhatIfSettings
+from treeopt.defaults import BYTES
+from treeopt.errors import CostError, UsageError
+from treeopt.storage.provenance import look
+from treeopt.traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Devices of one name, such as `4xh100`.
+
+    Attributes:
+        count: devices that share every layer.
+        device: data sheet of one.
+    """
+
+    count: int
+    device: Hardware
+
+
+def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) -> tuple[str, list[str]]:
+    """Return the kind of drafter that is priced, and a warning if the trace records another kind.
+
+    Args:
+        trace: the trace, whose drafter decides where nothing else does.
+        kind: a name of `DRAFTERS`.
+        drafter: the drafter's folder or config.json, which decides where `kind` is None and it states its kind.
+
+    Raises:
+        UsageError: no such kind, or the trace's drafter has none that could be priced.
+        CostError: the drafter's configuration cannot be read.
+    """
+    if kind is None and drafter is not None:
+        kind = kind_of_drafter(drafter)
+    recorded = look(trace.meta, "drafter", "kind")
+    if isinstance(recorded, str):
+        recorded = recorded.partition(":")[0]  # an engine's prompt lookup takes as long as treeopt's
+    if kind is None:
+        if recorded not in DRAFTERS:
+            if drafter is not None and (guess := kind_by_layers(drafter)) is not None:
+                return guess, []
+            why = (
+                "the trace does not record its drafter's kind"
+                if recorded is None
+                else f"there is no price for a {recorded} drafter"
+            )
+            raise UsageError(f"{why}: choose the kind to price with --kind, one of {', '.join(DRAFTERS)}")
+        return str(recorded), []
+    if kind not in DRAFTERS:
+        raise UsageError(f"--kind must be one of {', '.join(DRAFTERS)}, got {kind!r}")
+    if recorded in (None, kind):
+        return kind, []
+    return kind, [f"the trace records drafter kind {recorded}, but {kind} is priced"]
+
+
+def bytes_per_weight(config: Config | None, given: float | None, option: str, *, default: float = BYTES) -> float:
+    """Return the bytes of a stored weight: those given, else the default unless the config is quantised.
+
+    Args:
+        config: a model's folder or config.json; None: not known.
+        given: the caller's figure.
+        option: that the figure is given with, for the message.
+        default: bytes of weights that are not quantised.
+
+    Raises:
+        UsageError: the model is quantised, and no figure was given.
+    """
+    if given is not None or config is None:
+        return default if given is None else given
+    method = quant_method(config)
+    if method is not None:
+        name = "" if isinstance(config, Mapping) else f"{config}: "
+        raise UsageError(
+            f"{name}quantization_config says that weights are quantised (quant_method {method}): give the "
+            f"bytes of one with {option}"
+        )
+    return default
+
+
+def check_measured(profile: Profile, profile_file: Path | None, measured_on: str) -> list[str]:
+    """Check that step times can be carried over to other devices; return a warning if they are a processor's.
+
+    Raises:
+        UsageError: they are predictions, or an engine's, which does not separate drafting from verification.
+    """
+    name = "" if profile_file is None else f"{profile_file}: "
+    if look(profile.meta, "predicted") is not None:
+        raise UsageError(f"{name}its step times are predictions, not measurements; omit --profile")
+    if look(profile.meta, "imported") is not None:
+        raise UsageError(
+            f"{name}its step times come from an engine, which does not separate drafting from verification, so they "
+            "cannot be carried over to another device; omit --profile"
+        )
+    device = look(profile.meta, "device")
+    if str(device).startswith("cpu"):
+        return [f"the profile was measured on {device}, not on {measured_on}: carried-over step times are meaningless"]
+    return []
+
+
+def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], list[str]]:
+    """Return a cost model for each device and context, and warnings about the drafter's sizes.
+
+    Args:
+        settings: the question, with the kind of drafter, bytes per weight and the step times, if any, settled.
+        heads: of a drafter with one head for each depth.
+
+    Raises:
+        UsageError: settings that contradict each other.
+        CostError: a device, model or size that has no price.
+    """
+    profile = settings.profile
+    assert settings.kind is not None
+    assert profile is None or isinstance(profile, Profile)
+    known = find_hardware(settings.like) if settings.like else None
+    devices = _devices(settings, known)
+    source = [] if settings.measured_on is None else [_measured_on(settings.measured_on)]
+    everywhere = [*devices, *source]
+    if known is not None and all(constants_of(c.device, known) == constants_of(c.device, None) for c in everywhere):
+        raise UsageError(f"--like has no effect: the constants of {','.join(settings.hardware)} are known; omit it")
+    linked = _linked(everywhere, settings.link)
+    devices, source = linked[: len(devices)], linked[len(devices) :]
+    shape = Shape.from_config(settings.target)
+    config = settings.target if settings.drafter is None else settings.drafter
+    drafts = drafter_shape(config, kind=settings.kind, target=shape)
+    warnings = assumptions(settings.drafter, drafts, kind=settings.kind, target=shape)
+    sizes: dict[str, Any] = {name: getattr(settings, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
+
+    def roofline(devices: Counted, option: str = "--hardware") -> Roofline:
+        try:
+            return Roofline(shape, drafts, devices.device, like=known, devices=devices.count, **sizes)
+        except CostError as error:
+            if devices.count == 1:
+                raise
+            name = f"{devices.count}x{devices.device.name.split()[0].lower()}"
+            raise CostError(f"{option} {name}: {error}") from error
+
+    places = []
+    for counted in devices:
+        for context in settings.context:
+            model = roofline(counted)
+            cost = None
+            if profile is not None:
+                cost = transfer(profile, measured_on=roofline(source[0], "--measured-on"), to=model, context=context)
+            places.append(Place.of(model, context=context, heads=heads, cost=cost))
+    return places, warnings
+
+
+def prices_of_devices(prices: Mapping[str, float], places: Sequence[Place]) -> dict[str, float]:
+    """Return the price per hour of every device or group of devices that the settings name.
+
+    Args:
+        prices: of a single device, by names as `hardware` takes them.
+        places: the devices, all of which must be priced.
+
+    Raises:
+        UsageError: names the price that is wrong or missing.
+    """
+    singles = {place.single or place.device for place in places}
+    priced: dict[str, float] = {}
+    for word, price in prices.items():
+        if not PRICES[0] <= price <= PRICES[1]:
+            raise UsageError(f"--price must be from {PRICES[0]:g} to {PRICES[1]:g} per hour, got {word}={price:g}")
+        count, name = _count_and_name(word)
+        if count > 1:
+            raise UsageError(f"--price takes the price of one device: name {name}, not {word}")
+        name = next((single for single in singles if single.casefold() == name.casefold()), name)
+        if name not in singles:
+            try:
+                name = find_hardware(name).name
+            except CostError as error:
+                raise UsageError(f"--price: {error}") from error
+        if name not in singles:
+            raise UsageError(f"--price: {name} is not among the devices of --hardware")
+        if name in priced:
+            raise UsageError(f"--price names {name} twice")
+        priced[name] = price
+    missing = sorted(singles - priced.keys())
+    if missing:
+        raise UsageError(f"--price is missing for {', '.join(missing)}")
+    return {place.device: place.count * priced[place.single or place.device] for place in places}
+
+
+def context_warnings(target: Config, contexts: Sequence[int]) -> list[str]:
+    """Warn of contexts that are longer than the target was built for."""
+    limit = context_limit(target)
+    beyond = [] if limit is None else [str(tokens) for tokens in contexts if tokens > limit]
+    if not beyond:
+        return []
+    return [f"context {', '.join(beyond)}: the target is built for {limit} tokens, step times ignore that limit"]
+
+
+def _devices(settings: WhatIfSettings, like: Hardware | None) -> list[Counted]:
+    """Return known devices, or one in the caller's own figures."""
+    bandwidth, flops, memory = settings.bandwidth, settings.flops, settings.memory
+    named = list(dict.fromkeys(_count_and_name(word) for word in settings.hardware))
+    if (bandwidth is None) != (flops is None):
+        raise UsageError("--bandwidth and --flops need each other")
+    if bandwidth is None or flops is None:
+        if memory is not None:
+            raise UsageError("--memory describes a custom device: give --bandwidth and --flops, too")
+        return list(dict.fromkeys(Counted(count, find_hardware(name)) for count, name in named))
+    if like is None or len(named) > 1:
+        raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
+    ((count, name),) = named
+    memory_bytes = None if memory is None else max(1, round(memory * 1e9))
+    own = own_hardware(name, bandwidth=bandwidth * 1e9, flops=flops * 1e12, like=like, memory_bytes=memory_bytes)
+    return [Counted(count, own)]
+
+
+def _measured_on(word: str) -> Counted:
+    """Return the devices that a profile was measured on."""
+    count, name = _count_and_name(word)
+    try:
+        return Counted(count, find_hardware(name))
+    except CostError as error:
+        raise UsageError(f"--measured-on: {error}") from error
+
+
+def _linked(devices: list[Counted], link: Sequence[float]) -> list[Counted]:
+    """Return the devices, with the caller's link for those whose exchange is not known."""
+    if not link:
+        return devices
+    if not any(counted.count > 1 and counted.device.link is None for counted in devices):
+        raise UsageError("--link has no effect: no group of devices has an unknown exchange; omit it")
+    bandwidth, latency = link
+    source = f"given by the user, {bandwidth:g} GB/s and {latency:g} us"
+    own = Link(bandwidth * 1e9, latency * 1e-6, 1.0, 0.0, source)
+    return [
+        replace(counted, device=replace(counted.device, link=own)) if counted.device.link is None else counted
+        for counted in devices
+    ]
+
+
+def _count_and_name(word: str) -> tuple[int, str]:
+    """Return the number of devices and the name of one.
+
+    >>> _count_and_name("4xh100"), _count_and_name("RTX 4090")
+    ((4, 'h100'), (1, 'RTX 4090'))
+    """
+    several = re.fullmatch(r"([1-9]\d{0,3})\s*x\s*(.+)", word.strip(), re.IGNORECASE)
+    return (int(several[1]), several[2]) if several else (1, word.strip())

@@ -1,0 +1,103 @@
+"""Options made from the fields of a settings class, which a command then gets as one object."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, Field
+from functools import wraps
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+
+from treeopt.cli.options.value_types import Numbers, Real, Tokens, Whole, numbers_text
+from treeopt.cli.options.what_to_draft import Dynamic, Static
+from treeopt.policies import Policy
+from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of
+from treeopt.tree import Tree
+
+Decorator = Callable[[Any], Any]
+BY_MEANING: Mapping[str, Any] = {}
+
+
+def options_of(
+    kind: type[Settings],
+    *,
+    types: Mapping[str, Any] = BY_MEANING,
+    without: Collection[str] = (),
+    required: Collection[str] = (),
+    name: str = "settings",
+) -> Decorator:
+    """Return a decorator that adds an option for each field; the command gets an object of `kind` as argument `name`.
+
+    Args:
+        kind: the settings class.
+        types: types of options by field, where type and meaning of the field do not say how a text is read.
+        without: fields that the command fills itself, if at all.
+        required: fields that must be given on the command line, although they have a default.
+        name: of the argument.
+    """
+    own = [each for each in settings_of(kind) if meaning_of(each).option != "" and each.name not in without]
+
+    def decorate(command: Any) -> Any:
+        @wraps(command)
+        def asked(**values: Any) -> Any:
+            fields = {each.name: _scaled(values.pop(each.name), meaning_of(each).scale) for each in own}
+            return command(**{name: kind.of(fields)}, **values)
+
+        for each in reversed(own):
+            asked = _option(each, types.get(each.name), required=each.name in required)(asked)
+        return asked
+
+    return decorate
+
+
+def _scaled(value: Any, scale: float) -> Any:
+    """Return an option's value in the unit of its field."""
+    if value is None or scale == 1:
+        return value
+    return tuple(number * scale for number in value) if isinstance(value, tuple) else value * scale
+
+
+def _option(each: "Field[Any]", type_: Any, *, required: bool) -> Decorator:
+    """Return the option of a field."""
+    meaning, kind = meaning_of(each), bare_type(each.type)
+    names = (meaning.option or option_of(each), each.name)
+    if kind is bool:
+        switch = "/" in names[0]
+        return click.option(*names, is_flag=True, default=each.default, show_default=switch, help=meaning.help)
+    required = required or each.default is MISSING
+    settings: dict[str, Any] = {"help": meaning.help, "required": required}
+    if not required:
+        default: Any = each.default
+        settings["default"] = numbers_text(default) if default and _item(kind) is int else default
+        settings["show_default"] = default not in (None, (), "", frozenset())
+    several = get_origin(kind) is tuple and _item(kind) is not int and not getattr(type_, "whole", False)
+    return click.option(*names, type=type_ or _type(each, kind), multiple=several, **settings)
+
+
+def _item(kind: Any) -> Any:
+    """Return the type of the items of a tuple, or the type itself.
+
+    >>> _item(tuple[int, ...]), _item(str)
+    (<class 'int'>, <class 'str'>)
+    """
+    return get_args(kind)[0] if get_origin(kind) is tuple else kind
+
+
+def _type(each: "Field[Any]", kind: Any) -> Any:
+    """Return how the text of an option is read."""
+    meaning, item = meaning_of(each), _item(kind)
+    if get_origin(item) is Literal:
+        return click.Choice(get_args(item))
+    if names := meaning.names():
+        return click.Choice(names)
+    if item is int and get_origin(kind) is tuple:
+        return Numbers(meaning.form or "batch sizes")
+    if item is int:
+        least, most = (None if limit is None else int(limit) for limit in (meaning.least, meaning.most))
+        return (Tokens if meaning.form == "tokens" else Whole)(min=least, max=most)
+    if item is float:
+        low, high = (limit and limit / meaning.scale for limit in (meaning.lowest, meaning.highest))
+        return Real(low, high, min_open=meaning.above is not None, max_open=meaning.below is not None)
+    if item is Path:
+        return click.Path(path_type=Path, dir_okay=meaning.form == "folder")
+    return {Tree: Static(), Policy: Dynamic()}.get(item, click.STRING)

@@ -1,0 +1,52 @@
+"""The highest rates of requests that a server carries, a row per configuration."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from treeopt.results.blocks import Column, Table, ranged
+from treeopt.results.kinds import ResultKind
+from treeopt.results.run import DETAILS, next_lines, unsure, with_article
+
+COLUMNS = (
+    Column("configuration", align="left", key=True, field="name"),
+    Column(
+        "requests/s carried",
+        meaning="The highest rate at which enough requests keep the limits.",
+        field="requests_s",
+        digits=2,
+    ),
+    Column("ratio to the last", field="over", digits=2),
+)
+
+
+def _answers(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the rate that the first configuration carries, beside the last one's."""
+    first, last = record["ways"][0], record["ways"][-1]
+    answer = f"{with_article(first['name'])} carries {ranged(first['requests_s'], 2).text} requests/s"
+    if first["over"] is not None:
+        answer += f", {ranged(first['over']).text} times {last['name']}{unsure(first['over'])}"
+    yield f"{answer[0].upper()}{answer[1:]}."
+
+
+def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
+    ratio = replace(COLUMNS[-1], name=f"ratio to {record['ways'][-1]['name']}")
+    yield Table.of(f"server of {record['rows']} rows", (*COLUMNS[:-1], ratio), record["ways"])
+
+
+ENTRY = ResultKind(
+    name="capacity",
+    title="Capacity of a server",
+    question="How much does a server carry?",
+    place=10,
+    command="simulate",
+    schemas=("treeopt.capacity/1",),
+    record="simulate.runs.run_records:CapacityRecord",
+    rows=lambda record: record["ways"],
+    columns=COLUMNS,
+    answers=_answers,
+    next_lines=next_lines,
+    tables=_tables,
+    details=DETAILS,
+    charts={"rates": "treeopt.charts.latency_charts:carried_rates"},
+)

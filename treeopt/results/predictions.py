@@ -1,0 +1,44 @@
+"""Predictions: the plan that was written before anything was measured, with its hash."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from treeopt.plans.plan import Plan
+from treeopt.plans.plan_json import from_json
+from treeopt.results import plan as plans
+from treeopt.results.blocks import Line
+from treeopt.results.kinds import ResultKind
+from treeopt.storage.provenance import look
+
+
+def plan_of(record: Mapping[str, Any]) -> Plan:
+    """Return the plan that predictions are of."""
+    return from_json(json.dumps(record["plan"]))
+
+
+def _remarks(record: Mapping[str, Any], **_: Any) -> Iterator[Line]:
+    yield from plans.remarks(plan_of(record))
+    yield Line("condition", f"Written before measuring: sha256 {record['sha256'][:16]}.")
+
+
+ENTRY = ResultKind(
+    name="predictions",
+    title="Predictions",
+    models=lambda record: look(record, "plan", "meta", "trace"),
+    question="Which speed was predicted before measuring?",
+    place=3,
+    command="validate",
+    schemas=("treeopt.predictions/1",),
+    record="simulate.validation.validation_records:PredictionsRecord",
+    rows=lambda record: plans.rows(plan_of(record)),
+    columns=plans.COLUMNS,
+    answers=lambda record: plans.answers(plan_of(record)),
+    summary=lambda record, **_: plans.summary(plan_of(record)),
+    tables=lambda record, **_: plans.tables(plan_of(record)),
+    remarks=_remarks,
+    charts={
+        "speedup": "treeopt.charts.page_charts:predicted_speedups",
+        "latency": "treeopt.charts.page_charts:predicted_latencies",
+    },
+)

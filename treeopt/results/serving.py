@@ -1,0 +1,97 @@
+"""Simulated servers under one load: figures down, configurations side by side."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from treeopt.errors import counted
+from treeopt.planning.evaluator import PLAIN
+from treeopt.results.blocks import Block, Column, Line, ranged
+from treeopt.results.kinds import ResultKind
+from treeopt.results.run import DETAILS, LATENCIES, PERCENTS, next_lines, side_by_side
+from treeopt.results.words import paths_words
+
+COLUMNS = (
+    Column("configuration", align="left", key=True, field="name"),
+    Column("tokens/s", field="figures.tokens_s", digits=1),
+    Column("requests/s ended", field="figures.requests_s", digits=3),
+    Column("goodput, requests/s", field="figures.goodput_s", digits=3),
+    Column("within the limits,", "%", field="figures.within", digits=1),
+    Column("requests decoding", field="figures.running", digits=2),
+    Column("requests waiting", field="figures.waiting", digits=2),
+    Column("busy,", "%", field="figures.busy", digits=1),
+)
+LATENCY_COLUMNS = tuple(
+    Column(f"{label}, p{percent},", "ms", field=f"figures.{key}_p{percent}", digits=1)
+    for key, label in (LATENCIES | {"e2e_s": "arrival to end"}).items()
+    for percent in PERCENTS
+)
+
+
+def _answers(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the throughput, goodput and waiting time of each configuration."""
+    for configuration in record["ways"]:
+        figures = configuration["figures"]
+        parts = [f"{ranged(figures['tokens_s'], 1).text} tokens/s"]
+        if figures.get("goodput_s") is not None:
+            parts.append(f"{ranged(figures['goodput_s'], 2).text} requests/s within the limits")
+        if figures.get("ttft_s_p95") is not None:
+            parts.append(f"95 % of first tokens within {ranged(figures['ttft_s_p95'], 1, scale=1e3).text} ms")
+        name = configuration["name"]
+        yield f"{name[0].upper()}{name[1:]}: {', '.join(parts)}."
+
+
+def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:
+    """Yield the figures, and the trees of configurations that change between several."""
+    columns = (*COLUMNS, *_changes(record), *LATENCY_COLUMNS)
+    yield side_by_side(f"server of {record['rows']} rows", columns, record["ways"])
+    yield from (Line("note", text) for text in _trees(record))
+
+
+def _changes(record: Mapping[str, Any]) -> list[Column]:
+    """Return the figures of changes between trees, empty for configurations with one; none if none changes."""
+    most = max(len(configuration["trees"]) for configuration in record["ways"])
+    if most < 2:
+        return []
+
+    def figure(name: str, unit: str, key: str, digits: int) -> Column:
+        shown = Column(name, unit, field=f"figures.{key}", digits=digits)
+        return Column(name, unit, show=lambda row: shown.cell(row if len(row["trees"]) > 1 else {}))
+
+    shares = [figure(f"time of steps with tree {place + 1},", "%", f"way_{place}", 1) for place in range(most)]
+    return [figure("changes of tree per second", "", "switches", 3), *shares]
+
+
+def _trees(record: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each configuration that changes between trees."""
+    lines = []
+    for configuration in record["ways"]:
+        shapes = [PLAIN if not tree else paths_words(tree) for tree in configuration["trees"]]
+        if len(shapes) > 1:
+            changes = [
+                f"{counted(up, 'request')} or more, back at {down}"
+                for up, down in zip(configuration["up"], configuration["down"], strict=True)
+            ]
+            trees = "; ".join(f"{shape} from {change}" for shape, change in zip(shapes[1:], changes, strict=True))
+            lines.append(f"Trees of the {configuration['name']}: {shapes[0]}; {trees}.")
+    return lines
+
+
+ENTRY = ResultKind(
+    name="serving",
+    title="Server",
+    question="How does a server cope?",
+    place=9,
+    command="simulate",
+    schemas=("treeopt.serving/1",),
+    record="simulate.runs.run_records:ServingRecord",
+    rows=lambda record: record["ways"],
+    columns=(*COLUMNS, *LATENCY_COLUMNS),
+    answers=_answers,
+    next_lines=next_lines,
+    tables=_tables,
+    details=DETAILS,
+    charts={
+        "load": "treeopt.charts.latency_charts:load_over_time",
+        "latency": "treeopt.charts.latency_charts:latencies",
+    },
+)
