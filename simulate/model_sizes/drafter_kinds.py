@@ -274,8 +274,8 @@ def _check_known(config: Fields) -> None:
     """
     known = {word for kind in DRAFTERS.values() for word in kind.words}
     words = class_words(config) + (" paralleldrafting" if config.get("parallel_drafting") else "")
-    words += " dflash" if config.get("dflash_config") else ""
     kind = next((kind for part, kind in _UNKNOWN.items() if part in words and part not in known), None)
+    kind = "DFlash" if kind is None and config.get("dflash_config") and "dflash" not in known else kind
     if kind is not None:
         field = next((name for name in ("parallel_drafting", "dflash_config") if config.get(name)), "architectures")
         raise CostError(

@@ -79,7 +79,7 @@ def test_changes_without_meaning(change, words):
 @pytest.mark.parametrize(
     ("recipe", "change", "words"),
     [
-        ("hass", "layers=2", "layers applies only to medusa and hydra drafters, recipe hass trains eagle"),
+        ("hass", "layers=2", "layers applies only to hydra and medusa drafters, recipe hass trains eagle"),
         ("medusa1", "dropout=0.2", "dropout applies only to hydra"),
         ("medusa1", "prefix=true", "prefix applies only to hydra"),
         ("hydra++", "detached=true", "detached applies only to eagle and eagle3"),

@@ -14,7 +14,7 @@ from executor.drafters.eagle3 import eagle3_shape
 from executor.drafters.hydra import hydra_shape
 from executor.drafters.medusa import medusa_shape
 from simulate.model_sizes.drafter_kinds import drafter_shape
-from simulate.model_sizes.drafter_sizes import DrafterShape, eagle_parameters
+from simulate.model_sizes.drafter_sizes import DrafterShape, eagle_parameters, no_work
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
@@ -81,9 +81,9 @@ sizes = st.integers(1, 64)
 
 
 @settings(deadline=None)
-@given(batch=sizes, context=st.integers(0, 4000), kind=st.sampled_from(["eagle", "eagle3", "language_model", "medusa"]))
+@given(batch=sizes, context=st.integers(0, 4000), kind=st.sampled_from([eagle_shape, eagle3_shape, medusa_shape]))
 def test_parts_price_what_step_s_does(batch, context, kind):
-    cost = roofline(SMALL, getattr(DrafterShape, kind)(SMALL))
+    cost = roofline(SMALL, kind(SMALL))
     shapes = [
         StepShape.of(tree, batch=batch, context=context)
         for tree in (Tree.chain(3), Tree.full(2, 3), Tree.from_paths([(0,), (1,), (5,)]))
@@ -226,8 +226,9 @@ def test_weights_of_drafters():
         eagle_shape(mixture)
     third = drafter_shape(LLAMA_3_8B | {"draft_vocab_size": 32000}, kind="eagle3")
     assert third == eagle3_shape(L3, draft_vocab=32000)
-    with pytest.raises(UsageError, match="one of eagle, eagle3, hydra, language-model, medusa; got 'ngram'"):
-        drafter_shape(LLAMA_2_7B, kind="ngram")
+    assert drafter_shape(LLAMA_2_7B, kind="ngram") == no_work()
+    with pytest.raises(UsageError, match=r"drafter must be one of eagle, eagle3, .*; got 'mtp'"):
+        drafter_shape(LLAMA_2_7B, kind="mtp")
 
 
 @pytest.mark.parametrize(
