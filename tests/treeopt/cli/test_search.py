@@ -187,11 +187,7 @@ def test_search_refuses_too_few_requests(tmp_path, profile_file, unchanged):
     ("words", "named"),
     [
         (["--batch", "0"], ["batch", "0"]),
-        ([], ["batch"]),
-        (["--batch", "1", "--max-depth", "4"], ["max-depth", "4", "3"]),
         (["--batch", "1", "--held-out", "0"], ["held-out", "0"]),
-        (["--batch", "1", "--held-out", "nan"], ["held-out", "nan"]),
-        (["--batch", "1", "--method", "guess"], ["method", "guess", "renewal"]),
         (["--batch", "1", "--widht", "3"], ["--widht"]),
     ],
     ids=lambda value: " ".join(value) or "no batch" if isinstance(value, list) else None,

@@ -104,12 +104,7 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
     ("more", "words", "code"),
     [
         (("--rule", "typical", "--temperature", "1"), ("rule typical needs --tree",), 2),
-        (("--rule", "typical", "--temperature", "1", "--tree", "[[9]]"), ("rank 9", "width 4"), 1),
-        (("--rule", "sequoia"), ("--temperature",), 2),
-        (("--candidates", "beam=3"), ("must be depth=N and may add beam, width",), 2),
         (("--candidates", "depth=9"), ("depth 9", "drafts 3 at most"), 1),
-        (("--candidates", "depth=2", "--rule", "specinfer", "--temperature", "1"), ("rule specinfer",), 2),
-        (("--stride", "2"), ("--stride applies only to candidates",), 2),
         (("--draws", "3"), ("--draws is for rule sequoia, not greedy",), 2),
     ],
 )

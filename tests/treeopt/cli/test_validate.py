@@ -13,7 +13,6 @@ from simulate.validation.end_to_end import Runs, whole_runs
 from simulate.validation.predictions import load_predictions
 from tests.helpers.command_line import (
     CHECK,
-    CONTEXT,
     RANDOM,
     done,
     error_of,
@@ -203,11 +202,7 @@ def test_predictions_are_read_again_unless_they_were_changed(sources, tmp_path):
     ("more", "words"),
     [
         (["--requests", "17"], ["17 requests wanted after skipping 0", "16"]),
-        (["--requests", "8", "--skip", "9"], ["8 requests wanted after skipping 9", "16"]),
-        ([], ["--requests", "same trace"]),
         (["--requests", "8", "--acceptance", "replay"], ["--acceptance", "replay:TRACE.npz"]),
-        (["--requests", "8", "--dtype", "saved"], ["--random-weights", "--dtype"]),
-        (["--requests", "8", "--drafter", "heads"], ["medusa:K", "heads"]),
         (["--requests", "8", "--prompts", "p.jsonl"], ["--prompts", "--prompt-tokens"]),
     ],
 )
@@ -247,12 +242,7 @@ def test_validate_decodes_by_the_rule_of_the_plan_s_trace(plan_file, tiny, tmp_p
     ("more", "code", "words"),
     [
         (["--blocks", "1"], 2, ["blocks", "1"]),
-        (["--blocks", "5"], 2, ["5 blocks", "10 prompts", "8"]),
-        (["--requests", "3"], 2, ["2 blocks", "4 prompts", "3"]),
-        (["--new-tokens", "500"], 1, ["context", str(CONTEXT)]),
         (["--batch", "4"], 2, ["--batch", "give --trace"]),
-        (["--profile", "no.json"], 2, ["--profile", "give --trace"]),
-        (["--trace", "no.npz"], 2, ["--plan", "--trace"]),
         (["--rule", "typical"], 2, ["--rule", "--temperature"]),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
