@@ -33,7 +33,7 @@ from treeopt.searchers.dynamic_trees.settings_grid import Bench
 from treeopt.searchers.dynamic_trees.step_prices import Prices
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow
-from treeopt.searchers.static_trees.renewal import improve
+from treeopt.searchers.static_trees.local_search import improve
 from treeopt.statistics.clustered_estimate import Estimate, paired_difference, ratio
 from treeopt.storage.provenance import this_run
 from treeopt.traces.candidates import Candidates
