@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
 from executor.checkpoints.tensors.torch_save import read_saved
-from executor.engines.engine_record import RequestRecord
 from executor.prompts.prompt_files import encoded, read_prompts
 from executor.prompts.reading_report import Report
+from executor.recording.engine_steps import RequestRecord
 from executor.train.text_files import read_texts
 from executor.train.token_rows import encode
 from simulate.model_sizes.hf_config import context_limit, quant_method
@@ -59,8 +59,8 @@ from treeopt.plans.plan_json import load_plan, to_json
 from treeopt.replay.static_tree import replay_tree
 from treeopt.report.html_page import as_html
 from treeopt.results.trace import describe
-from treeopt.storage.json_lines import read_lines
 from treeopt.storage.json_records import RecordError
+from treeopt.storage.work_file import WorkFile
 from treeopt.traces.importers.source_file import read_numbers
 from treeopt.traces.importers.trace_source import ImportedFile, import_trace
 from treeopt.traces.resumable_shards import load_file_or_shards
@@ -215,9 +215,7 @@ def _use_npy(path: Path) -> None:
 
 
 def _use_run(path: Path) -> None:
-    lines = read_lines(path, "treeopt.engine_run/1")
-    for record in [] if lines is None else lines[1]:
-        RequestRecord.read(record)
+    WorkFile(path, {}).pieces("request", RequestRecord)
 
 
 def _use_predictions(path: Path) -> None:
@@ -433,9 +431,9 @@ REQUESTS = [
     '{"prompt_tokens": 5, "tokens": 7}\n',
 ]
 RUN = [
-    json.dumps({"schema": "treeopt.engine_run/1", "settings": {}})
+    json.dumps({"schema": "treeopt.work/1", "settings": {}})
     + "\n"
-    + json.dumps({"request": 0, "committed": [1, 2], "drafted": [0, 2], "tokens": [1, 2, 3]})
+    + json.dumps({"request": {"request": 0, "committed": [1, 2], "drafted": [0, 2], "tokens": [1, 2, 3]}})
     + "\n"
 ]
 NUMBERS = [

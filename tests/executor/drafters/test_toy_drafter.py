@@ -23,12 +23,12 @@ from executor.drafters.base.recipe import Recipe, recipes, replaced
 from executor.models.random_weights import random_drafter
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
+from executor.runners.loop_runner import weights_read
 from executor.target.features import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 from executor.train.new_drafter import begun
 from executor.train.text_files import Rows
 from executor.train.training_run import Job, run
-from executor.validation.weight_reads import weights_read
 from simulate.model_sizes.drafter_kinds import (
     DRAFTERS,
     DrafterKind,

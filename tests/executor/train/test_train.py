@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaForCausalLM
 
+from data.make import stdlib_corpus
 from executor.checkpoints import load_drafter
 from executor.drafters.base.recipe import Recipe, recipes, replaced
 from executor.drafters.eagle import EAGLE, HASS
@@ -31,7 +32,6 @@ from executor.train.loss_anchors import Anchors
 from executor.train.loss_module import Lesson
 from executor.train.loss_terms import TERMS
 from executor.train.new_drafter import begun, continued, fresh_drafter
-from executor.train.shipped import stdlib_corpus
 from executor.train.target_training import Lora, LoraBackbone, WholeBackbone
 from executor.train.text_files import Rows
 from executor.train.trainer import DrafterTrainer, arguments
