@@ -47,7 +47,7 @@ READERS = {
     "simulate.model_sizes.hf_config:quant_method": "config",
     "simulate.model_sizes.drafter_sizes:DrafterShape.from_config": "drafter-config",
     "simulate.roofline.data_sheets:load_hardware": "hardware",
-    "simulate.runs.server_arrivals:read_requests": "requests",
+    "simulate.runs.server_load:read_requests": "requests",
     "executor.prompts.prompt_files:read_prompts": "prompts",
     "executor.train.text_files:read_texts": "data",
     "executor.checkpoints:load_drafter": "drafter",

@@ -25,8 +25,7 @@ from treeopt.explore.questions import Question
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import from_json
-from treeopt.replay.priced_walk import step_seconds
-from treeopt.replay.static_tree import replay_tree
+from treeopt.replay.static_tree import replay_tree, step_seconds
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.traces.trace import PAST_END, Trace

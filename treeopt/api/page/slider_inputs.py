@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import CostError, TraceError, counted
-from treeopt.replay.priced_walk import step_seconds
-from treeopt.replay.static_tree import replay_tree
+from treeopt.replay.static_tree import replay_tree, step_seconds
 from treeopt.report.slider_model import Drafted, conditional_rates, embedded, finite
 from treeopt.results.words import describe_models, device_words
 from treeopt.searchers.static_trees.best_first import count_prefixes
