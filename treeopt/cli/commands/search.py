@@ -84,7 +84,7 @@ def search(
     if as_json:
         click.echo(to_json(plan))
         return
-    from simulate.validation.find_validation import live_checks
+    from simulate.validation.predicted_vs_measured import live_checks
 
     file = None if output is None else str(output)
     printing.show("plan", plan, checks=live_checks(plan), file=file)

@@ -20,10 +20,8 @@ from treeopt.cli.options.verification_rule import sampling
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
 from treeopt.errors import UsageError
-from treeopt.results.kinds import Record
 from treeopt.storage import work_file
 from treeopt.storage.atomic_files import write_text
-from treeopt.trackers.log_run import TRACKERS, check_tracker, log_validation
 
 if TYPE_CHECKING:
     from simulate.validation.prediction_sources import Sources
@@ -83,12 +81,6 @@ EXAMPLES = examples(
 @general.graphs
 @engine
 @click.option("--output", type=general.FILE, help="Write the comparison to this file (.json).")
-@click.option(
-    "--log",
-    "tracker",
-    type=click.Choice(list(TRACKERS)),
-    help="Also log the comparison as a run of this tracker, which its own environment variables configure.",
-)
 @general.table
 @general.force
 @general.as_json
@@ -107,7 +99,6 @@ def validate(
     acceptance: str,
     output: Path | None,
     table_file: Path | None,
-    tracker: str | None,
     as_json: bool,
     *,
     force: bool,
@@ -128,7 +119,6 @@ def validate(
     there.
     """
     printing.hold_warnings()
-    check_tracker(tracker)
     from simulate.validation.prediction_sources import Sources
 
     work, replay = None if output is None else work_file.beside(output), _replayed(acceptance)
@@ -141,7 +131,9 @@ def validate(
     record = validate_plan.validate_with(models, prompts, sources, **settings)
     if not printing.is_main_process():
         return
-    _store(record, output, table_file, tracker)
+    if output:
+        write_text(output, json.dumps(record, indent=1) + "\n")
+    output_files.write_table(table_file, record.frame)
     if work is not None:
         work.unlink(missing_ok=True)
     if as_json:
@@ -160,15 +152,6 @@ def _check_outputs(
     output_files.check_output(table_file, "--table", reads=reads, force=force)
     if written:
         output_files.check_output(sources.predictions, "--predictions", reads=reads, force=force or resumed)
-
-
-def _store(record: Record, output: Path | None, table_file: Path | None, tracker: str | None) -> None:
-    """Write the comparison to its files first, then log it."""
-    if output:
-        write_text(output, json.dumps(record, indent=1) + "\n")
-    output_files.write_table(table_file, record.frame)
-    if tracker is not None:
-        printing.say(f"logged as {tracker} run {log_validation(record, tracker)}")
 
 
 def _replayed(acceptance: str) -> Path | None:
