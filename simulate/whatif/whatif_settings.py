@@ -35,7 +35,7 @@ class WhatIfSettings(Settings):
     )
     kind: str | None = setting(
         None,
-        choices=tuple(DRAFTERS),
+        choices=lambda: list(DRAFTERS),
         help="Kind of drafter; default as its configuration states, else as recorded in the trace.",
     )
     batch: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64), least=1, help="Batch sizes; 1-64 doubles from 1 to 64.")

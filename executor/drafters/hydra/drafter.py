@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from executor.drafters.base.decoder_layer import Attend, Layer, LayerCache, Unrolled, layer_config
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.drafters.base.recipe import Frequent, Recipe
-from executor.target.features import keep_last, pick_rows, put_last
+from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 
 

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.models.random_weights import make_target
-from executor.target.features import pick_rows
+from executor.target.causal_model import pick_rows
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import below

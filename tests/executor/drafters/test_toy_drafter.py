@@ -24,7 +24,7 @@ from executor.models.random_weights import random_drafter
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.runners.loop_runner import weights_read
-from executor.target.features import keep_last, pick_rows, put_last
+from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 from executor.train.new_drafter import begun
 from executor.train.text_files import Rows
