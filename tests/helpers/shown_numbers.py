@@ -19,7 +19,7 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import Profile
 from tests.helpers.command_line import done
 from treeopt.charts.page_charts import accepted_shares
-from treeopt.explore import answers, markup
+from treeopt.explore import answers, page_parts
 from treeopt.explore.offered_files import Offer
 from treeopt.explore.questions import Question
 from treeopt.planning.learning_curve import learning_curves
@@ -419,7 +419,7 @@ def explore_numbers(trace: Path, profile: Path) -> Iterator[Number]:
     found = answers.answer(asked, Offer.of_files([trace], [profile]))
     plan = treeopt.search(trace, profile, batch=(1, 4))
     for (title, rows), batch in zip(plan_tables(plan), (1, 4), strict=True):
-        (table,) = Tables(markup.configurations(found, batch)).found
+        (table,) = Tables(page_parts.configurations(found, batch).text).found
         for texts, values in zip(table.rows, rows, strict=True):
             for text, value in zip(texts, values, strict=True):
                 if value is not None:
