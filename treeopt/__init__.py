@@ -10,7 +10,7 @@ first used, so that importing treeopt takes no time. The rooms, in the order of 
 * `traces`, `tree_files`: what a drafter gets right, and importers of other programs' figures; other programs' trees.
 * `policies`, `constraints`, `replay`: dynamic trees; rules of engines; which drafted tokens a tree gets accepted.
 * `searchers`, `plans`, `planning`: search algorithms; the result and its JSON; from a trace and step times to a plan.
-* `comparison`, `engines`, `trackers`: drafters side by side; exports and engine rules; runs of experiment trackers.
+* `comparison`, `engines`: drafters side by side; exports and engine rules.
 * `results`, `terminal`: each kind of result as tables and sentences; how a terminal shows them.
 * `charts`, `report`: charts as values and their renderers; the HTML page.
 * `api`, `notebook`, `explore`, `cli`: the Python API, one command per file; values in notebooks and files; a local
@@ -27,8 +27,6 @@ from typing import TYPE_CHECKING, Any
 from treeopt.value_methods import provide
 
 if TYPE_CHECKING:
-    from simulate.closed_forms.errors_on_published_speedups import reproduction_frame as reproduction_frame
-    from simulate.closed_forms.errors_on_published_speedups import reproductions as reproductions
     from simulate.profiles.profile import Profile as Profile
     from simulate.profiles.profile import save_profile as save_profile
     from treeopt.api.compare_traces import compare as compare
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
     from treeopt.results.kinds import Validation as Validation
     from treeopt.traces.trace import Trace as Trace
     from treeopt.traces.trace import save_trace as save_trace
-    from treeopt.trackers.log_run import log_validation as log_validation
     from treeopt.tree import Tree as Tree
 
 # Name -> the module that holds it, loaded when the name is first used.
@@ -75,10 +72,7 @@ _MODULES = {
     "load_trace": "treeopt.api.file_loading",
     "load_tree": "treeopt.api.file_loading",
     "load_validation": "treeopt.notebook.value_files",
-    "log_validation": "treeopt.trackers.log_run",
     "replay_tree": "treeopt.replay.static_tree",
-    "reproduction_frame": "simulate.closed_forms.errors_on_published_speedups",
-    "reproductions": "simulate.closed_forms.errors_on_published_speedups",
     "save_plan": "treeopt.plans.plan_json",
     "save_profile": "simulate.profiles.profile",
     "save_trace": "treeopt.traces.trace",
@@ -105,10 +99,7 @@ __all__ = [
     "load_trace",
     "load_tree",
     "load_validation",
-    "log_validation",
     "replay_tree",
-    "reproduction_frame",
-    "reproductions",
     "save_plan",
     "save_profile",
     "save_trace",

@@ -3,15 +3,16 @@
     python -m tests.benchmarks.frozen_behaviour --inputs FOLDER --write FILE.json
     python -m tests.benchmarks.frozen_behaviour --inputs FOLDER --compare FILE.json [--only 'tree/*']
 
-Every reader reads every input of FOLDER (`frozen_inputs` gathers it from the tests of one commit, with damaged inputs),
-of `../shared/cases` if it is there, and the shipped files; the command line searches, exports and decodes with the
-shipped ones. A row is an input; it holds hashes of the arrays and values, or the error's class and message. `--compare`
-prints each row that differs and exits with 1 if one of them is not listed in docs/development/no_longer_read.md: below
-`## Rows`, the first column holds patterns of rows (`fnmatch`) in backticks; `wording:PATTERN` allows other messages.
+Every reader reads every input of FOLDER, if there is one, of `../shared/cases` if it is there, and the shipped files;
+the command line searches, exports and decodes with the shipped ones. FOLDER/KIND/HASH/ holds `files/` and `call.json`:
+the file's name, arguments of the reader, and the test or fuzzer that it comes from. A row is an input; it holds hashes
+of the arrays and values, or the error's class and message. `--compare` prints each row that differs and exits with 1 if
+one of them is not listed in docs/development/no_longer_read.md: below `## Rows`, the first column holds patterns of
+rows (`fnmatch`) in backticks; `wording:PATTERN` allows other messages.
 
 To record a commit from its own source, with this program and the present inputs:
 
-    git worktree add ../before COMMIT && cp tests/benchmarks/frozen_*.py ../before/tests/benchmarks/
+    git worktree add ../before COMMIT && cp tests/benchmarks/frozen_behaviour.py ../before/tests/benchmarks/
     cd ../before && PYTHONPATH=$PWD python -m tests.benchmarks.frozen_behaviour --inputs FOLDER --write FILE.json
 """
 
@@ -239,7 +240,7 @@ def read_trace(path: Path, call: Row) -> Row:
 def plan_parts(plan: Any) -> Row:
     record = json.loads(saved(plan, "plan.json").read_text("utf-8"))
     record.pop("schema")
-    return {"record": record, "frame": plan.frame().to_csv(), "text": str(plan.frame().shape)}
+    return {f"record {key}": value for key, value in record.items()} | {"frame": plan.frame().to_csv()}
 
 
 def read_plan(path: Path, call: Row) -> Row:
@@ -461,7 +462,8 @@ def command(*words: str) -> Row:
 def command_json(*words: str) -> Row:
     """Run a command that prints JSON."""
     printed = command(*words)
-    return {"json": json.loads(printed["stdout"]), "stderr": printed["stderr"]}
+    parts = {f"json {key}": value for key, value in json.loads(printed["stdout"]).items()}
+    return parts | {"stderr": printed["stderr"]}
 
 
 Job = tuple[str, Callable[[], Mapping[str, Any]], Path]
@@ -564,7 +566,7 @@ def commands() -> Iterator[Job]:
     for name in ("medusa-t0", "medusa-typical", "eagle-t1", "smollm2-eagle-t0", "prompt-lookup-t0"):
         yield f"search/{name}", _called(command_json, "search", "--trace", traces[name], *small), data
     policies, engine = ("--policy", "eagle2"), ("--engine", "sglang")
-    for more in (policies, engine, ("--max-tpot-ms", "20"), ("--context", "64"), ("--shapes", "2")):
+    for more in (policies, engine, ("--max-tpot-ms", "20"), ("--context", "64")):
         words = ("search", "--trace", traces["eagle-candidates-t0"], *small, *more)
         yield f"search {' '.join(more)}", _called(command_json, *words), data
     target = ("--target", str(MODELS / "stdlib-llama"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from treeopt.defaults import NODES, WHATIF_CONTEXT
-from treeopt.engines import ENGINE_RULES, METHODS, method_for
+from treeopt.engines import ENGINES
 from treeopt.explore.offered_files import COUNTS, SIZES, Offer, devices
 from treeopt.explore.questions import ALL_POLICIES, ANY_TREE, NO_POLICIES, PREDICTED, SOURCES
 from treeopt.plans.plan import Plan
@@ -54,7 +54,7 @@ def limits() -> "ui.dictionary":
 
     return _group(
         batches=ui.text(BATCHES, label="Batch sizes (--batch)", debounce=True, full_width=True),
-        engine=_choice("Engine (--for)", [ANY_TREE, *ENGINE_RULES]),
+        engine=_choice("Engine (--for)", [ANY_TREE, *ENGINES.limiting()]),
         objective=_choice("Objective (--objective)", list(OBJECTIVES), value=THROUGHPUT.name),
         nodes=_slider("Nodes, at most (--max-nodes)", NODES),
         tpot=_number("Milliseconds per token, at most; 0: no limit", 0),
@@ -81,11 +81,12 @@ def handover(engine: str, plan: Plan) -> "ui.dictionary":
     from marimo import ui
 
     batches = {"all": None, **{str(entry.batch): entry.batch for entry in plan.entries}}
-    methods = {"by the drafter": None, **{name: name for name in METHODS.get(engine, ())}}
-    fitting = method_for(engine, look(plan.meta, "trace", "drafter", "kind"))
+    offered, fitting = ENGINES[engine].choices, ENGINES[engine].fitting(look(plan.meta, "trace", "drafter", "kind"))
+    methods = {"by the drafter": None, **{name: name for name in offered}}
+    chosen = next((name for name in fitting if name in offered), None)
     model = "Checkpoint of the drafter (--model)"
     return _group(
-        method=_choice("Drafting method (--method)", methods, value=fitting),
+        method=_choice("Drafting method (--method)", methods, value=chosen),
         model=ui.text(placeholder="not named", label=model, debounce=True, full_width=True),
         batch=_choice("Batch sizes (--batch)", batches),
     )

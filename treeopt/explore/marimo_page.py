@@ -104,7 +104,7 @@ def _(answer, page_parts, shown):
 def _(ENGINES, answer, answered, controls, mo):
     mo.stop(not answered)
     engine = answer.question.engine
-    choices = controls.handover(engine, answer.plan) if engine in ENGINES else None
+    choices = controls.handover(engine, answer.plan) if engine in ENGINES.exporting() else None
     return choices, engine
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.closed_forms.paper_speedups import published_speedups
 from simulate.model_sizes.drafter_sizes import DrafterShape
 from simulate.model_sizes.eagle_weights import eagle_parameters
 from simulate.model_sizes.forward_pass import Forward
@@ -17,10 +16,10 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware
 from simulate.roofline.device_memory import sequence_bytes, weights_bytes
-from simulate.roofline.forward_time import Kernels
-from simulate.roofline.matrix_products import tiled_rows
+from simulate.roofline.forward_time import Kernels, tiled_rows
 from simulate.roofline.roofline_model import Overheads, Roofline
 from simulate.whatif.profile_transfer import transfer
+from tests.benchmarks.published_speedups import published_speedups
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B, QWEN_25_7B
 from tests.simulate.model_sizes.test_mixture_of_experts import MIXTRAL
 from treeopt.cost_model import StepShape
@@ -409,24 +408,6 @@ def test_the_beginning_of_a_name_will_do(name, found):
 def test_an_ambiguous_name_lists_the_devices_it_could_be():
     with pytest.raises(CostError, match="one of A100-40, A100-80 SXM; got 'a100'"):
         find_hardware("a100")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"context": -1}, "context must be 0 or more, got -1"),
-        ({"committed": 0.5}, "committed must be 1 or more, got 0.5"),
-        ({"weight_bytes": 0}, "weight_bytes must be above 0 and at most 1024, got 0"),
-        ({"weight_bytes": 1e308}, "weight_bytes must be above 0 and at most 1024, got 1e"),
-        ({"draft_bytes": 0}, "draft_bytes must be above 0 and at most 1024, got 0"),
-        ({"kv_bytes": float("nan")}, "kv_bytes must be above 0 and at most 1024, got nan"),
-        ({"spread": 2.0}, "spread must be above 0 and at most 1, got 2.0"),
-        ({"captured": (8, 4)}, "captured must be rising sizes"),
-    ],
-)
-def test_settings_without_meaning_are_refused(settings, message):
-    with pytest.raises(CostError, match=message):
-        roofline(**settings)
 
 
 def test_what_cannot_be_seen_is_refused():

@@ -13,7 +13,7 @@ from simulate.profiles.profile import save_profile
 from simulate.whatif.price_per_token import HOUR_S, MILLION
 from tests.helpers.command_line import done, small_profile, small_trace
 from treeopt.defaults import NODES
-from treeopt.engines import ENGINE_RULES, METHODS
+from treeopt.engines import ENGINES
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.explore import answers, controls, downloads, page_parts, token_prices
 from treeopt.explore.offered_files import Offer
@@ -222,8 +222,8 @@ def test_an_export_that_lacks_a_setting_is_one_line(offer):
         failed = downloads.attempt_export(found, **choices)
         assert isinstance(failed, TreeoptError)
         assert option in text_of(page_parts.exported(failed, "vllm"))
-    without = downloads.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "hydra"}, deepest=3), offer))
-    assert str(without) == "there is no exporter for hydra: download the plan"
+    without = downloads.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "sequoia"}, deepest=3), offer))
+    assert str(without) == "there is no exporter for sequoia: download the plan"
 
 
 def test_charts_are_of_the_plan_and_follow_the_theme(answered):
@@ -269,12 +269,14 @@ def test_without_profiles_step_times_come_from_data_sheets(offer, answered):
     assert controls.handover("vllm", answered.plan).value == {"method": None, "model": "", "batch": None}
 
 
-@pytest.mark.parametrize("engine", sorted(set(METHODS) & set(ENGINE_RULES)))
+@pytest.mark.parametrize("engine", [name for name in ENGINES.exporting() if ENGINES[name].choices])
 def test_the_method_is_the_engine_s_own_for_the_drafter(answered, engine):
     for kind in ("eagle", "eagle3", "language-model", "prompt-lookup", "medusa", ["x"], None):
         trace = {"drafter": {"kind": kind}}
         chosen = controls.handover(engine, replace(answered.plan, meta={"trace": trace})).value["method"]
-        runs = [method for method, kinds in METHODS[engine].items() if isinstance(kind, str) and kind in kinds]
+        runs = [
+            name for name, method in ENGINES[engine].methods.items() if isinstance(kind, str) and kind in method.kinds
+        ]
         assert chosen == (runs[0] if runs else None)
 
 

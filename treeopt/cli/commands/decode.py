@@ -160,7 +160,7 @@ class Run:
             "end": "stop" if tokens[-1] in self.stop else "length",
         }
         if self.audit:
-            from executor.decoding.greedy_audit import audit_text
+            from executor.decoding.self_test import audit_text
 
             record["audit"] = asdict(audit_text(self.decoder.target, prompt, generation.tokens))
         return record
@@ -233,7 +233,7 @@ def _counts(gathered: "Gathered") -> dict[str, Any]:
 
 def _report(records: list[dict[str, Any]], target: "Target") -> None:
     """Print the result of the audit; a text that fails it ends the command with exit code 1."""
-    from executor.decoding.greedy_audit import MARGIN, Audit
+    from executor.decoding.self_test import MARGIN, Audit
 
     total = Audit.total(Audit(**record["audit"]) for record in records)
     result = (

@@ -1,15 +1,42 @@
 """Options that name an inference engine to run in place of treeopt's own loop."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from treeopt.api.engine_models import EngineChoice
+from treeopt.api.runners import EngineChoice
 from treeopt.cli.options import general
 from treeopt.cli.options.value_types import SECONDS, Whole
+from treeopt.engines import ENGINES, GONE, gone
 
-ENGINES = ("vllm", "llama.cpp", "openvino", "sglang", "openai")  # as treeopt.engines.driver_settings has them
+
+class EngineName(click.Choice):  # type: ignore[type-arg]
+    """The name of an engine; one that treeopt no longer knows is refused with what to use."""
+
+    def __init__(self, names: Callable[[], tuple[str, ...]]) -> None:
+        """Take the names that `names` returns."""
+        self._names = names
+        super().__init__(())
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names."""
+        return self._names()
+
+    @choices.setter
+    def choices(self, names: Sequence[str]) -> None:
+        """Leave the names to the registry."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name."""
+        if value not in ENGINES and value in GONE:  # looks into other packages, too
+            self.fail(gone(value), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+LIMITING = EngineName(ENGINES.limiting)
 
 
 class Address(click.ParamType):  # type: ignore[type-arg]
@@ -30,7 +57,7 @@ class Address(click.ParamType):  # type: ignore[type-arg]
 engine = general.bundle(
     "engine",
     EngineChoice,
-    click.option("--engine", type=click.Choice(ENGINES), help="Run this engine in place of treeopt's own loop."),
+    click.option("--engine", type=EngineName(ENGINES.driven), help="Run this engine in place of treeopt's own loop."),
     click.option(
         "--url",
         "urls",
