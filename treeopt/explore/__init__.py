@@ -4,7 +4,7 @@
 * `questions`: the state of the controls as arguments of the library.
 * `answers`: the library's answer, with what it reports on the way.
 * `token_prices`: the price of a million tokens.
-* `page_parts`: what the page shows of an answer, in marimo's parts.
+* `answer_parts`: what the page shows of an answer, in marimo's parts.
 * `downloads`: the plan, the engine's configuration and the report as files.
 * `controls`: the controls.
 * `marimo_page`: the page itself, a marimo app.

@@ -15,13 +15,13 @@ def _():
 
     from treeopt.engines import ENGINES
     from treeopt.errors import TreeoptError
-    from treeopt.explore import answers, controls, downloads, page_parts, token_prices
+    from treeopt.explore import answer_parts, answers, controls, downloads, token_prices
     from treeopt.explore.offered_files import Offer
     from treeopt.explore.questions import MEASURED
 
     offer = Offer.of_files(**controls.files_of(mo.app_meta()))
-    page_parts.header()
-    return ENGINES, MEASURED, TreeoptError, answers, controls, downloads, mo, offer, page_parts, token_prices
+    answer_parts.header()
+    return ENGINES, MEASURED, TreeoptError, answers, controls, downloads, mo, offer, answer_parts, token_prices
 
 
 @app.cell
@@ -43,7 +43,7 @@ def _(controls, offer, trace):
 
 
 @app.cell
-def _(MEASURED, answers, depth, limits, measured, mo, offer, page_parts, predicted, source):
+def _(MEASURED, answers, depth, limits, measured, mo, offer, answer_parts, predicted, source):
     known = {**source.value, **measured.value}
     policies = answers.takes_policies(known, offer)
     steps = measured if source.value["source"] == MEASURED else predicted
@@ -51,19 +51,19 @@ def _(MEASURED, answers, depth, limits, measured, mo, offer, page_parts, predict
     asked = {"depth": depth, **asked}
     order = ("batches", "engine", "objective", "nodes", "depth", "tpot", "dynamic", "price")
     asked = {name: asked[name] for name in order if name in asked}
-    mo.Html(f'<div class="panel">{page_parts.panel(source.elements, steps.elements, asked)}</div>')
+    mo.Html(f'<div class="panel">{answer_parts.panel(source.elements, steps.elements, asked)}</div>')
     return (policies,)
 
 
 @app.cell
-def _(TreeoptError, answers, depth, limits, measured, mo, offer, page_parts, policies, predicted, source):
+def _(TreeoptError, answers, depth, limits, measured, mo, offer, answer_parts, policies, predicted, source):
     values = {**source.value, **measured.value, **predicted.value, **limits.value, "depth": depth.value}
     price = values.pop("price")
-    mo.output.replace(page_parts.searching(policies=policies and values["dynamic"] != "none"))
+    mo.output.replace(answer_parts.searching(policies=policies and values["dynamic"] != "none"))
     answer = answers.attempt(values, offer)
     answered = not isinstance(answer, TreeoptError)
-    status = page_parts.words([f"Answered in {answer.seconds:.1f} s."], role="status") if answered else None
-    mo.output.replace(status or page_parts.failure(answer))
+    status = answer_parts.words([f"Answered in {answer.seconds:.1f} s."], role="status") if answered else None
+    mo.output.replace(status or answer_parts.failure(answer))
     return answer, answered, price
 
 
@@ -76,27 +76,27 @@ def _(answer, answered, controls, mo):
 
 
 @app.cell
-def _(answer, page_parts, shown):
-    page_parts.headline(answer, shown.value)
+def _(answer, answer_parts, shown):
+    answer_parts.headline(answer, shown.value)
     return
 
 
 @app.cell
-def _(answer, page_parts, shown):
-    page_parts.configurations(answer, shown.value)
+def _(answer, answer_parts, shown):
+    answer_parts.configurations(answer, shown.value)
     return
 
 
 @app.cell
-def _(answer, answered, mo, page_parts, price, token_prices):
+def _(answer, answered, mo, answer_parts, price, token_prices):
     mo.stop(not answered)
-    page_parts.shown(token_prices.priced(answer, price))
+    answer_parts.shown(token_prices.priced(answer, price))
     return
 
 
 @app.cell
-def _(answer, page_parts, shown):
-    page_parts.figures(page_parts.charts_of(answer, shown.value))
+def _(answer, answer_parts, shown):
+    answer_parts.figures(answer_parts.charts_of(answer, shown.value))
     return
 
 
@@ -109,7 +109,7 @@ def _(ENGINES, answer, answered, controls, mo):
 
 
 @app.cell
-def _(TreeoptError, answer, choices, downloads, engine, mo, page_parts):
+def _(TreeoptError, answer, choices, downloads, engine, mo, answer_parts):
     files = [
         mo.download(downloads.plan_text(answer).encode(), filename=downloads.PLAN_FILE, label="Plan"),
         mo.download(lambda: downloads.report_text(answer).encode(), filename=downloads.REPORT_FILE, label="Report"),
@@ -119,13 +119,13 @@ def _(TreeoptError, answer, choices, downloads, engine, mo, page_parts):
         name = downloads.export_file(export, engine)
         files.append(mo.download(f"{export.text}\n".encode(), filename=name, label=f"Configuration for {engine}"))
     fields = [] if choices is None else [mo.hstack(choices.elements.values(), wrap=True, justify="start", gap=1)]
-    handed_over = page_parts.exported(export, engine)
+    handed_over = answer_parts.exported(export, engine)
     mo.vstack([mo.Html("<h3>Downloads</h3>"), mo.hstack(files, justify="start", wrap=True), *fields, handed_over])
     return
 
 
 @app.cell
-def _(answer, answered, mo, page_parts):
+def _(answer, answered, mo, answer_parts):
     mo.stop(not answered)
-    page_parts.footnotes(answer)
+    answer_parts.footnotes(answer)
     return

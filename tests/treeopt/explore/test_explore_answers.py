@@ -15,7 +15,7 @@ from tests.helpers.command_line import done, small_profile, small_trace
 from treeopt.defaults import NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import TreeoptError, UsageError
-from treeopt.explore import answers, controls, downloads, page_parts, token_prices
+from treeopt.explore import answer_parts, answers, controls, downloads, token_prices
 from treeopt.explore.offered_files import Offer
 from treeopt.explore.questions import ANY_TREE, MEASURED, Device, Question, question_of
 from treeopt.plans.plan import Plan
@@ -116,7 +116,7 @@ def test_a_device_s_numbers_equal_those_of_whatif(offer, folder):
 def test_a_device_that_is_too_small_is_named(offer):
     found = answers.answer(Question("trace.npz", Device("L40S", target="70b"), batches=(1, 4), max_nodes=2), offer)
     assert found.too_large == (1, 4)
-    assert "Batch 4 does not fit the memory of the device." in text_of(page_parts.footnotes(found))
+    assert "Batch 4 does not fit the memory of the device." in text_of(answer_parts.footnotes(found))
 
 
 def test_the_objective_and_the_limit_hold_for_devices_too(offer):
@@ -162,7 +162,7 @@ def test_what_has_no_answer_is_one_line(offer, control, value, words):
     failed = answers.attempt(CONTROLS | {control: value}, offer)
     assert isinstance(failed, TreeoptError)
     assert words in str(failed)
-    assert text_of(page_parts.failure(failed)).count("<p>") == 1
+    assert text_of(answer_parts.failure(failed)).count("<p>") == 1
 
 
 def test_what_the_library_reports_stands_on_the_page_and_nowhere_else(folder, capfd):
@@ -176,13 +176,13 @@ def test_the_page_s_table_holds_what_the_command_prints(answered, folder):
     words = ("--trace", folder / "trace.npz", "--profile", folder / "profile.json", "--batch", "1,4")
     printed = done("search", *words).stdout
     for batch in (1, 4):
-        html = page_parts.configurations(answered, batch).text
+        html = answer_parts.configurations(answered, batch).text
         for choice in (answered.plan.entry(batch).choice, *answered.plan.entry(batch).compared):
             assert choice.name.replace("'", "&#x27;") in html
         for part in html.split("<td")[1:]:
             text = part.split(">")[1].split("<")[0]
             assert text in printed, text
-    assert text_of(page_parts.headline(answered, 4)).split('class="headline">')[1].startswith("Batch 4: ")
+    assert text_of(answer_parts.headline(answered, 4)).split('class="headline">')[1].startswith("Batch 4: ")
 
 
 def test_the_plan_s_file_is_what_search_writes_apart_from_provenance(answered, folder, tmp_path):
@@ -202,7 +202,7 @@ def test_the_configuration_is_what_export_writes(offer, folder, tmp_path):
     export = downloads.attempt_export(found, method="eagle", model="heads")
     assert f"{export.text}\n" == (tmp_path / "vllm.json").read_text()
     assert downloads.export_file(export, "vllm") == "treeopt_vllm.json"
-    assert page_parts.exported(export, "vllm").text.count("<pre") == 2
+    assert answer_parts.exported(export, "vllm").text.count("<pre") == 2
 
 
 @pytest.mark.slow
@@ -221,26 +221,26 @@ def test_an_export_that_lacks_a_setting_is_one_line(offer):
     for choices, option in (({}, "--method"), ({"method": "eagle"}, "--model")):
         failed = downloads.attempt_export(found, **choices)
         assert isinstance(failed, TreeoptError)
-        assert option in text_of(page_parts.exported(failed, "vllm"))
+        assert option in text_of(answer_parts.exported(failed, "vllm"))
     without = downloads.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "sequoia"}, deepest=3), offer))
     assert str(without) == "there is no exporter for sequoia: download the plan"
 
 
 def test_charts_are_of_the_plan_and_follow_the_theme(answered):
-    charts = list(page_parts.charts_of(answered, 1))
+    charts = list(answer_parts.charts_of(answered, 1))
     assert len(charts) == 4
     rows = next(iter(charts[0].to_dict()["datasets"].values()))
     shown = {value for data in charts[0].to_dict()["datasets"].values() for row in data for value in row.values()}
     assert rows
     assert {entry.choice.speedup.value for entry in answered.plan.entries} <= shown
-    html = page_parts.figures(charts).text
+    html = answer_parts.figures(charts).text
     assert html.count("<figure>") == 4
     assert "var(--series-0)" in html
     assert "#0b62b5" not in html
 
 
 def test_names_from_files_are_escaped():
-    assert page_parts.words(["`<b>.json`"]).text.count("&lt;b&gt;") == 1
+    assert answer_parts.words(["`<b>.json`"]).text.count("&lt;b&gt;") == 1
 
 
 def text_of(html) -> str:
@@ -254,8 +254,8 @@ def test_a_plan_without_speculation_has_a_page_too(offer, folder, tmp_path):
     save_profile(slow, tmp_path / "slow.json")
     offer = Offer.of_files([folder / "trace.npz"], [tmp_path / "slow.json"])
     found = answers.answer(question_of(CONTROLS | {"profile": "slow.json"}, deepest=3), offer)
-    assert "do not speculate" in page_parts.headline(found, 1).text
-    assert len(list(page_parts.charts_of(found, 1))) == 3
+    assert "do not speculate" in answer_parts.headline(found, 1).text
+    assert len(list(answer_parts.charts_of(found, 1))) == 3
 
 
 def test_without_profiles_step_times_come_from_data_sheets(offer, answered):
@@ -335,7 +335,7 @@ def test_prices_of_measured_step_times_are_the_price_per_hour_over_the_tokens_pe
         plain = next(choice for choice in (entry.choice, *entry.compared) if choice.plain)
         for choice, price in ((entry.choice, row[2]), (plain, row[3])):
             assert price == pytest.approx(2 * MILLION / (choice.tokens_s(entry.batch) * HOUR_S), rel=1e-9)
-    assert "<table" in page_parts.shown(blocks).text
+    assert "<table" in answer_parts.shown(blocks).text
     assert token_prices.priced(answered, 0) == ()
 
 
