@@ -57,7 +57,7 @@ INNER = {
     "quantization": ("simulate.model_sizes.hf_config:quant_method",),
     "drafter shape": ("simulate.model_sizes.drafter_sizes:DrafterShape",),
     "hardware": ("simulate.roofline.data_sheets:load_hardware",),
-    "requests": ("simulate.runs.server_arrivals:read_requests",),
+    "requests": ("simulate.runs.server_load:read_requests",),
     "report": ("treeopt.api.page.result_files:read_files",),
     "prompts": ("executor.prompts.prompt_files:read_prompts",),
     "encoded": ("executor.prompts.prompt_files:encoded",),

@@ -18,9 +18,8 @@ from treeopt.policies.beam import Drafting, reach
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.policies.reranking import calibrate, shortlists
 from treeopt.replay.dynamic_tree import Batches, Steps, accepted_lengths, choose_alone, replay_policy
-from treeopt.searchers.dynamic_trees.choose_policy import best_policy
+from treeopt.searchers.dynamic_trees.choose_policy import best_policy, upper_bound
 from treeopt.searchers.dynamic_trees.cost_aware_fit import fit_cost_aware
-from treeopt.searchers.dynamic_trees.oracle_bound import upper_bound
 from treeopt.searchers.dynamic_trees.step_prices import Prices, price_replay
 from treeopt.statistics.clustered_estimate import paired_difference
 from treeopt.statistics.isotonic_regression import Curve

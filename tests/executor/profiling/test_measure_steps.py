@@ -33,7 +33,7 @@ from tests.helpers.slow_params import slow_unless
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, ExecutorError, UsageError
 from treeopt.policies import growths
-from treeopt.statistics.robust_mean import trimmed_mean
+from treeopt.statistics.clustered_estimate import trimmed_mean
 from treeopt.tree import Tree
 
 

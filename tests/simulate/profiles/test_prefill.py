@@ -14,15 +14,14 @@ from executor.decoding.decoder import Decoder
 from executor.decoding.step_results import Step
 from executor.profiling.loop_blocks import PASSES, measure_prefill
 from executor.verification.acceptance_rules import Greedy
-from simulate.profiles.prefill import Prefill, ladder
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
+from simulate.profiles.step_tables import Prefill, ladder
 from simulate.roofline.roofline_model import PIECE, Overheads
 from simulate.runs.batch_run import run
-from simulate.runs.plan_switching import Switching
 from simulate.runs.priced_steps import divide_prefill
 from simulate.runs.prompt_costs import FREE
-from simulate.runs.server import serve
-from simulate.runs.server_arrivals import Workload, read_requests
+from simulate.runs.server import Switching, serve
+from simulate.runs.server_load import Workload, read_requests
 from simulate.whatif.predicted_profile import joined, tabulated
 from simulate.whatif.profile_transfer import transfer
 from tests.helpers.command_line import done, refused

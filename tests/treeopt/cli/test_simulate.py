@@ -11,10 +11,9 @@ import pytest
 
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, save_profile
 from simulate.runs.batch_run import run
-from simulate.runs.plan_switching import Switching
 from simulate.runs.prompt_costs import FREE
-from simulate.runs.server import serve
-from simulate.runs.server_arrivals import draw_requests, poisson
+from simulate.runs.server import Switching, serve
+from simulate.runs.server_load import draw_requests, poisson
 from simulate.runs.timeline import speedup
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command

@@ -359,23 +359,9 @@ BAD = {
     ),
     "no anchors": ("request", np.zeros(0, np.int32), r"`request`"),
     "length of rank": ("rank", np.zeros((3, 2), np.int16), r"`rank` must be \(4, 1\.\.64\), found \(3, 2\)"),
-    "no depth": ("rank", np.zeros((4, 0), np.int16), r"`rank` must be \(4, 1\.\.64\), found \(4, 0\)"),
-    "too deep": ("rank", np.zeros((4, 65), np.int16), r"`rank` must be \(4, 1\.\.64\), found \(4, 65\)"),
     "shape of accept": ("accept", np.zeros((4, 2, 3), np.float16), r"`accept` must have shape \(4, 2, 2\)"),
-    "shape of draft_prob": ("draft_prob", np.zeros((2, 4, 2), np.float16), r"`draft_prob` must have shape"),
-    "length of domain": (
-        "domain",
-        np.zeros(4, np.int16),
-        r"`domain` must have one label per request \(2\), found \(4,\)",
-    ),
-    "length of prompt_tokens": (
-        "prompt_tokens",
-        np.full(4, 9, np.int32),
-        r"`prompt_tokens` must have one entry per request \(2\), found \(4,\)",
-    ),
     "length of drafted": ("drafted", np.int16([2, 1]), r"`drafted` must have one entry per anchor \(4\), found \(2,\)"),
     "negative drafted": ("drafted", np.int16([2, 1, 1, -1]), r"drafted\[3\] must be in 0\.\.2 \(the depth\), found -1"),
-    "drafted beyond depth": ("drafted", np.int16([3, 1, 1, 1]), r"drafted\[0\] must be in 0\.\.2 .*, found 3"),
     "right where nothing is drafted": (
         "drafted",
         np.int16([2, 0, 1, 1]),
@@ -383,55 +369,28 @@ BAD = {
     ),
     "no prompt": ("prompt_tokens", np.int32([70, 0]), r"prompt_tokens\[1\] must be at least 1, found 0"),
     "requests fall": ("request", np.int32([3, 3, 3, 2]), r"request\[3\] must not fall below 3, found 2"),
-    "negative request": ("request", np.int32([-1, -1, -1, 7]), r"request\[0\] must be 0 or more, found -1"),
-    "requests fall by more than int32 holds": ("request", np.int32([3, 3, 3, -(2**31)]), r"request\[3\]"),
     "late start": ("position", changed("position", 0, 1), r"position\[0\] must be 0 .*, found 1"),
-    "position gap": ("position", changed("position", 2, 3), r"position\[2\] must be 2 .*, found 3"),
-    "position not from 0": ("position", changed("position", 3, 3), r"position\[3\] must be 0 .*, found 3"),
     "rank = width": (
         "rank",
         changed("rank", (1, 0), 2),
         r"rank\[1, 0\] must be in \[-2, 1\] \(width 2\), found 2",
     ),
-    "rank < -2": ("rank", changed("rank", (1, 1), -3), r"rank\[1, 1\] must be in \[-2, 1\] .*, found -3"),
     "-2 inside": ("rank", changed("rank", (1, 1), -2), r"rank\[1, 1\] must be -1 or more .*, found -2"),
-    "-1 past the end": ("rank", changed("rank", (2, 1), -1), r"rank\[2, 1\] must be -2 .*, found -1"),
     "rank past the end": ("rank", changed("rank", (3, 1), 0), r"rank\[3, 1\] must be -2 .*, found 0"),
     "NaN in accept": (
         "accept",
         changed("accept", (2, 1, 0), np.nan),
         r"accept\[2, 1, 0\] must be in \[0, 1\], found nan",
     ),
-    "accept < 0": (
-        "accept",
-        changed("accept", (0, 0, 1), -0.5),
-        r"accept\[0, 0, 1\] must be in \[0, 1\], found -0\.5",
-    ),
     "draft_prob > 1": (
         "draft_prob",
         changed("draft_prob", (3, 0, 0), 1.5),
         r"draft_prob\[3, 0, 0\] must be in \[0, 1\]",
     ),
-    "draft_prob infinite": (
-        "draft_prob",
-        changed("draft_prob", (3, 0, 0), np.inf),
-        r"draft_prob\[3, 0, 0\] must be in",
-    ),
-    "shape of draft_entropy": (
-        "draft_entropy",
-        np.zeros((4, 1), np.float16),
-        r"`draft_entropy` must have shape",
-    ),
-    "shape of target_entropy": ("target_entropy", np.zeros(3, np.float16), r"`target_entropy` must have shape \(4,\)"),
     "entropy < 0": (
         "draft_entropy",
         changed("draft_entropy", (1, 1), -1),
         r"draft_entropy\[1, 1\] must be 0 or more and finite, found -1",
-    ),
-    "entropy NaN": (
-        "target_entropy",
-        changed("target_entropy", 2, np.nan),
-        r"target_entropy\[2\] must be 0 or more",
     ),
     "accept sums to 1.1": (
         "accept",
@@ -443,26 +402,10 @@ BAD = {
         np.int16([0, 2]),
         r"domain\[1\] must be an index of the 2 `domain_names`, found 2",
     ),
-    "label negative": ("domain", np.int16([-1, 0]), r"domain\[0\] must be an index .*, found -1"),
-    "offset start": (
-        "candidates_offset",
-        np.int64([1, 3, 3, 4, 6]),
-        r"`candidates_offset` must rise from 0 to 6",
-    ),
-    "offset end": (
-        "candidates_offset",
-        np.int64([0, 3, 3, 4, 7]),
-        r"`candidates_offset` must rise from 0 to 6",
-    ),
     "offset falls": (
         "candidates_offset",
         np.int64([0, 3, 2, 4, 6]),
         r"`candidates_offset` must rise from 0 to 6",
-    ),
-    "offset wraps": (
-        "candidates_offset",
-        np.int64([0, -(2**63), 3, 4, 6]),
-        r"`candidates_offset` must rise from 0",
     ),
     "offset length": (
         "candidates_offset",
@@ -470,30 +413,15 @@ BAD = {
         r"`candidates_offset` must rise .* in 5 entries",
     ),
     "candidate ranks": ("candidates_rank", np.zeros(5, np.uint8), r"`candidates_rank` must have 6 entries"),
-    "parent later": (
-        "candidates_parent",
-        changed("candidates_parent", 1, 1),
-        r"candidates_parent\[1\] must stand before",
-    ),
     "parent elsewhere": (
         "candidates_parent",
         changed("candidates_parent", 5, 1),
         r"candidates_parent\[5\] must stand",
     ),
-    "parent < -1": (
-        "candidates_parent",
-        changed("candidates_parent", 0, -2),
-        r"candidates_parent\[0\] must stand",
-    ),
     "logprob > 0": (
         "candidates_logprob",
         changed("candidates_logprob", 3, 0.5),
         r"candidates_logprob\[3\] must be at most 0",
-    ),
-    "logprob NaN": (
-        "candidates_logprob",
-        changed("candidates_logprob", 3, np.nan),
-        r"candidates_logprob\[3\] must be",
     ),
     "hit below a miss": (
         "candidates_hit",
@@ -501,30 +429,16 @@ BAD = {
         r"candidates_hit\[1\] is true below",
     ),
     "not JSON": ("meta", encoded(b"{"), r"`meta` is not JSON"),
-    "not UTF-8": ("meta", encoded(b'{"a": "\xff"}'), r"`meta` is not JSON"),
     "not an object": ("meta", encoded([1]), r"`meta` must be a JSON object"),
     "nested too deep": ("meta", encoded(b"[" * 100_000), r"`meta`"),
-    "empty meta": ("meta", np.zeros(0, np.uint8), r"`meta` is not JSON"),
     "no schema": ("meta", header_with(schema=...), r"schema must be 'treeopt\.trace/1', found None"),
-    "other schema": (
-        "meta",
-        header_with(schema="treeopt.trace/2"),
-        r"schema must be .*, found 'treeopt\.trace/2'",
-    ),
     "no width": ("meta", header_with(width=...), r"`meta`: `width` is missing"),
-    "width is a float": ("meta", header_with(width=2.0), r"`meta`: `width` must be an integer, found 2\.0"),
     "width is a bool": ("meta", header_with(width=True), r"`meta`: `width` must be an integer, found true"),
-    "width 0": ("meta", header_with(width=0), r"`meta`: `width` must be at least 1, found 0"),
     "width 10^30": ("meta", header_with(width=10**30), r"`meta`: `width` must be at most 1024"),
     "names are no list": (
         "meta",
         header_with(domain_names="chat"),
         r"`meta`: `domain_names` must be a list, found 'chat'",
-    ),
-    "names are no strings": (
-        "meta",
-        header_with(domain_names=[1]),
-        r"`meta`: domain_names\[0\] must be a string, found 1",
     ),
 }
 
