@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from executor.train.recipes import RECIPES, Recipe, replaced
+from executor.drafters.base.recipe import Recipe, recipes, replaced
 from treeopt.api.messages import note, silent, warn
 from treeopt.api.run_models import Models, check_weights, quiet_libraries, slow_type_warnings
 from treeopt.cli.options import general, models_and_prompts, output_files, printing
@@ -113,13 +113,13 @@ class Training:
         rate = [] if self.learning_rate is None else [f"learning_rate={self.learning_rate}"]
         if self.steps is not None and self.epochs is not None:
             raise UsageError("give either --steps or --epochs")
-        return replaced(RECIPES[self.recipe], [*self.changes, *rate])
+        return replaced(recipes()[self.recipe], [*self.changes, *rate])
 
 
 training = general.bundle(
     "training",
     Training,
-    click.option("--recipe", type=click.Choice(list(RECIPES)), required=True, help="How the drafter is trained."),
+    click.option("--recipe", type=click.Choice(list(recipes())), required=True, help="How the drafter is trained."),
     click.option(
         "--set", "changes", multiple=True, metavar="NAME=VALUE", help="Change the recipe, for example depths=4."
     ),
