@@ -164,9 +164,9 @@ def bare_type(annotation: Any) -> Any:
 def _checked(value: Any, each: "dataclasses.Field[Any]") -> Any:
     """Return a value as its field holds it: several ones as a tuple, a text of a file as its path."""
     kind, name, meaning = bare_type(each.type), option_of(each).removeprefix("--") or each.name, meaning_of(each)
-    if get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
+    if get_origin(kind) in (tuple, frozenset):
         several = value if isinstance(value, Collection) and not isinstance(value, str) else (value,)
-        return tuple(_item(item, get_args(kind)[0], name, meaning) for item in several)
+        return get_origin(kind)(_item(item, get_args(kind)[0], name, meaning) for item in several)
     return _item(value, kind, name, meaning)
 
 

@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from treeopt.cli.options.value_types import Numbers, Real, Tokens, Whole, numbers_text
+from treeopt.cli.options.completed_names import Model
+from treeopt.cli.options.value_types import Names, Numbers, Real, Tokens, Whole, numbers_text
 from treeopt.cli.options.what_to_draft import Dynamic, Static
 from treeopt.policies import Policy
 from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of
@@ -16,6 +17,7 @@ from treeopt.tree import Tree
 
 Decorator = Callable[[Any], Any]
 BY_MEANING: Mapping[str, Any] = {}
+MODELS: Mapping[str, Any] = dict.fromkeys(("target", "drafter"), Model())
 
 
 def options_of(
@@ -88,6 +90,8 @@ def _type(each: "Field[Any]", kind: Any) -> Any:
     meaning, item = meaning_of(each), _item(kind)
     if get_origin(item) is Literal:
         return click.Choice(get_args(item))
+    if get_origin(kind) is frozenset:
+        return Names(meaning.names(), meaning.form)
     if names := meaning.names():
         return click.Choice(names)
     if item is int and get_origin(kind) is tuple:
