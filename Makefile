@@ -79,21 +79,21 @@ coverage: $(VENV)/.all  ## how often 95 % intervals hold the true tau, and how o
 
 models: $(VENV)/.all  ## tokenizer, target, drafters, prompts and traces from nothing, on 2 cores in about an hour
 	rm -rf $(FEATURES)
-	$(KEPT) $(BIN)/python -m executor.train.shipped.make_models data target
+	$(KEPT) $(BIN)/python -m data.make.make_models data target
 	$(KEPT) OMP_NUM_THREADS=1 $(MAKE) -j 2 $(TRAINED:%=drafter-%)
 	rm -rf $(FEATURES)
 	$(KEPT) OMP_NUM_THREADS=1 $(MAKE) -j 2 traces-t1 traces-t0
 
 drafter-%: $(VENV)/.all
-	$(BIN)/python -m executor.train.shipped.make_models data $* --features $(FEATURES)
+	$(BIN)/python -m data.make.make_models data $* --features $(FEATURES)
 
 drafter-coral-router: drafter-coral
 
 traces-t0: $(VENV)/.all
-	$(BIN)/python -m executor.train.shipped.make_traces data t0
+	$(BIN)/python -m data.make.make_traces data t0
 
 traces-t1: $(VENV)/.all  # candidates go with the quicker of the two
-	$(BIN)/python -m executor.train.shipped.make_traces data t1 candidates-t0
+	$(BIN)/python -m data.make.make_traces data t1 candidates-t0
 
 drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and in the loop
 	$(BIN)/python -m tests.benchmarks.bench_drafters --output data/benchmarks/drafters-cpu.json

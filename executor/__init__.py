@@ -9,9 +9,9 @@
 * `models/`: target and drafter as a pair: fingerprints, random weights.
 * `checkpoints/`: reading, writing and converting drafter checkpoints.
 * `decoding/`: the decoding loop: draft, verify, accept, commit.
+* `runners/`: what decodes and is timed: the loop and engines behind one interface.
 * `recording/`: recording a trace of a drafter on the target's texts.
 * `profiling/`: measuring step times.
 * `validation/`: comparing predictions with live runs.
 * `train/`: training drafters.
-* `engines/`: vLLM, llama.cpp, OpenVINO, SGLang and any OpenAI-compatible server: driven, timed, recorded.
 """

@@ -27,13 +27,9 @@ from typing import TYPE_CHECKING, Any
 from treeopt.value_methods import provide
 
 if TYPE_CHECKING:
-    from simulate.closed_forms.errors_on_published_speedups import reproduction_frame as reproduction_frame
-    from simulate.closed_forms.errors_on_published_speedups import reproductions as reproductions
     from simulate.profiles.profile import Profile as Profile
     from simulate.profiles.profile import save_profile as save_profile
     from treeopt.api.compare_traces import compare as compare
-    from treeopt.api.draw_charts import draw_speedups as draw_speedups
-    from treeopt.api.draw_charts import draw_tau as draw_tau
     from treeopt.api.file_loading import import_trace as import_trace
     from treeopt.api.file_loading import load_plan as load_plan
     from treeopt.api.file_loading import load_profile as load_profile
@@ -43,6 +39,8 @@ if TYPE_CHECKING:
     from treeopt.api.simulate_requests import simulate as simulate
     from treeopt.api.validate_plan import validate as validate
     from treeopt.api.whatif_devices import whatif as whatif
+    from treeopt.charts.matplotlib_axes import draw_speedups as draw_speedups
+    from treeopt.charts.matplotlib_axes import draw_tau as draw_tau
     from treeopt.errors import TreeoptError as TreeoptError
     from treeopt.notebook.value_files import load_record as load_record
     from treeopt.notebook.value_files import load_validation as load_validation
@@ -66,8 +64,8 @@ _MODULES = {
     "TreeoptError": "treeopt.errors",
     "Validation": "treeopt.results.kinds",
     "compare": "treeopt.api.compare_traces",
-    "draw_speedups": "treeopt.api.draw_charts",
-    "draw_tau": "treeopt.api.draw_charts",
+    "draw_speedups": "treeopt.charts.matplotlib_axes",
+    "draw_tau": "treeopt.charts.matplotlib_axes",
     "import_trace": "treeopt.api.file_loading",
     "load_plan": "treeopt.api.file_loading",
     "load_profile": "treeopt.api.file_loading",
@@ -77,8 +75,6 @@ _MODULES = {
     "load_validation": "treeopt.notebook.value_files",
     "log_validation": "treeopt.trackers.log_run",
     "replay_tree": "treeopt.replay.static_tree",
-    "reproduction_frame": "simulate.closed_forms.errors_on_published_speedups",
-    "reproductions": "simulate.closed_forms.errors_on_published_speedups",
     "save_plan": "treeopt.plans.plan_json",
     "save_profile": "simulate.profiles.profile",
     "save_trace": "treeopt.traces.trace",
@@ -107,8 +103,6 @@ __all__ = [
     "load_validation",
     "log_validation",
     "replay_tree",
-    "reproduction_frame",
-    "reproductions",
     "save_plan",
     "save_profile",
     "save_trace",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import altair as alt
     import pandas as pd
     from matplotlib.axes import Axes
 
@@ -47,21 +48,21 @@ class ValueMethods:
         frame: pd.DataFrame = _LOADERS["frame_of"]("frame_of")(self)
         return frame
 
-    def plot(self, ax: "Axes | None" = None, *, chart: str | None = None) -> "Axes":
-        """Draw a chart of the value, as the HTML report does; needs matplotlib.
+    def plot(self, ax: "Axes | None" = None, *, chart: str | None = None) -> "alt.LayerChart | Axes":
+        """Return a chart of the value, as the HTML report has it; needs altair.
 
         Args:
-            ax: axes to draw into; default new ones.
+            ax: matplotlib's axes to draw into, for the speedup of a plan and the tau of a trace.
             chart: name of the chart, where a value has several; default the first. An unknown name lists them.
 
         Returns:
-            The axes.
+            The chart, which notebooks show; `ax` if that is given.
 
         Raises:
             UsageError: the value has no chart, or none of this name; the message lists those that it has.
         """
-        axes: Axes = _LOADERS["plot_value"]("plot_value")(self, ax, chart=chart)
-        return axes
+        drawn: alt.LayerChart | Axes = _LOADERS["plot_value"]("plot_value")(self, ax, chart=chart)
+        return drawn
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Print a summary that IPython shows in place of `repr`."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.profiling.measured_shapes import Configuration
-from executor.profiling.timed_block import Block
+from executor.profiling.configurations import Configuration
+from executor.runners.runner import Run
 from simulate.profiles.measured_cells import Cell
 from treeopt.statistics.robust_mean import TRIMMED_ERROR, trimmed_mean
 
@@ -19,7 +19,7 @@ NEIGHBOURS = 15  # blocks, some 5 seconds
 POLISHED = 6  # passes, after one with all blocks of a round for neighbours
 
 
-def remove_drift(rounds: Sequence[Sequence[tuple[int, Block]]]) -> tuple[dict[int, list[Block]], float]:
+def remove_drift(rounds: Sequence[Sequence[tuple[int, Run]]]) -> tuple[dict[int, list[Run]], float]:
     """Return the blocks of each configuration without drift, and their remaining relative standard deviation.
 
     The drift at a block is the running median, over its neighbours, of each one's time over the trimmed mean of its
@@ -33,7 +33,7 @@ def remove_drift(rounds: Sequence[Sequence[tuple[int, Block]]]) -> tuple[dict[in
     logs = [np.log([block.step_s for _, block in blocks]) for blocks in rounds]
     drift = _drift(configurations, logs)
     usual = float(np.mean(np.concatenate(drift)))
-    steady: dict[int, list[Block]] = {}
+    steady: dict[int, list[Run]] = {}
     for blocks, excess in zip(rounds, drift, strict=True):
         for (index, block), factor in zip(blocks, np.exp(usual - excess).tolist(), strict=True):
             steady.setdefault(index, []).append(block.scaled(factor))
@@ -57,7 +57,7 @@ def _drift(configurations: list[NDArray[np.int64]], logs: list[NDArray[np.float6
     return drift
 
 
-def _spread(steady: Sequence[Sequence[Block]]) -> float:
+def _spread(steady: Sequence[Sequence[Run]]) -> float:
     """Return the standard deviation of the logarithms of one configuration's blocks, from the median over all."""
     from scipy.stats import chi2
 
@@ -66,7 +66,7 @@ def _spread(steady: Sequence[Sequence[Block]]) -> float:
     return float(np.sqrt(np.median(variance * freedom / chi2.median(freedom))))
 
 
-def cell_of(configuration: Configuration, blocks: Sequence[Block], *, context: float, spread: float) -> Cell:
+def cell_of(configuration: Configuration, blocks: Sequence[Run], *, context: float, spread: float) -> Cell:
     """Return the trimmed mean of the step times of a configuration, and the mean of committed tokens.
 
     Args:

@@ -1,75 +1,99 @@
-"""Measure a profile: the real loop on real prompts, phase by phase, in shuffled blocks that can be resumed.
+"""Measure a profile: step times of a runner on real prompts, in shuffled rounds that fit a budget and can be resumed.
 
-Times are those of steps with every row busy. Plain decoding and all trees alternate after the same prompts, in blocks
+Times are those of steps with every row busy. Plain decoding and all drafts alternate after the same prompts, in blocks
 that are short and come back often, so that caches and clocks are those of decoding and a drift of the machine falls on
-all alike; see `executor.profiling.drift`.
+all alike. What a block is, and how blocks become a profile, is the runner's; see `Runner.timing`.
 """
 
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
-import numpy as np
-
-from executor.decoding.decoder import Decoder
-from executor.drafters.base.drafter import Drafter
-from executor.models.fingerprint import clock_mhz, device_name, identity, run_provenance, tokens_hash
-from executor.profiling.block_prompts import BlockPrompts
-from executor.profiling.drift import cell_of, remove_drift
-from executor.profiling.first_look import IMPOSED, LONG_S, Look
-from executor.profiling.measured_shapes import REQUIRED, Configuration
-from executor.profiling.prefill_times import measure_prefill
-from executor.profiling.profile_settings import Settings as Settings
-from executor.profiling.schedule import Schedule, Visit, fit_schedule
-from executor.profiling.timed_block import Block, Tokens, imposed_trace, run_block
-from executor.profiling.work_file import BlockKey, WorkFile, block_record
-from executor.target.target_model import Target
-from executor.target.tensor_parallel import processes
-from executor.verification.replayed_acceptance import Imposed
-from simulate.model_sizes.mixture_of_experts import Experts
-from simulate.model_sizes.model_shape import Shape
-from simulate.profiles.calibration import profile_of
-from simulate.profiles.measured_cells import Cell
+from executor.models.fingerprint import tokens_hash
+from executor.profiling.configurations import REQUIRED, Configuration
+from executor.profiling.profile_settings import Settings
+from executor.runners.runner import Run, Runner, Tokens, Visit, Visits, resumable
 from simulate.profiles.prefill import Prefill
-from simulate.profiles.profile import Profile
-from treeopt.errors import TreeoptError
-from treeopt.tree import Tree
+from simulate.profiles.profile import PrefillRecord, Profile
+from treeopt.errors import CostError, UsageError
+from treeopt.registry import load
+from treeopt.storage.typed_records import Count, NotNegative
+from treeopt.storage.work_file import WorkFile
 
 PREFILL = 0.05  # largest share of the budget, unless reading all prompts once takes longer
+FEWEST = 2  # rounds: a median of one block has no spread
+ENOUGH = 3  # rounds, before configurations are left out
+MARGIN = 1.15  # blocks take longer than in the first look
+SHOWN = 6  # configurations that did not fit the budget, in words
+LOG = logging.getLogger("treeopt")
+
+
+class Timing(Protocol):
+    """What times a runner's blocks, as a context: `LoopBlocks` or `EngineWaves`, which say more."""
+
+    settings: Settings
+
+    @property
+    def ranked(self) -> list[tuple[int, Configuration]]:
+        """All configurations with their importance, the most important first."""
+
+    def order(self, ways: Sequence[Configuration], number: int) -> list[list[Visit]]:
+        """Return the blocks of a round in groups that are compared; a visit is an index, the round, and more."""
+
+    def block(self, configuration: Configuration, number: int) -> Run:
+        """Time one block of a round."""
+
+    def expected(self, every: Sequence[Configuration]) -> tuple[Callable[[Configuration], float], float]:
+        """Return what gives the seconds that a block is expected to take, and the seconds that looking took."""
+
+    def prefill(self, limit_s: float) -> Prefill | None:
+        """Measure the seconds of reading prompts."""
+
+    def profile(
+        self,
+        ways: Sequence[Configuration],
+        rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]],
+        *,
+        prefill: Prefill | None,
+        meta: dict[str, Any],
+    ) -> Profile:
+        """Return the profile that the blocks make."""
+
+    def __enter__(self) -> Self:
+        """Prepare the runner."""
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the runner as it was."""
 
 
 def measure_profile(
-    target: Target,
-    drafter: Drafter,
+    runner: Runner,
     prompts: Sequence[Tokens],
+    settings: Settings,
     *,
     work: Path | None = None,
     progress: Callable[[int], None] = lambda blocks: None,
-    who: Mapping[str, Any] | None = None,
-    **settings: Any,
 ) -> Profile:
-    """Measure the profile of `target` with `drafter` on the target's device.
+    """Measure the profile of a runner.
 
     Args:
-        target: the verifying model.
-        drafter: what proposes.
+        runner: what decodes; not entered.
         prompts: token ids of requests; enough of them to keep the largest batch busy.
+        settings: what is measured.
         work: where finished blocks are stored; None: nowhere.
         progress: called with 1 after every block.
-        who: result of `identity` for these models, if it is known: it reads all their weights.
-        settings: see `Settings`.
 
     Raises:
         UsageError: settings without meaning, too few prompts, or a work file of another measurement.
+        EngineError: the engine fails.
     """
-    settings |= {name: tuple(settings[name]) for name in ("batches", "contexts") if name in settings}
-    with Measurement(target, drafter, prompts, Settings(**settings), work=work, who=who) as measurement:
+    with Measurement(runner, prompts, settings, work=work) as measurement:
         return measurement.run(progress)
 
 
@@ -77,210 +101,188 @@ class Measurement:
     """A measurement that is under way: its schedule, and the blocks that are done. Use it in a `with`."""
 
     def __init__(
-        self,
-        target: Target,
-        drafter: Drafter,
-        prompts: Sequence[Tokens],
-        settings: Settings,
-        *,
-        work: Path | None,
-        who: Mapping[str, Any] | None = None,
+        self, runner: Runner, prompts: Sequence[Tokens], settings: Settings, *, work: Path | None = None
     ) -> None:
         """Check the settings; see `measure_profile`."""
-        self.settings = settings.check(drafter, prompts)
-        self.target, self.drafter, self.prompts, self.work = target, drafter, prompts, work
-        self.identity = {**(who or identity(target, drafter)), "device": device_name(target.device)}
-        self._done: dict[BlockKey, Block] = {}
-        self._block_prompts = BlockPrompts(target, prompts, self.settings)
+        self.runner, self._prompts, self._work_path = runner, prompts, work if runner.processes == 1 else None
+        self._timing: Timing = load(runner.timing)(runner, prompts, settings.ordered())
+        self.settings = self._timing.settings
         self._stack = ExitStack()
         self._looked_s = 0.0
 
-    def __enter__(self) -> "Measurement":
-        """Read and open the work file, and prepare the target."""
-        self._stack.enter_context(self.target.keeping_prompts())
-        settings = {**self.settings.record, "prompts": tokens_hash(self.prompts), **self.identity}
-        self._work_file = WorkFile(self.work, settings)
-        self._put = self._stack.enter_context(self._work_file.appending())
+    def __enter__(self) -> Self:
+        """Read and open the work file, and prepare the runner."""
+        settings = {**asdict(self.settings), "prompts": tokens_hash(self._prompts), **resumable(self.runner.record)}
+        self._work = self._stack.enter_context(WorkFile(self._work_path, settings))
+        self._stack.enter_context(self.runner)
+        self._stack.enter_context(self._timing)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close the work file; remove it if it holds no block."""
-        self._stack.close()
-        if not self._done:
-            self._work_file.remove_if_empty()
+    def __exit__(self, *error: Any) -> None:
+        """Stop the runner and close the work file."""
+        self._stack.__exit__(*error)
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> "Schedule":
         """The schedule: all configurations, or those that fit the budget after a first look at each place."""
-        ranked = self.settings.ranked
-        every = [configuration for _, configuration in ranked]
-        required = sum(importance == REQUIRED for importance, _ in ranked)
-        planned = self._work_file.planned(required=required, count=len(ranked), rounds=self.settings.rounds)
+        ranked = self._timing.ranked
+        every = tuple(configuration for _, configuration in ranked)
+        planned = self._planned(len(ranked), sum(importance == REQUIRED for importance, _ in ranked))
         if planned is None:
             _ = self.prefill  # first: what it takes is missing from the budget of the configurations
             fit = self._fit_budget(ranked)
-            planned = {
-                "ways": [every.index(configuration) for configuration in fit.ways],
-                "rounds": fit.rounds,
-                "took_s": self._looked_s,
-            }
-            self._put({"planned": planned})
-        self._looked_s = planned["took_s"]
-        count = len(planned["ways"])
-        schedule = Schedule(tuple(every[:count]), planned["rounds"], tuple(every[count:]))
-        self._done = self._work_file.blocks(
-            [
-                [(index, number, turn) for index, turn in place]
-                for number in range(schedule.rounds)
-                for place in self._order(number, schedule)
-            ]
-        )
-        return schedule
+            planned = Planned(len(fit.ways), fit.rounds, self._looked_s)
+            self._work.put("planned", asdict(planned), worth_keeping=False)
+        self._looked_s = planned.took_s
+        return Schedule(every[: planned.ways], planned.rounds, every[planned.ways :])
+
+    def _planned(self, count: int, required: int) -> "Planned | None":
+        """Return the schedule that was decided on before an interruption, if one was."""
+        planned = next(iter(self._work.pieces("planned", Planned)), None)
+        rounds = self.settings.rounds or 0
+        if planned and not (required <= planned.ways <= count and FEWEST <= planned.rounds <= rounds):
+            raise self._work.damaged(f"planned: {planned.ways} configurations in {planned.rounds} rounds")
+        return planned
 
     @cached_property
-    def prefill(self) -> Prefill:
-        """Seconds of reading prompts, from the shortest to the longest: measured, or read from the work file."""
-        if (known := self._work_file.prefill()) is not None:
-            return known
-        settings, lengths = self.settings, self.settings.contexts or [max(2, len(prompt)) for prompt in self.prompts]
-        started = time.perf_counter()
-        prefill = measure_prefill(
-            self.target,
-            self.drafter,
-            self._block_prompts.stream,
-            low=min(lengths),
-            high=max(lengths),
-            rows=max(settings.batches),
-            rule=settings.rule,
-            rng=np.random.default_rng(settings.seed),
-            limit_s=math.inf if settings.budget_s is None else PREFILL * settings.budget_s,
-        )
+    def prefill(self) -> Prefill | None:
+        """Seconds of reading prompts: measured, or read from the work file."""
+        known = next(iter(self._work.pieces("prefill", PrefillRecord)), None)
+        try:
+            if known is not None:
+                return Prefill(known.plain, known.drafted)
+        except CostError as error:
+            raise self._work.damaged(f"prefill: {error}") from error
+        started, budget_s = time.perf_counter(), self.settings.budget_s
+        prefill = self._timing.prefill(math.inf if budget_s is None else PREFILL * budget_s)
         self._looked_s += time.perf_counter() - started
-        self._put({"prefill": asdict(prefill)})
+        if prefill is not None:
+            self._work.put("prefill", asdict(prefill), worth_keeping=False)
         return prefill
 
-    @property
-    def left(self) -> int:
-        """Blocks that are still to be measured."""
-        return self.blocks - len(self._done)
+    @cached_property
+    def _rounds(self) -> list[list[list[Visit]]]:
+        """The groups of visits of each round."""
+        return [self._timing.order(self.schedule.ways, number) for number in range(self.schedule.rounds)]
+
+    @cached_property
+    def _visits(self) -> Visits:
+        """The blocks that are done, first those of the work file."""
+        return Visits(self._work, [group for groups in self._rounds for group in groups])
 
     @property
     def blocks(self) -> int:
         """Blocks of the whole schedule."""
-        return sum(map(len, self._order(0, self.schedule))) * self.schedule.rounds
+        return sum(len(group) for groups in self._rounds for group in groups)
+
+    @property
+    def left(self) -> int:
+        """Blocks that are still to be measured."""
+        return self.blocks - len(self._visits.runs)
+
+    def note_schedule(self) -> None:
+        """Log what the time budget leaves out, and what was measured before an interruption."""
+        schedule = self.schedule
+        if schedule.left_out:
+            some = "; ".join(map(str, schedule.left_out[:SHOWN])) + ("; ..." if len(schedule.left_out) > SHOWN else "")
+            LOG.info(
+                f"{schedule.rounds} rounds of {len(schedule.ways)} configurations fit the budget; "
+                f"{len(schedule.left_out)} are left out: {some}"
+            )
+        if self.left < self.blocks:
+            LOG.info(f"resuming: {self.blocks - self.left} of {self.blocks} blocks were measured before")
 
     def run(self, progress: Callable[[int], None] = lambda blocks: None) -> Profile:
         """Measure what is not done, and make the profile. A round that would pass the budget is not begun."""
-        schedule, rounds = self.schedule, 0
-        for number in range(schedule.rounds):
-            took = [sum(b.took_s for (_, r, _), b in self._done.items() if r == done) for done in range(number)]
-            limit = self.settings.budget_s
-            if limit is not None and number >= 2 and self._looked_s + sum(took) + max(took) > limit:
+        ways, runs, made = self.schedule.ways, self._visits.runs, 0
+        limit, took = self.settings.budget_s, list[float]()
+        for groups in self._rounds:
+            if limit is not None and made >= FEWEST and self._looked_s + sum(took) + max(took) > limit:
                 break
-            for index, turn in chain.from_iterable(self._order(number, schedule)):
-                key = (index, number, turn)
-                if key not in self._done:
-                    self._done[key] = self._block(schedule.ways[index], self.settings.steps, number)
-                    self._put(block_record(key, self._done[key]))
-                    progress(1)
-            rounds += 1
-        return self._profile(rounds)
-
-    def _order(self, number: int, schedule: Schedule) -> list[list[Visit]]:
-        """Return the blocks of a round, by place."""
-        return schedule.order([self.settings.seed, number])
-
-    def _fit_budget(self, ranked: Sequence[tuple[int, Configuration]]) -> Schedule:
-        """Look at each batch size and context, and schedule what fits the budget."""
-        settings, every = self.settings, tuple(configuration for _, configuration in ranked)
-        if settings.budget_s is None:
-            return Schedule(every, settings.rounds)
-        places = dict.fromkeys((configuration.batch, configuration.context) for configuration in every)
-        looks = {place: self._look([c for c in every if (c.batch, c.context) == place]) for place in places}
-
-        def block_s(configuration: Configuration) -> float:
-            look = looks[configuration.batch, configuration.context]
-            return look.block_s(configuration, steps=settings.steps, spare=self._block_prompts.spare)
-
-        return fit_schedule(
-            ranked,
-            rounds=settings.rounds,
-            block_s=block_s,
-            budget_s=settings.budget_s - self._looked_s,
-        )
-
-    def _look(self, configurations: Sequence[Configuration]) -> Look:
-        """Time short blocks of plain decoding and of the largest tree, at one batch size and context."""
-        free = [configuration for configuration in configurations if configuration.imposed is None]
-        largest = max((c for c in free if c.growth is None), key=lambda configuration: configuration.tree.nodes)
-        plain, first, second = (self._block(configuration, 1, 0) for configuration in (free[0], largest, largest))
-        self._looked_s += plain.took_s + sum(block.took_s for block in (first, second))
-        return Look.of(plain, first, second, sharing=len(free), nodes=largest.tree.nodes)
-
-    def _block(self, configuration: Configuration, steps: int, number: int) -> Block:
-        """Time one block after the prompts of its round, which all configurations of a place share."""
-        settings, started = self.settings, time.perf_counter()
-        steps = steps if configuration.imposed is None else min(steps, IMPOSED)
-        prompts, new_tokens = self._block_prompts.of(configuration, number, steps)
-        # Several processes must all take the same number of steps, whatever their clocks say.
-        tree, rule, long_s = configuration.tree, settings.rule, LONG_S if processes() == 1 else math.inf
-        if configuration.imposed is not None:
-            assert isinstance(tree, Tree)
-            trace = imposed_trace(configuration.imposed, tree, len(prompts), max(new_tokens))
-            rule, long_s = Imposed(trace, tree, rule=settings.rule), math.inf
-        decoder = Decoder(
-            self.target,
-            self.drafter,
-            tree=tree,
-            batch=configuration.batch,
-            rule=rule,
-            graphs=settings.graphs,
-            trim=False,
-        )
-        timed = run_block(decoder, prompts, steps=steps, new_tokens=new_tokens, long_s=long_s)
-        return Block.of(timed, prompt=min(map(len, prompts)), took_s=time.perf_counter() - started)
-
-    def _cells(self, rounds: int, context: float) -> tuple[list[Cell], int]:
-        """Return a cell per configuration, from the first `rounds` rounds, and the longest length of a sequence."""
-        schedule = self.schedule
-        cells: list[Cell] = []
-        longest = 0.0
-        orders = [self._order(number, schedule) for number in range(rounds)]
-        for place in schedule.places:
-            visits = [next(p for p in order if p[0][0] in place) for order in orders]
-            blocks, spread = remove_drift(
-                [[(i, self._done[i, number, turn]) for i, turn in visit] for number, visit in enumerate(visits)]
-            )
-            measured = {schedule.ways[index]: same for index, same in blocks.items()}
-            lengths = [b.length for c, same in measured.items() if c.imposed is None for b in same]
-            at_context = context if self.settings.contexts == () else float(np.mean(lengths))
-            cells += [cell_of(c, same, context=at_context, spread=spread) for c, same in measured.items()]
-            longest = max(longest, *(b.length for same in measured.values() for b in same))
-        return cells, round(longest)
-
-    def _profile(self, rounds: int) -> Profile:
-        """Fit the profile to the first `rounds` rounds."""
-        lengths = [len(prompt) for prompt in self.prompts]
-        low, high = min(lengths), max(lengths) + self.settings.new_tokens
-        cells, longest = self._cells(rounds, self._block_prompts.context)
-        if self.settings.contexts:
-            low, high = self.settings.contexts[0], longest
-        left_out = [str(configuration) for configuration in self.schedule.left_out]
+            for group in groups:
+                self._visits.make(group, lambda visit: self._timing.block(ways[visit[0]], visit[1]), progress)
+            took.append(sum(runs[visit].wall_s for group in groups for visit in group))
+            made += 1
+        prefill = self.prefill
         meta = {
-            **self.identity,
-            **{name: value for name, value in self.settings.record.items() if name not in ("batches", "rounds")},
-            "rounds": rounds,
-            "prompts": len(self.prompts),
-            "left_out": left_out,
-            "clock_mhz": clock_mhz(self.target.device),
-            "provenance": run_provenance(self.target, self.drafter),
+            **self.runner.record,
+            **{name: value for name, value in asdict(self.settings).items() if name not in ("batches", "rounds")},
+            "rounds": made,
+            "left_out": [str(configuration) for configuration in self.schedule.left_out],
+            "provenance": self.runner.provenance,
         }
-        profile = profile_of(cells, context=(low, high), experts=_experts(self.target), meta=meta)
-        return replace(profile, prefill=self.prefill)
+        rounds = [[[(visit[0], runs[visit]) for visit in group] for group in groups] for groups in self._rounds[:made]]
+        return self._timing.profile(ways, rounds, prefill=prefill, meta=meta)
+
+    def _fit_budget(self, ranked: Sequence[tuple[int, Configuration]]) -> "Schedule":
+        """Look at each batch size and context, and schedule what fits the budget."""
+        every, rounds, budget_s = tuple(c for _, c in ranked), self.settings.rounds, self.settings.budget_s
+        assert rounds is not None, "filled in where blocks are timed"
+        if budget_s is None:
+            return Schedule(every, rounds)
+        block_s, looked_s = self._timing.expected(every)
+        self._looked_s += looked_s
+        return fit_schedule(ranked, rounds=rounds, block_s=block_s, budget_s=budget_s - self._looked_s)
 
 
-def _experts(target: Target) -> Experts | None:
-    try:
-        return Shape.from_config(target.model.config.to_dict()).experts
-    except TreeoptError:  # of a family whose sizes are not known here
-        return None
+@dataclass(frozen=True)
+class Planned:
+    """A schedule in a work file: the first configurations by importance, rounds, and the seconds before."""
+
+    ways: Count
+    rounds: Count
+    took_s: NotNegative
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The configurations that are measured.
+
+    Attributes:
+        ways: configurations in the order of importance.
+        rounds: blocks of each.
+        left_out: configurations that did not fit.
+    """
+
+    ways: tuple[Configuration, ...]
+    rounds: int
+    left_out: tuple[Configuration, ...] = ()
+
+
+def fit_schedule(
+    ranked: Sequence[tuple[int, Configuration]],
+    *,
+    rounds: int,
+    block_s: Callable[[Configuration], float],
+    budget_s: float,
+) -> Schedule:
+    """Fit the budget: all configurations for as many rounds as fit.
+
+    If fewer than three rounds fit, drop the least important configurations; at worst keep two rounds of the required
+    ones.
+
+    Args:
+        ranked: importance and configuration, the most important first; see `ranked_configurations`.
+        rounds: wanted.
+        block_s: expected seconds of one block.
+        budget_s: seconds for all blocks.
+
+    Raises:
+        UsageError: not even the required configurations fit.
+    """
+    configurations = tuple(configuration for _, configuration in ranked)
+    costs = [MARGIN * block_s(configuration) for configuration in configurations]
+    required = sum(importance == REQUIRED for importance, _ in ranked)
+    for tried in range(rounds, min(rounds, ENOUGH) - 1, -1):
+        if tried * sum(costs) <= budget_s:
+            return Schedule(configurations, tried)
+    for tried in range(min(rounds, ENOUGH), FEWEST - 1, -1):
+        total, count = 0.0, 0
+        while count < len(costs) and tried * (total + costs[count]) <= budget_s:
+            total, count = total + costs[count], count + 1
+        if count >= required:
+            return Schedule(configurations[:count], tried, configurations[count:])
+    raise UsageError(
+        f"a budget of {max(0.0, budget_s):.1f} s is left, and the smallest profile takes about "
+        f"{FEWEST * sum(costs[:required]):.1f} s: ask for fewer batch sizes, contexts or no policies, or give more time"
+    )

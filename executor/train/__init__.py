@@ -14,5 +14,4 @@
 * `self_distill`: text that the target writes itself.
 * `feature_store`: the target's features on disk.
 * `count_ngrams`: count an n-gram drafter.
-* `shipped`: how the models and traces in `data/` are made.
 """

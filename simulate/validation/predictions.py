@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.closed_forms.coral_speedup import weight_speedup
-from simulate.closed_forms.leviathan_speedup import walltime_speedup
+from simulate.closed_forms.paper_formulas import walltime_speedup, weight_speedup
 from simulate.validation.validation_records import PredictionsRecord
 from treeopt.cost_model import CostModel
 from treeopt.errors import PlanError

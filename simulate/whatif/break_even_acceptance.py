@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.closed_forms.leviathan_speedup import expected_tau
+from simulate.closed_forms.paper_formulas import expected_tau
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import CostError
 from treeopt.tree import Tree

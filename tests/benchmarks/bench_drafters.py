@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from executor.train.shipped.make_traces import DRAFTERS, place_of, target_of
+from data.make.make_traces import DRAFTERS, place_of, target_of
 from simulate.profiles.profile import load_profile
 from simulate.validation.predictions import draft_s
 from treeopt.plans.plan import Plan
@@ -112,9 +112,11 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
     """The chosen tree of each batch size: predicted from half of the trace and the profile, and as the loop ran it."""
     from executor.checkpoints import load_drafter
     from executor.prompts.prompt_files import read_prompts
+    from executor.runners.loop_runner import LoopRunner
+    from executor.runners.runner import Requests
     from executor.target.load_hf_model import load_target, prepare
     from executor.target.tokenizer import load_tokenizer
-    from executor.validation.compare_live import Requests, compare
+    from executor.validation.compare_live import compare
     from treeopt.planning.search_pipeline import search
 
     profile = load_profile(settings.data / "profiles" / f"{name}-cpu.json")
@@ -128,11 +130,8 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
     plan = search(trace, profile, batch=BATCHES)
     chosen = Plan(tuple(replace(entry, compared=()) for entry in plan.entries), plan.meta)
     speculative = Plan(tuple(e for e in chosen.entries if e.choice.tree is not None), plan.meta)
-    live = (
-        compare(target, drafter, speculative, Requests(tokens, settings.new_tokens, stop=[0]), blocks=settings.blocks)
-        if speculative.entries
-        else []
-    )
+    runner, asked = LoopRunner(target, drafter), Requests(tokens, settings.new_tokens, stop=[0])
+    live = compare(runner, speculative, asked, blocks=settings.blocks) if speculative.entries else []
     found = []
     for entry in chosen.entries:
         tree = entry.choice.tree

@@ -20,10 +20,10 @@ import numpy as np
 
 from executor.checkpoints import load_drafter
 from executor.checkpoints.convert import rewrite
-from executor.engines.engine_record import RequestRecord, record_run
-from executor.engines.engine_trace import engine_texts
 from executor.prompts.prompt_files import encode, read_prompts
 from executor.recording.collect_trace import collect
+from executor.recording.engine_steps import RequestRecord, engine_texts, record_requests
+from executor.runners.engine_runner import EngineRunner
 from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
@@ -35,6 +35,7 @@ from treeopt.replay.dynamic_tree import accepted_lengths as dynamic_lengths
 from treeopt.replay.static_tree import accepted_lengths
 from treeopt.storage.atomic_files import shipped, write_text
 from treeopt.storage.provenance import this_run
+from treeopt.storage.work_file import WorkFile
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -248,9 +249,11 @@ def run_check(bench: Bench, check: Check, concurrencies: Sequence[int]) -> Itera
     trace, texts = bench.recorded(check)
     shape = f"dynamic tree {settings(drafts)}" if isinstance(drafts, DynamicTree) else f"chain of {drafts.depth}"
     arguments = f"{SETUPS[check.engine].arguments} {check.arguments}".strip()
-    with make_engine(bench.settings(check, max(concurrencies))) as engine:
+    engine = make_engine(bench.settings(check, max(concurrencies)))
+    with EngineRunner(lambda most: engine) as runner, WorkFile(None, {}) as work:
         for concurrency in concurrencies:
-            records = record_run(engine, requests, draft=draft, concurrency=concurrency)
+            runner.concurrency = concurrency
+            records = record_requests(runner, requests, draft=draft, work=work)
             yield {
                 "engine": check.engine,
                 "method": check.method,

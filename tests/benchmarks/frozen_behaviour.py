@@ -239,7 +239,7 @@ def read_trace(path: Path, call: Row) -> Row:
 def plan_parts(plan: Any) -> Row:
     record = json.loads(saved(plan, "plan.json").read_text("utf-8"))
     record.pop("schema")
-    return {"record": record, "frame": plan.frame().to_csv(), "text": str(plan.frame().shape)}
+    return {f"record {key}": value for key, value in record.items()} | {"frame": plan.frame().to_csv()}
 
 
 def read_plan(path: Path, call: Row) -> Row:
@@ -461,7 +461,8 @@ def command(*words: str) -> Row:
 def command_json(*words: str) -> Row:
     """Run a command that prints JSON."""
     printed = command(*words)
-    return {"json": json.loads(printed["stdout"]), "stderr": printed["stderr"]}
+    parts = {f"json {key}": value for key, value in json.loads(printed["stdout"]).items()}
+    return parts | {"stderr": printed["stderr"]}
 
 
 Job = tuple[str, Callable[[], Mapping[str, Any]], Path]
@@ -564,7 +565,7 @@ def commands() -> Iterator[Job]:
     for name in ("medusa-t0", "medusa-typical", "eagle-t1", "smollm2-eagle-t0", "prompt-lookup-t0"):
         yield f"search/{name}", _called(command_json, "search", "--trace", traces[name], *small), data
     policies, engine = ("--policy", "eagle2"), ("--engine", "sglang")
-    for more in (policies, engine, ("--max-tpot-ms", "20"), ("--context", "64"), ("--shapes", "2")):
+    for more in (policies, engine, ("--max-tpot-ms", "20"), ("--context", "64")):
         words = ("search", "--trace", traces["eagle-candidates-t0"], *small, *more)
         yield f"search {' '.join(more)}", _called(command_json, *words), data
     target = ("--target", str(MODELS / "stdlib-llama"))

@@ -37,15 +37,18 @@ from executor.checkpoints import load_drafter
 from executor.decoding.decoder import Decoder
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.models.fingerprint import device_name
+from executor.profiling.loop_blocks import run_block
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.timed_block import run_block
+from executor.profiling.profile_settings import Settings
 from executor.prompts.prompt_files import read_prompts
 from executor.recording.collect_trace import collect
+from executor.runners.loop_runner import LoopRunner
+from executor.runners.runner import Requests
 from executor.target.fused_verification import device_refusal, fuse
 from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
-from executor.validation.compare_live import Requests, compare, runs_of
+from executor.validation.compare_live import compare, runs_of
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import load_profile, save_profile
 from simulate.validation.end_to_end import whole_runs
@@ -123,7 +126,8 @@ def shipped_model(device: str, pieces: Pieces, *, graphs: bool, tiny: bool) -> N
     def profile() -> dict[str, Any]:
         settings: dict[str, Any] = {"rounds": 2, "steps": 4} if tiny else {"rounds": 4, "steps": 12, "budget_s": 120.0}
         target, drafter, _ = loaded()
-        found = measure_profile(target, drafter, fresh(), batches=batches, new_tokens=32, graphs=graphs, **settings)
+        runner = LoopRunner(target, drafter, graphs=graphs)
+        found = measure_profile(runner, fresh(), Settings(batches, new_tokens=32, **settings))
         save_profile(found, output / "profile-shipped.json")
         return {"plain_s": {batch: found.plain_s(batch=batch) for batch in batches}}
 
@@ -131,9 +135,9 @@ def shipped_model(device: str, pieces: Pieces, *, graphs: bool, tiny: bool) -> N
         recorded, costs = load_trace(output / "trace.npz"), load_profile(output / "profile-shipped.json")
         target, drafter, _ = loaded()
         plan = search(recorded, costs, batch=batches, solver_work=0.0)
-        asked = Requests(fresh(), 32, [0], graphs=graphs)
-        whole = whole_runs(plan, hold_out(recorded)[1], costs, runs_of(target, plan, asked, blocks=2))
-        record = comparison_record(compare(target, drafter, plan, asked, blocks=2, whole=whole))
+        asked, runner = Requests(fresh(), 32, [0]), LoopRunner(target, drafter, graphs=graphs)
+        whole = whole_runs(plan, hold_out(recorded)[1], costs, runs_of(plan, runner, asked, blocks=2))
+        record = comparison_record(compare(runner, plan, asked, blocks=2, whole=whole))
         write_text(output / "validation.json", json.dumps(record, indent=1) + "\n")
         return {name: record[name] for name in ("mean_error", "max_error", "end_to_end")}
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
+from data.make import stdlib_corpus
+from data.make.make_models import SEED, train_target
 from executor.checkpoints import load_drafter
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
@@ -23,8 +25,6 @@ from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
 from executor.train.new_drafter import begun
 from executor.train.recipes import RECIPES
-from executor.train.shipped import stdlib_corpus
-from executor.train.shipped.make_models import SEED, train_target
 from executor.train.text_files import Rows
 from executor.train.training_run import Job, run
 from tests.benchmarks.gpu_pieces import Pieces

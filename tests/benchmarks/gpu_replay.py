@@ -14,10 +14,13 @@ from executor.decoding.decoder import Decoder
 from executor.drafters.base.drafter import Drafter
 from executor.models.fingerprint import identity
 from executor.models.random_weights import random_drafter, random_target
+from executor.profiling.loop_blocks import WARM_UP, imposed_trace, run_block
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.timed_block import WARM_UP, imposed_trace, run_block
+from executor.profiling.profile_settings import Settings
+from executor.runners.loop_runner import LoopRunner
+from executor.runners.runner import Requests
 from executor.target.target_model import Target
-from executor.validation.compare_live import Requests, compare
+from executor.validation.compare_live import compare
 from executor.verification.replayed_acceptance import Imposed
 from simulate.profiles.profile import Profile, load_profile, save_profile
 from simulate.validation.predicted_vs_measured import comparison_record
@@ -61,20 +64,22 @@ def replayed(shape: str, device: str, pieces: Pieces, *, graphs: bool, tiny: boo
             if tiny
             else {"rounds": 8, "steps": 12, "budget_s": 60.0 if context == min(places) else 30.0}
         )
-        settings |= {"new_tokens": 32, "graphs": graphs, "who": who}
-        found = measure_profile(target, heads, _prompts(target, 4 * max(batches), context), batches=batches, **settings)
+        runner = LoopRunner(target, heads, graphs=graphs, models=who)
+        prompts = _prompts(target, 4 * max(batches), context)
+        found = measure_profile(runner, prompts, Settings(batches, new_tokens=32, **settings))
         save_profile(found, output / _profile_file(shape, context))
         return {"commit_s": {times.batch: times.commit_s for times in found.batches}}
 
     def compared(context: int, batch: int) -> dict[str, Any]:
-        target, heads, _ = loaded()
+        target, heads, who = loaded()
         count = 2 * BLOCKS * max(batch, 2)
         part = trace.select(np.arange(count))
         plan = _plan(trees, part, load_profile(output / _profile_file(shape, context)), batch)
         save_predictions(Predictions(plan), output / f"predictions-{shape}-{context}-{batch}.json")
-        asked = Requests(_prompts(target, 1, context) * count, 32, (), part, graphs)
+        asked = Requests(_prompts(target, 1, context) * count, 32, (), part)
+        runner = LoopRunner(target, heads, graphs=graphs, models=who)
         with target.keeping_prompts():
-            record = comparison_record(compare(target, heads, plan, asked, blocks=BLOCKS))
+            record = comparison_record(compare(runner, plan, asked, blocks=BLOCKS))
         return {name: record[name] for name in ("mean_error", "max_error", "coverage", "cells")}
 
     cells = []

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from executor.engines.engine_record import RequestRecord
+from executor.recording.engine_steps import RequestRecord
 from simulate.validation.predictions import load_predictions
 from tests.benchmarks import engine_acceptance
 from tests.benchmarks.engine_acceptance import CHECKS, KNOWN, chosen, compared, key_of, problem, save

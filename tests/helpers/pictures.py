@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 from treeopt import load_profile, load_trace, search
-from treeopt.charts.agreement_charts import agreement
-from treeopt.charts.matplotlib_axes import as_svg
-from treeopt.charts.speedup_charts import speedups
+from treeopt.charts.chart_files import as_svg
+from treeopt.charts.speedup_charts import agreement, speedups
 from treeopt.storage.atomic_files import shipped, write_text
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "pictures"
@@ -19,8 +18,8 @@ def pictures() -> dict[str, str]:
     plan = search(trace, profile, batch=(1, 2, 4, 8, 16), solver_work=0)
     record = json.loads(shipped("validations/medusa-cpu.json").read_text("utf-8"))
     return {
-        "speedup_by_batch.svg": as_svg(speedups(plan), title=True) + "\n",
-        "predicted_and_measured.svg": as_svg(agreement(record), title=True) + "\n",
+        "speedup_by_batch.svg": as_svg(speedups(plan).to_dict()) + "\n",
+        "predicted_and_measured.svg": as_svg(agreement(record).to_dict()) + "\n",
     }
 
 

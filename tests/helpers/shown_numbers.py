@@ -277,20 +277,20 @@ def chart_numbers(
 
 def marks(spec: Mapping[str, Any], title: str) -> Iterator[Mark]:
     """Yield the points of a chart with their intervals; of trees the sizes, of stairs every moment."""
-    wanted = "line" if title.startswith("Load") else "point"
+    wanted = "line" if title.startswith("Load") else "circle" if "ree, batch" in title else "point"
     for layer in spec["layer"]:
-        kind = layer["mark"]["type"] if isinstance(layer["mark"], dict) else layer["mark"]
-        if kind != wanted:
+        if layer["mark"]["type"] != wanted:
             continue
-        for row in layer["data"]["values"]:
-            if "ree, batch" in title:
-                if "size" in row:
-                    yield (row["size"],)
+        x, y = (layer["encoding"][side] for side in "xy")
+        for row in spec["datasets"][layer["data"]["name"]]:
+            if wanted == "circle":
+                yield (row["accepted"],)
             elif title.startswith("Step time") and "plain step, ms" not in row:
                 continue  # points that the model predicts without having seen them
             else:
                 ends = [row[end] for end in ("low", "high", "left", "right") if end in row]
-                yield (row["x"], row["y"], *ends)
+                place = row[y["field"]]
+                yield (row[x["field"]], y["sort"].index(place) if "sort" in y else place, *ends)
 
 
 def own_marks(question: str, title: str, results: Mapping[str, Path]) -> Iterator[Mark]:

@@ -12,7 +12,7 @@ import random
 import resource
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
 from executor.checkpoints.tensors.torch_save import read_saved
-from executor.engines.engine_record import RequestRecord
 from executor.prompts.prompt_files import encoded, read_prompts
 from executor.prompts.reading_report import Report
+from executor.recording.engine_steps import RequestRecord
 from executor.train.text_files import read_texts
 from executor.train.token_rows import encode
 from simulate.model_sizes.hf_config import context_limit, quant_method
@@ -59,10 +59,10 @@ from treeopt.plans.plan_json import load_plan, to_json
 from treeopt.replay.static_tree import replay_tree
 from treeopt.report.html_page import as_html
 from treeopt.results.trace import describe
-from treeopt.storage.json_lines import read_lines
 from treeopt.storage.json_records import RecordError
-from treeopt.traces.importers.readers.formats import Source, import_trace
+from treeopt.storage.work_file import WorkFile
 from treeopt.traces.importers.source_file import read_numbers
+from treeopt.traces.importers.trace_source import ImportedFile, import_trace
 from treeopt.traces.resumable_shards import load_file_or_shards
 from treeopt.traces.trace import save_trace
 from treeopt.tree import Tree
@@ -79,13 +79,6 @@ SETTINGS: dict[str, Any] = {  # a seed says nothing about smaller inputs, so non
 }
 TESTS = ROOT / "tests" / "treeopt"
 RANDOM = random.Random
-READERS_OF_OUTPUTS = (
-    "test_engine_outputs",
-    "test_prometheus_counters",
-    "test_step_records",
-    "test_formats",
-    "test_scraped_counters",
-)
 
 
 def text(*paths: str) -> list[str]:
@@ -137,7 +130,7 @@ def _use_validation(path: Path) -> None:
     page = report_page([path])
     if page.problems:
         raise UsageError(f"{path}: {page.problems[0].reason}")
-    as_html(page, plots=False)
+    as_html(replace(page, findings=[replace(finding, charts=()) for finding in page.findings]))
 
 
 def _use_configuration(path: Path) -> None:
@@ -194,21 +187,21 @@ def _use_words(path: Path) -> None:
 
 
 def _use_output(path: Path) -> None:
-    import_trace(Source(path, "engine", read_saved, requests=None), {})
+    import_trace(ImportedFile(path, "engine", read_saved, requests=None), {})
 
 
 def _use_two_scrapes(path: Path) -> None:
     earlier = path.with_name("earlier")
-    import_trace(Source(path, "engine", read_saved), {"before": earlier} if earlier.exists() else {})
+    import_trace(ImportedFile(path, "engine", read_saved), {"before": earlier} if earlier.exists() else {})
 
 
 def _use_numbers(path: Path) -> None:
-    for kind, more in (("table", {"column": "rank"}), ("table", {"column": "recall"}), ("sequoia-vector", {})):
+    for kind, more in (("table", {"column": "rank"}), ("table", {"column": "recall"})):
         for suffix in (".csv", ".json"):
             other = path.with_suffix(suffix)
             other.write_bytes(path.read_bytes())
             try:
-                import_trace(Source(other, kind, read_saved, requests=3, length=8), more)
+                import_trace(ImportedFile(other, kind, read_saved, requests=3, length=8), more)
             except TreeoptError as error:
                 refused = error
             else:
@@ -222,9 +215,7 @@ def _use_npy(path: Path) -> None:
 
 
 def _use_run(path: Path) -> None:
-    lines = read_lines(path, "treeopt.engine_run/1")
-    for record in [] if lines is None else lines[1]:
-        RequestRecord.read(record)
+    WorkFile(path, {}).pieces("request", RequestRecord)
 
 
 def _use_predictions(path: Path) -> None:
@@ -398,7 +389,7 @@ TREES = [
     *constants(*(TESTS / "tree_files").glob("*.py")),
 ]
 OUTPUTS = constants(
-    *(TESTS / "traces" / "importers" / "readers" / f"{name}.py" for name in READERS_OF_OUTPUTS), shortest=30
+    *(TESTS / "traces" / "importers" / "sources").glob("*.py"), ROOT / "tests/helpers/source_texts.py", shortest=30
 )
 OUTPUTS += [
     'vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 100.0\n'
@@ -440,9 +431,9 @@ REQUESTS = [
     '{"prompt_tokens": 5, "tokens": 7}\n',
 ]
 RUN = [
-    json.dumps({"schema": "treeopt.engine_run/1", "settings": {}})
+    json.dumps({"schema": "treeopt.work/1", "settings": {}})
     + "\n"
-    + json.dumps({"request": 0, "committed": [1, 2], "drafted": [0, 2], "tokens": [1, 2, 3]})
+    + json.dumps({"request": {"request": 0, "committed": [1, 2], "drafted": [0, 2], "tokens": [1, 2, 3]}})
     + "\n"
 ]
 NUMBERS = [

@@ -28,26 +28,6 @@ def test_paths_that_documents_name_exist(document):
     assert len(paths) > 30 or document == "SECURITY.md"
 
 
-def test_names_that_contributing_tells_to_register_in_are_there():
-    """A name in capitals and the file in the same sentence."""
-    text = text_of("CONTRIBUTING.md")
-    for name, file in (
-        ("READERS", "executor/checkpoints/__init__.py"),
-        ("CONTENTS", "executor/checkpoints/__init__.py"),
-        ("ENGINES", "treeopt/engines/__init__.py"),
-        ("ENGINE_RULES", "treeopt/engines/__init__.py"),
-        ("METHODS", "treeopt/planning/search_settings.py"),
-        ("SAMPLING", "executor/verification/acceptance_rules.py"),
-        ("CHAINS", "treeopt/traces/trace.py"),
-        ("DRAWN", "treeopt/traces/trace.py"),
-        ("FORMATS", "treeopt/traces/importers/readers/formats.py"),
-        ("COMMANDS", "treeopt/cli/commands/__init__.py"),
-    ):
-        assert f"`{name}`" in text
-        assert file in text
-        assert re.search(rf"^{name}\b", text_of(file), flags=re.MULTILINE), (name, file)
-
-
 @pytest.mark.parametrize("document", ["CONTRIBUTING.md", "README.md", ".ci/run"])
 def test_make_targets_that_are_named_exist(document):
     named = re.findall(r"(?:^|`)make ([a-z][\w-]*)", text_of(document), flags=re.MULTILINE)

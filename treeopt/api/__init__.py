@@ -6,9 +6,9 @@
 * `whatif_devices`: `whatif`, devices, batch sizes and contexts that were not measured.
 * `compare_traces`: `compare`, drafters side by side.
 * `validate_plan`: `validate`, predicted beside measured.
-* `engine_models`: an inference engine in words, and the prompts that it decodes.
-* `engine_runs`: an inference engine in place of the loop: profile, trace, predicted beside measured.
-* `draw_charts`: `draw_speedups` and `draw_tau`, into matplotlib's axes.
+* `record_trace`: a trace of what the target, or an engine, writes.
+* `profile_steps`: step times.
+* `runners`: what decodes in these: the loop with its models, or an engine in words.
 * `page`: results that commands wrote, read and put on one page.
 * `messages`: warnings and notes through `logging`, progress through a callback.
 * `run_models`, `run_prompts`, `token_sampling`: models, prompts and verification of a real run.

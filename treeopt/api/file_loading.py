@@ -56,15 +56,14 @@ def import_trace(path: Path | str, *, kind: str = "engine", seed: int = 0, **set
         >>> trace.depth, trace.meta["imported"]["engine"]
         (5, 'vllm')
     """
-    from treeopt.traces.importers.readers import formats
+    from treeopt.traces.importers import trace_source
 
     given = {name: value for name, value in settings.items() if value is not None}
-    if kind in formats.FORMATS:
-        formats.check_settings(kind, given)
+    trace_source.check_settings(kind, given)
     made_up = {name: given.pop(name) for name in ("requests", "length") if name in given}
     if "before" in given:
         given["before"] = Path(given["before"])
-    trace = formats.import_trace(formats.Source(Path(path), kind, _saved, seed=seed, **made_up), given)
+    trace = trace_source.import_trace(trace_source.ImportedFile(Path(path), kind, _saved, seed=seed, **made_up), given)
     note(f"assumed: {sentence}" for sentence in trace.meta["assumed"])
     return trace
 

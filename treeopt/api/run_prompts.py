@@ -1,6 +1,6 @@
 """Read the prompts of a run and turn them into tokens: a file's, texts, or random tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ import numpy as np
 
 from executor.prompts.reading_report import PARTS
 from treeopt.api.messages import note, warn
-from treeopt.api.run_models import Models
+from treeopt.api.run_models import Models, quiet_libraries
 from treeopt.defaults import RANDOM_REQUESTS
 from treeopt.errors import UsageError, counted
 from treeopt.settings import Settings, setting
@@ -98,27 +98,59 @@ class Requests:
     tokenizer: "PreTrainedTokenizerBase"
 
 
-def load_prompts(models: Models, target: "Target", prompts: Prompts, *, shortest: int = 1) -> Requests:
+def load_prompts(models: Models, target: "Target | None", prompts: Prompts, *, shortest: int = 1) -> Requests:
     """Read prompts and encode them with the target's tokenizer.
 
+    Args:
+        models: name the target's folder.
+        target: the target; None: an engine loads it itself, and ends texts by its own rule.
+        prompts: what is read.
+        shortest: fewest tokens of a prompt.
+
     Raises:
-        UsageError: more prompts asked for than there are, one of fewer than `shortest` tokens, or `chat` with a
-            tokenizer that has no chat template.
+        UsageError: more prompts asked for than there are, one of fewer than `shortest` tokens, no folder of a target,
+            or `chat` with a tokenizer that has no chat template.
         ExecutorError: the chat template refuses a conversation.
     """
     from executor.target.tokenizer import load_tokenizer, stop_tokens
 
     read = prompts.read()
-    tokenizer = load_tokenizer(models.target, vocabulary=target.vocabulary)
-    texts, tokens = encoded_prompts(tokenizer, read, prompts, models.target)
+    if target is None:
+        tokenizer = engine_tokenizer(models.target)
+        if tokenizer is None:
+            raise UsageError(
+                f"--target {models.target}: no such folder; prompts are encoded with the tokenizer of the target"
+            )
+    else:
+        tokenizer = load_tokenizer(models.target, vocabulary=target.vocabulary)
+    texts, tokens = _encoded(tokenizer, read, prompts, models.target)
     for number, prompt in enumerate(tokens, prompts.skip):
         if len(prompt) < shortest:
             source = prompts.prompts or "--prompt"
             raise UsageError(f"{source}: prompt {number} has {len(prompt)} tokens, at least {shortest} are needed")
-    return Requests(texts, tokens, stop_tokens(target, tokenizer), tokenizer)
+    return Requests(texts, tokens, [] if target is None else stop_tokens(target, tokenizer), tokenizer)
 
 
-def encoded_prompts(
+def engine_tokenizer(target: Path) -> "PreTrainedTokenizerBase | None":
+    """Return the tokenizer in a target's folder; None if `target` is the name of a model elsewhere."""
+    if not target.is_dir():
+        return None
+    quiet_libraries()
+    from executor.target.tokenizer import load_tokenizer
+    from simulate.model_sizes.hf_config import parsed
+
+    return load_tokenizer(target, vocabulary=parsed(target, _vocabulary))
+
+
+def _vocabulary(config: Mapping[str, Any]) -> int:
+    """Return the number of tokens that a config.json states, also one with images beside its texts."""
+    from simulate.model_sizes.hf_config import positive
+
+    text = config.get("text_config")
+    return positive("vocab_size", config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None))
+
+
+def _encoded(
     tokenizer: "PreTrainedTokenizerBase", texts: "Sequence[Prompt]", prompts: Prompts, target: Path | str
 ) -> "tuple[Sequence[Prompt], list[list[int]]]":
     """Return prompts and their token ids, without those that the template refuses if these are to be left out.
@@ -142,8 +174,8 @@ def encoded_prompts(
     return [prompt for prompt, _ in pairs], [tokens for _, tokens in pairs]
 
 
-def load_tokens(models: Models, target: "Target", prompts: Prompts) -> tuple[list[list[int]], list[int]]:
-    """Return token ids of a file's prompts or of random ones, and the tokens that end a text.
+def load_tokens(models: Models, target: "Target | None", prompts: Prompts) -> tuple[list[list[int]], list[int]]:
+    """Return token ids of a file's prompts or of random ones, and the tokens that end a text; see `load_prompts`.
 
     Raises:
         UsageError: not exactly one source, or as `load_prompts` does.
@@ -156,6 +188,8 @@ def load_tokens(models: Models, target: "Target", prompts: Prompts) -> tuple[lis
         return requests.tokens, requests.stop
     if prompts.chat:
         raise UsageError("--chat applies only to --prompts: random tokens are no user's turn")
+    if target is None:
+        raise UsageError("--engine does not take --prompt-tokens: give --prompts")
     target.check_length(prompts.prompt_tokens)
     size = (prompts.skip + (prompts.requests or RANDOM_REQUESTS), prompts.prompt_tokens)
     if size[0] * size[1] > MOST_RANDOM:

@@ -1,34 +1,36 @@
-"""`treeopt.validate`: trees in the real loop, predicted beside measured."""
+"""`treeopt.validate`: trees in treeopt's loop or in an engine, predicted beside measured."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.run_models import Models, is_main_rank, load_models
+from treeopt.api.run_models import Models, is_main_rank
 from treeopt.api.run_prompts import Prompts, load_tokens
+from treeopt.api.runners import EngineChoice, open_runner
 from treeopt.api.token_sampling import Sampling
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.comparison.trees_of_size import parse_sizes
-from treeopt.defaults import BLOCKS, NEW_TOKENS
-from treeopt.plans.plan import Plan, PlanEntry
+from treeopt.constraints import ChainOnly, Constraint
+from treeopt.defaults import BLOCKS, ENGINE_LENGTH, NEW_TOKENS
+from treeopt.engines import ENGINE_RULES
+from treeopt.engines.rules_for_trace import engine_constraints
+from treeopt.plans.plan import Plan
 from treeopt.results.kinds import Validation
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
-    from executor.drafters.base.drafter import Drafter
-    from executor.target.target_model import Target
-    from executor.validation.compare_live import Requests
-    from executor.verification.acceptance_rules import Rule
+    from executor.runners.runner import Requests, Runner
     from simulate.profiles.profile import Profile
     from simulate.validation.prediction_sources import Material, Sources
     from simulate.validation.predictions import Predictions
 
 Value = TypeVar("Value")
-REPLAYED_ALONE = "a trace's acceptance is replayed in static trees only"
+CHAINS = ChainOnly(source="drivers of engines run chains")
+ENGINE_SIZES = parse_sizes(",".join(f"chain:{k + 1}" for k in range(ENGINE_LENGTH)))
 
 
 def validate(
@@ -117,7 +119,7 @@ def validate(
         >>> record.frame()[["batch", "name"]].to_dict("records")
         [{'batch': 1, 'name': 'chosen tree'}, {'batch': 1, 'name': 'best chain'}]
     """
-    from simulate.validation.prediction_sources import Sources, read_sources
+    from simulate.validation.prediction_sources import Sources
 
     sources = Sources(
         plan=_path(plan),
@@ -128,11 +130,6 @@ def validate(
         predictions=_path(predictions),
         replay=_path(replay),
     )
-    sampling = Sampling(rule, temperature, top_k, top_p, seed)
-    sampling.check()
-    material = read_sources(sources, skip=skip, requests=requests)
-    note(material.notes)
-    warn(material.warnings)
     models = Models(
         Path(target),
         Path(drafter),
@@ -143,14 +140,17 @@ def validate(
         threads,
         random_weights,
         assume_same_tokens,
-    ).or_shape()
-    chosen = Prompts(_path(prompts), requests, skip, chat, (), prompt_tokens, frozenset(leave_out))
-    if material.replayed is not None:
-        chosen = replace(chosen, requests=material.replayed.requests)
-    target_model, drafter_model = load_models(models)
-    tokens, stop = load_tokens(models, target_model, chosen)
-    run = _Run(target_model, drafter_model, tokens, stop, material, sampling, new_tokens, blocks, graphs)
-    return run.record(run.predictions(sources), progress)
+    )
+    return validate_with(
+        models,
+        Prompts(_path(prompts), requests, skip, chat, (), prompt_tokens, frozenset(leave_out)),
+        sources,
+        sampling=Sampling(rule, temperature, top_k, top_p, seed),
+        new_tokens=new_tokens,
+        blocks=blocks,
+        graphs=graphs,
+        progress=progress,
+    )
 
 
 def _path(source: Value | str) -> Value | Path:
@@ -158,108 +158,146 @@ def _path(source: Value | str) -> Value | Path:
     return Path(source) if isinstance(source, str) else source
 
 
+def validate_with(
+    models: Models,
+    prompts: Prompts,
+    sources: "Sources",
+    *,
+    sampling: Sampling,
+    engine: EngineChoice | None = None,
+    new_tokens: int = NEW_TOKENS,
+    blocks: int = BLOCKS,
+    graphs: bool = False,
+    work: Path | None = None,
+    progress: Progress = silent,
+) -> Validation:
+    """Predict, write the predictions to their file, then measure, in the loop or in an engine; see `validate`.
+
+    Args:
+        models: target and drafter.
+        prompts: what is decoded.
+        sources: what predictions are made from.
+        sampling: rule and temperature.
+        engine: what decodes; None: treeopt's own loop.
+        new_tokens: tokens decoded after each prompt.
+        blocks: number of blocks that the prompts are split into.
+        graphs: replay steps from CUDA graphs.
+        work: file that finished runs are kept in, so that the same validation resumes; None: nowhere.
+        progress: shows how many runs are made.
+    """
+    from simulate.validation.prediction_sources import read_sources
+
+    engine = engine or EngineChoice()
+    sampling.check()
+    if engine.engine is not None and sources.sizes is None and sources.trace is not None:
+        sources = replace(sources, sizes=ENGINE_SIZES)
+    engine.refuse({"--acceptance replay": sources.replay})
+    material = read_sources(sources, skip=prompts.skip, requests=prompts.requests)
+    note(material.notes)
+    warn(material.warnings)
+    if material.replayed is not None:
+        prompts = replace(prompts, requests=material.replayed.requests)
+    runner = open_runner(models, engine, sampling=sampling, graphs=graphs)
+    tokens, stop = load_tokens(models, runner.target, prompts)
+    from executor.runners.runner import Requests
+
+    stop = stop if material.replayed is None else []
+    requests = Requests(tokens, new_tokens, stop, material.replayed)
+    run = _Run(runner, requests, material, engine, blocks, sampling.seed)
+    return run.record(run.predictions(sources), work, progress)
+
+
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A validation with its models loaded."""
+    """A validation whose models are loaded, or whose engine is named."""
 
-    target: "Target"
-    drafter: "Drafter"
-    tokens: list[list[int]]
-    stop: list[int]
+    runner: "Runner"
+    requests: "Requests"
     material: "Material"
-    sampling: Sampling
-    new_tokens: int
+    engine: EngineChoice
     blocks: int
-    graphs: bool
-
-    @cached_property
-    def models(self) -> dict[str, Any]:
-        from executor.models.fingerprint import identity
-
-        return identity(self.target, self.drafter)
-
-    @cached_property
-    def rule(self) -> "Rule":
-        return self.sampling.rule_for(self.target)
-
-    @cached_property
-    def requests(self) -> "Requests":
-        from executor.validation.compare_live import Requests
-
-        replayed = self.material.replayed
-        stop = self.stop if replayed is None else ()
-        return Requests(self.tokens, self.new_tokens, stop, replayed, self.graphs, self.rule)
+    seed: int
 
     def predictions(self, sources: "Sources") -> "Predictions":
         """Make the predictions, check that they can be measured, log warnings, and write them to their file."""
-        from executor.validation.compare_live import check_run, runs_of
-        from executor.validation.weight_reads import weights_read
-        from executor.verification.acceptance_rules import rule_meta
+        from executor.validation.compare_live import check_comparison, not_measured, runs_of
         from simulate.validation.make_predictions import predict
 
-        runs = partial(runs_of, self.target, requests=self.requests, blocks=self.blocks)
-        weights = weights_read(self.target, self.drafter)
-        made = predict(self.material, self.requests.context, runs, weights=weights, seed=self.sampling.seed)
+        runner, requests = self.runner, self.requests
+        made = predict(
+            self.material,
+            requests.context,
+            partial(runs_of, runner=runner, requests=requests, blocks=self.blocks),
+            weights=runner.weights_read,
+            rules=self._rules(),
+            seed=self.seed,
+        )
         note(made.notes)
         warn(made.warnings)
-        plan, replayed = made.predictions.plan, self.material.replayed
-        source: Literal["trace", "cost"] = "trace" if replayed is None else "cost"
-        warn(plan_model_warnings(plan, self.models, source=source, graphs=self.graphs))
-        warn(plan_rule_warnings(plan, rule_meta(self.rule) if replayed is None else replayed.meta))
-        check_run(self.target, self.drafter, plan, self.requests, blocks=self.blocks)
+        plan = made.predictions.plan
+        runner.concurrency = max(entry.batch for entry in plan.entries)
+        self._warn_of_mismatches(plan)
+        check_comparison(runner, plan, requests, blocks=self.blocks)
         if sources.plan is None:
             warn(plan.warnings)
-            note(_not_measured(plan))
+            note(_not_covered(plan))
+        note(not_measured(plan, runner, requests))
         if sources.predictions is not None and not sources.written and is_main_rank():
             _write(made.predictions, sources.predictions)
         return made.predictions
 
-    def record(self, predictions: "Predictions", progress: Progress) -> Validation:
+    def _rules(self) -> tuple[Constraint, ...]:
+        """Return the rules that trees of a search must keep to be run."""
+        trace, name = self.material.trace, self.engine.engine
+        if name is None:
+            return ()
+        return (CHAINS, *(() if trace is None or name not in ENGINE_RULES else engine_constraints(name, trace)))
+
+    def _warn_of_mismatches(self, plan: Plan) -> None:
+        """Warn of a plan that was made for other models or another rule."""
+        record, replayed = self.runner.record, self.material.replayed
+        if "engine" in record:
+            return  # it loads files of its own
+        source: Literal["trace", "cost"] = "trace" if replayed is None else "cost"
+        warn(plan_model_warnings(plan, record, source=source, graphs=record["graphs"]))
+        warn(plan_rule_warnings(plan, record if replayed is None else replayed.meta))
+
+    def record(self, predictions: "Predictions", work: Path | None, progress: Progress) -> Validation:
         """Measure every tree of the predictions, and return predicted beside measured figures."""
-        from executor.models.fingerprint import device_name
-        from executor.validation.compare_live import blocks_of, compare
-        from executor.verification.acceptance_rules import rule_meta
+        from executor.validation.compare_live import compare, left_out, runs_in
         from simulate.validation.predicted_vs_measured import SCHEMA, comparison_record
 
-        plan, replayed, seed = predictions.plan, self.material.replayed is not None, self.sampling.seed
-        with progress("decoding", blocks_of(plan, self.blocks, replayed=replayed)) as advance:
+        plan, prompts = predictions.plan, self.requests.prompts
+        total = runs_in(plan, self.runner, self.requests, blocks=self.blocks)
+        with progress("decoding", total) as advance:
             comparisons = compare(
-                self.target,
-                self.drafter,
+                self.runner,
                 plan,
                 self.requests,
                 blocks=self.blocks,
-                seed=seed,
+                seed=self.seed,
                 forms=predictions.forms,
                 whole=predictions.whole,
+                work=work,
                 progress=advance,
             )
-        skipped = {str(entry.batch): _skipped(entry, replayed=replayed) for entry in plan.entries}
+        skipped = {str(entry.batch): left_out(entry, self.runner, self.requests) for entry in plan.entries}
         meta = {
-            **self.models,
-            "device": device_name(self.target.device),
-            "acceptance": "replay" if replayed else "live",
-            **rule_meta(self.rule),
+            **self.runner.record,
+            "acceptance": "live" if self.requests.replayed is None else "replay",
             "predictions": {"sha256": predictions.sha256, **predictions.meta},
-            "prompts": len(self.tokens),
-            "prompt_tokens": [min(map(len, self.tokens)), max(map(len, self.tokens))],
-            "new_tokens": self.new_tokens,
+            "prompts": len(prompts),
+            "prompt_tokens": [min(map(len, prompts)), max(map(len, prompts))],
+            "new_tokens": self.requests.new_tokens,
             "blocks": self.blocks,
-            "graphs": self.graphs,
-            "seed": seed,
+            "seed": self.seed,
             "skipped": {batch: reasons for batch, reasons in skipped.items() if reasons},
             "provenance": this_run(),
         }
         return Validation({"schema": SCHEMA, "meta": meta, **comparison_record(comparisons)})
 
 
-def _skipped(entry: PlanEntry, *, replayed: bool) -> dict[str, str]:
-    """Return why configurations of an entry are not measured, by name."""
-    dynamic = [c for c in (entry.choice, *entry.compared) if replayed and c.grown is not None and c.grown.policy]
-    return {**entry.skipped, **{choice.name: REPLAYED_ALONE for choice in dynamic}}
-
-
-def _not_measured(plan: Plan) -> list[str]:
+def _not_covered(plan: Plan) -> list[str]:
     """Return a note for each batch size at which trees that were asked for are not covered."""
     return [
         f"batch {entry.batch}: not measured, trace or profile do not cover them: {', '.join(entry.skipped)}"

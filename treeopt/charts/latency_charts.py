@@ -1,104 +1,189 @@
-"""Charts of throughput against latency: every configuration, the ones that none beats in both, the recommended one."""
+"""Charts of latency: throughput against time per token; of servers, percentiles, rates and the load over time."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treeopt.charts.chart import Axis, Chart, Layer, floats, short
-from treeopt.plans.plan import Plan, PlanEntry
+from treeopt.charts.marks import (
+    ACROSS,
+    Axis,
+    Row,
+    Series,
+    decimal_ticks,
+    interval,
+    line,
+    points,
+    rule,
+    series_of,
+    short,
+    titled,
+)
+from treeopt.plans.plan import Choice, Plan, PlanEntry
+from treeopt.statistics.clustered_estimate import Estimate
+
+if TYPE_CHECKING:
+    import altair as alt
 
 RECOMMENDED = "recommended"
 FRONTIER = "none is better in both"
+COMPARED = "compared"
+TPOT = Axis("tpot_ms", "time per token and sequence, ms", zero=True)
+TOKENS = Axis("tokens_s", "tokens/s of the whole batch", zero=True)
+KINDS = {"ttft_s": "first token", "tpot_s": "per token", "itl_s": "between tokens", "e2e_s": "whole request"}
 
 
-@dataclass(frozen=True)
-class Operation:
-    """A configuration at one batch size: name, milliseconds per token of a sequence, tokens per second of all."""
-
-    name: str
-    batch: int
-    tpot_ms: float
-    tokens_s: float
-
-
-def throughput_and_latency(plan: Plan) -> Chart:
+def throughput_and_latency(plan: Plan) -> "alt.LayerChart":
     """Return tokens per second against time per token of all configurations of a plan.
 
     The recommended one is that of the batch size that the objective prefers, or of every batch size if it prefers none.
     """
-    best = [_operation(entry) for entry in plan.entries if plan.best in (None, entry.batch)]
-    others = {
-        "chosen at its batch size": [_operation(entry) for entry in plan.entries],
-        "compared": [
-            Operation(c.name, entry.batch, c.step_s / c.tau.value * 1e3, c.tokens_s(entry.batch))
-            for entry in plan.entries
-            for c in entry.compared
-            if not c.plain and (c.grown is None or c.grown.policy is not None)  # a bound runs nowhere
-        ],
-        "no speculation": [
-            Operation(c.name, entry.batch, c.step_s * 1e3, c.tokens_s(entry.batch))
-            for entry in plan.entries
-            for c in (entry.choice, *entry.compared)
-            if c.plain
-        ],
-    }
-    return _chart(others, best, muted=("compared",))
+    rows: list[Row] = [
+        _choice(entry, choice, COMPARED)
+        for entry in plan.entries
+        for choice in entry.compared
+        if not choice.plain and (choice.grown is None or choice.grown.policy is not None)  # a bound runs nowhere
+    ]
+    for entry in plan.entries:
+        plain = [choice for choice in (entry.choice, *entry.compared) if choice.plain]
+        rows += [_choice(entry, choice, "no speculation") for choice in plain]
+    rows += [_choice(entry, entry.choice, "chosen at its batch size") for entry in plan.entries]
+    best = [_choice(entry, entry.choice, RECOMMENDED) for entry in plan.entries if plan.best in (None, entry.batch)]
+    return _operations(rows, best)
 
 
-def _operation(entry: PlanEntry) -> Operation:
-    choice = entry.choice
-    return Operation(choice.name, entry.batch, choice.step_s / choice.tau.value * 1e3, choice.tokens_s(entry.batch))
-
-
-def scenario_latency(record: Mapping[str, Any]) -> Chart:
+def scenario_latency(record: Mapping[str, Any]) -> "alt.LayerChart":
     """Return tokens per second against time per token, a series per device; `record` is a what-if."""
-    found: dict[str, list[Operation]] = {}
-    for cell in record["cells"]:
-        if cell["fits"] is not False:
-            tpot_ms = cell["batch"] / cell["tokens_s"] * 1e3
-            operation = Operation(cell["name"], cell["batch"], tpot_ms, cell["tokens_s"])
-            found.setdefault(short(cell["device"]), []).append(operation)
-    everything = [operation for series in found.values() for operation in series]
-    return _chart(found, [max(everything, key=lambda o: o.tokens_s)] if everything else [])
+    rows: list[Row] = [
+        _operation(short(cell["device"]), cell["name"], cell["batch"], 1e3 * cell["batch"] / cell["tokens_s"])
+        for cell in reversed(record["cells"])
+        if cell["fits"] is not False
+    ]
+    best = sorted(rows, key=lambda row: -row["tokens_s"])[:1]
+    return _operations(rows, [row | {"series": RECOMMENDED} for row in best])
 
 
-def _chart(found: Mapping[str, Sequence[Operation]], best: Sequence[Operation], muted: Sequence[str] = ()) -> Chart:
-    edge = pareto([operation for series in found.values() for operation in series])
-    layers = [Layer("line", *_columns(edge), FRONTIER, dashed=True, muted=True)]
-    layers += [_points(name, series, muted=name in muted) for name, series in reversed(list(found.items())) if series]
-    layers.append(_points(RECOMMENDED, best))
-    names = ", ".join(f"batch {o.batch} ({o.name}): {o.tokens_s:,.0f} tokens/s at {o.tpot_ms:.2f} ms" for o in best)
-    return Chart(
+def _choice(entry: PlanEntry, choice: Choice, series: str) -> Row:
+    return _operation(series, choice.name, entry.batch, 1e3 * choice.step_s / choice.tau.value)
+
+
+def _operation(series: str, name: str, batch: int, tpot_ms: float) -> Row:
+    tokens_s = 1e3 * batch / tpot_ms
+    return {"series": series, "tpot_ms": tpot_ms, "tokens_s": tokens_s, "configuration": name, "batch": str(batch)}
+
+
+def _operations(rows: Sequence[Row], best: Sequence[Row]) -> "alt.LayerChart":
+    """Return operations, the last ones on top, the recommended ones above them, and the edge that none beats."""
+    edge = [row | {"series": FRONTIER} for row in pareto(rows)]
+    shown = list(dict.fromkeys(row["series"] for row in reversed(rows)))
+    names = [RECOMMENDED, *(name for name in shown if name != COMPARED), FRONTIER, COMPARED]
+    present = {RECOMMENDED, FRONTIER, *shown}
+    series = Series(
+        [name for name in names if name in present], grey=frozenset({COMPARED, FRONTIER}), dashes=frozenset({FRONTIER})
+    )
+    told = ", ".join(
+        f"batch {row['batch']} ({row['configuration']}): {row['tokens_s']:,.0f} tokens/s at {row['tpot_ms']:.2f} ms"
+        for row in best
+    )
+    return titled(
+        [*line(edge, TPOT, TOKENS, series, dashed=True), *points([*rows, *best], TPOT, TOKENS, series)],
         "Throughput and latency",
-        Axis("time per token and sequence, ms", zero=True),
-        Axis("tokens/s of the whole batch", zero=True),
-        tuple(layer for layer in layers if len(layer)),
-        (f"Predicted. Recommended: {names}.",),
-        f"Tokens per second against time per token. Recommended: {names}.",
-        order=(RECOMMENDED, *(name for name in found if found[name] and name not in muted)),
+        f"Predicted. Recommended: {told}.",
+        words=f"Tokens per second against time per token. Recommended: {told}.",
     )
 
 
-def pareto(operations: Sequence[Operation]) -> list[Operation]:
+def pareto(rows: Sequence[Row]) -> list[Row]:
     """Return those that no other beats in tokens per second without taking longer per token, by rising time.
 
-    >>> [o.name for o in pareto([Operation("a", 1, 1, 9), Operation("b", 1, 2, 8), Operation("c", 1, 3, 10)])]
-    ['a', 'c']
+    >>> rows = [{"tpot_ms": 1, "tokens_s": 9}, {"tpot_ms": 2, "tokens_s": 8}, {"tpot_ms": 3, "tokens_s": 10}]
+    >>> [row["tpot_ms"] for row in pareto(rows)]
+    [1, 3]
     """
-    edge: list[Operation] = []
-    for operation in sorted(operations, key=lambda o: (o.tpot_ms, -o.tokens_s)):
-        if not edge or operation.tokens_s > edge[-1].tokens_s:
-            edge.append(operation)
+    edge = list[Row]()
+    for row in sorted(rows, key=lambda row: (row["tpot_ms"], -row["tokens_s"])):
+        if not edge or row["tokens_s"] > edge[-1]["tokens_s"]:
+            edge.append(row)
     return edge
 
 
-def _columns(operations: Sequence[Operation]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return floats([o.tpot_ms for o in operations]), floats([o.tokens_s for o in operations])
+def load_over_time(record: Mapping[str, Any]) -> "alt.LayerChart | None":
+    """Return requests that decode and that wait over the first day; None for a record of an earlier version.
 
-
-def _points(series: str, operations: Sequence[Operation], *, muted: bool = False) -> Layer:
-    details = (
-        ("configuration", tuple(o.name for o in operations)),
-        ("batch", tuple(str(o.batch) for o in operations)),
+    Args:
+        record: what `treeopt simulate --arrivals` writes.
+    """
+    decoding, waiting = list[Row](), list[Row]()
+    for way in record["ways"]:
+        day = way.get("first_day")  # missing in older records
+        if not day or not day["times_s"]:
+            continue
+        for kind, rows, column in (("decoding", decoding, "running"), ("waiting", waiting, "waiting")):
+            name = f"{short(way['name'])}: {kind}"
+            moments = zip(day["times_s"], day[column], strict=True)
+            rows += [{"series": name, "time": time, "requests": number} for time, number in moments]
+    if not decoding:
+        return None
+    capacity, largest = record["rows"], max(row["requests"] for row in (*decoding, *waiting))
+    solid, dashed = (series_of(rows).names for rows in (decoding, waiting))
+    series = Series([*solid, *dashed], lines=frozenset(solid), dashes=frozenset(dashed))
+    x = Axis("time", "time, s", zero=True)
+    y = Axis("requests", "requests", limits=(0.0, 1.08 * max(largest, capacity)))
+    moments = sum(row["series"] == solid[0] for row in decoding)
+    return titled(
+        [
+            *rule(y=float(capacity)),
+            *line(decoding, x, y, series, steps=True),
+            *line(waiting, x, y, series, steps=True, dashed=True),
+        ],
+        "Load over the first day",
+        f"The first of the simulated days, at {moments} moments. Dashed across: all {capacity} rows.",
+        words=f"Requests decoding and waiting over {decoding[-1]['time']:.1f} s; at most {largest:g} at once.",
     )
-    return Layer("points", *_columns(operations), series, details=details, muted=muted)
+
+
+def carried_rates(record: Mapping[str, Any]) -> "alt.LayerChart":
+    """Return the rate that each configuration carries; `record` is what `treeopt simulate --capacity` writes."""
+    rates = {short(way["name"], 24): Estimate(**way["requests_s"]) for way in record["ways"]}
+    rows: list[Row] = [
+        {"series": "highest rate", "name": name, "rate": rate.value, **interval(rate, ACROSS)}
+        for name, rate in rates.items()
+    ]
+    x, y = Axis("rate", "requests per second", zero=True), Axis("name", names=list(rates))
+    return titled(
+        points(rows, x, y, series_of(rows)),
+        "Rate that the server carries",
+        "Bars: 95 % intervals over simulated days.",
+        words="; ".join(f"{name}: {rate.value:.2f} requests per second" for name, rate in rates.items()),
+        height=30 + 40 * len(rates),
+    )
+
+
+def latencies(record: Mapping[str, Any]) -> "alt.LayerChart":
+    """Return percentiles of latencies, configurations side by side; `record` is a run or a server's days."""
+    places = {(kind, percent): f"{name}, p{percent}" for kind, name in KINDS.items() for percent in (50, 95, 99)}
+    rows: list[Row] = [
+        {"series": short(way["name"]), "latency": place, "ms": 1e3 * value.value, **_milliseconds(value)}
+        for way in record["ways"]
+        for (kind, percent), place in places.items()
+        if (value := _percentile(way, kind, percent)) is not None and value.value > 0
+    ]
+    ends = [end for row in rows for end in (row["ms"], row["left"], row["right"]) if end > 0]
+    ticks = decimal_ticks(min(ends), max(ends))
+    limits = (min(*ends, ticks[0]) / 1.15, max(*ends, ticks[-1]) * 1.15)
+    x = Axis("ms", "ms", log=True, ticks=ticks, limits=limits)
+    return titled(
+        points(rows, x, Axis("latency", names=list(places.values())), series_of(rows)),
+        "Latencies",
+        "Bars: 95 % intervals. p50, p95, p99: percentiles over requests or tokens.",
+        words=f"Percentiles of latencies of {', '.join(way['name'] for way in record['ways'])}.",
+        height=40 + 24 * len(places),
+    )
+
+
+def _milliseconds(value: Estimate) -> dict[str, float]:
+    return interval(Estimate(*(1e3 * part for part in (value.value, value.low, value.high))), ACROSS)
+
+
+def _percentile(way: Mapping[str, Any], kind: str, percent: int) -> Estimate | None:
+    figures = way.get("figures")
+    value = way[kind][f"p{percent}"] if figures is None else figures.get(f"{kind}_p{percent}")
+    return None if value is None else Estimate(value["value"], value["low"], value["high"])

@@ -1,178 +1,81 @@
-"""Charts drawn by matplotlib: into given axes, or as an SVG that is the same for the same data."""
+"""The charts of speedup and tau drawn into matplotlib's axes, for figures of the user's own."""
 
-import io
-import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from treeopt.charts.chart import Axis, Chart, Layer, decimal, short
-from treeopt.charts.palette import LIGHT, MATPLOTLIB_SHAPES, Palette, shape
+from treeopt.charts.marks import Row
+from treeopt.charts.speedup_charts import SPEEDUP, speedup_rows
+from treeopt.charts.theme import LIGHT
+from treeopt.charts.trace_charts import SIZES, TAU, tau_rows
+from treeopt.plans.plan import Plan
+from treeopt.replay.sampled_rules import with_drawn_ranks
+from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from numpy.typing import NDArray
 
-PIXELS = 96  # an inch
-WIDTH = 720  # pixels of a picture
+MARKERS = "os^DvP"  # in the order of `SHAPES`
 DASHES = (0, (4, 3))
-LARGEST = 240.0  # square points of the largest point, where sizes differ
-FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
-def draw(chart: Chart, ax: "Axes", *, palette: Palette = LIGHT, legend: bool = True) -> None:
-    """Draw a chart into axes.
-
-    Args:
-        chart: the chart.
-        ax: where to draw.
-        palette: its colours.
-        legend: add a legend if there are several series.
-    """
-    for layer in chart.layers:
-        _draw_layer(ax, chart, layer, palette)
-    for name, axis in (("x", chart.x), ("y", chart.y)):
-        _set_axis(ax, name, axis)
-    ax.grid(visible=True, color=palette.grid, linewidth=0.8)
-    ax.set_axisbelow(True)
-    ax.tick_params(length=0, colors=palette.muted)
-    for side in ax.spines.values():
-        side.set_visible(False)
-    for label in (ax.xaxis.label, ax.yaxis.label):
-        label.set_color(palette.text)
-    if legend and len(chart.series) > 1:
-        _legend(ax, chart, palette)
+def draw_speedups(ax: "Axes", plan: Plan) -> None:
+    """Draw predicted speedup by batch size, one line per configuration, with 95 % intervals."""
+    names, rows = speedup_rows(plan)
+    ax.axhline(1.0, color=LIGHT.muted, linewidth=1, linestyle=DASHES)
+    for place, name in enumerate(names):
+        _draw(ax, place, name, [row for row in rows if row["series"] == name], "batch", "speedup")
+    _finish(ax, sorted({entry.batch for entry in plan.entries}), "batch", SPEEDUP.title)
 
 
-def new_axes(chart: Chart) -> "Axes":
-    """Return axes of a new figure of the chart's size, which a notebook shows.
+def draw_tau(ax: "Axes", trace: Trace, *, sizes: Sequence[int] = SIZES) -> None:
+    """Draw tau by tree size: of the best trees, averaged over positions and replayed along the walk, and of chains.
 
     Raises:
-        ModuleNotFoundError: matplotlib is not installed; says how to install it.
+        TraceError: the trace's rule draws its candidates or accepts several siblings.
     """
-    try:
-        import matplotlib.pyplot as plt
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("plots need matplotlib: pip install 'treeopt[report]'", name=error.name) from error
-
-    figure = plt.figure(figsize=(WIDTH / PIXELS, (chart.height + 60) / PIXELS), layout="constrained")
-    return figure.subplots()
-
-
-def as_svg(chart: Chart, *, palette: Palette = LIGHT, legend: bool = True, title: bool = False) -> str:
-    """Return a chart as an SVG element; the same bytes for the same chart and version of matplotlib."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    settings: Any = {"svg.hashsalt": "treeopt", "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 10}
-    with mpl.rc_context(settings):
-        figure = Figure(figsize=(WIDTH / PIXELS, (chart.height + 60) / PIXELS), layout="constrained")
-        figure.patch.set_facecolor(palette.back)
-        ax = figure.subplots()
-        ax.set_facecolor(palette.back)
-        draw(chart, ax, palette=palette, legend=legend)
-        if title:
-            ax.set_title(chart.title.replace("$", r"\$"), loc="left", color=palette.text, fontsize=11)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return _compact(file.getvalue())
+    averaged, best, chains = tau_rows(trace, sizes)
+    for row in averaged[:1]:
+        x, y = ([row[column] for row in averaged] for column in ("nodes", "tau"))
+        ax.plot(x, y, color=LIGHT.muted, linestyle=DASHES, label=row["series"])
+    for place, rows in enumerate((best, chains)):
+        if rows:
+            _draw(ax, place, rows[0]["series"], rows, "nodes", "tau")
+    largest = max(row["nodes"] for row in (*best, *chains))
+    _finish(ax, [2**power for power in range(largest.bit_length())], "nodes", TAU)
 
 
-def _legend(ax: "Axes", chart: Chart, palette: Palette) -> None:
-    """Add the legend, in the order of the series."""
-    drawn = {label: handle for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    labels = [label for label in map(_named, chart.series) if label in drawn]
-    ax.legend([drawn[label] for label in labels], labels, fontsize="small", frameon=False, labelcolor=palette.text)
+def _draw(ax: "Axes", place: int, name: str, rows: Iterable[Row], x: str, y: str) -> None:
+    """Draw a series with its intervals."""
+    across, value, low, high = zip(*((row[x], row[y], row["low"], row["high"]) for row in rows), strict=True)
+    bars = [[max(0.0, v - end) for v, end in zip(value, low, strict=True)]]
+    bars.append([max(0.0, end - v) for v, end in zip(value, high, strict=True)])
+    look: Any = {"color": LIGHT.series[place % len(LIGHT.series)], "marker": MARKERS[place % len(MARKERS)]}
+    ax.errorbar(across, value, bars, markersize=5, elinewidth=1.2, linewidth=1.6, label=_plain(name), **look)
 
 
-def _compact(text: str) -> str:
-    """Return the element alone, without metadata and declarations, in the reader's own font."""
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = text.replace("'DejaVu Sans'", FONTS.replace("'", "&apos;"))
-    return re.sub(r"[ \t]*\n[ \t]*", "\n", text)
+def _plain(name: str) -> str:
+    """Return a name that matplotlib neither reads as a formula nor hides for its underscore."""
+    text = name.replace("$", r"\$")
+    return text if not text.startswith("_") else f" {text}"
 
 
-def _draw_layer(ax: "Axes", chart: Chart, layer: Layer, palette: Palette) -> None:
-    place = chart.series.index(layer.series) if layer.series else 0
-    colour = palette.muted if layer.muted or not layer.series else palette.colour(place)
-    label = _named(layer.series) if layer is chart.in_legend(layer.series) else "_"
-    style = DASHES if layer.dashed else "-"
-    if layer.mark in ("line", "steps"):
-        how = "steps-post" if layer.mark == "steps" else "default"
-        ax.plot(layer.x, layer.y, color=colour, linestyle=style, linewidth=1.6, drawstyle=how, label=label)
-    elif layer.mark == "band":
-        ax.fill_between(layer.x, layer.low, layer.high, color=colour, alpha=0.16, linewidth=0, label=label)
-    elif layer.mark == "rule":
-        for value in layer.x:
-            ax.axvline(value, color=colour, linewidth=1, linestyle=DASHES)
-        for value in () if layer.x else layer.y:
-            ax.axhline(value, color=colour, linewidth=1, linestyle=DASHES)
-    elif layer.mark == "edges":
-        for ends in zip(layer.x, layer.x2, layer.y, layer.y2, strict=True):
-            ax.plot(ends[:2], ends[2:], color=colour, linewidth=1, linestyle=style, zorder=1, label="_")
-    elif layer.mark == "labels":
-        for x, y, text in zip(layer.x, layer.y, layer.text, strict=True):
-            ax.annotate(_named(text), (x, y), (5, 5), textcoords="offset points", fontsize=8, color=palette.text)
-    else:
-        _draw_points(ax, layer, colour, place, palette, label)
+def _finish(ax: "Axes", ticks: Sequence[int], x: str, y: str) -> None:
+    from matplotlib.ticker import NullLocator
+
+    ax.set_xscale("log")
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticks(ticks, [str(tick) for tick in ticks])
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    ax.grid(visible=True, color=LIGHT.grid, linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.tick_params(length=0, colors=LIGHT.muted)
+    ax.spines[:].set_visible(False)
+    ax.legend(fontsize="small", frameon=False, labelcolor=LIGHT.text)
 
 
-def _draw_points(ax: "Axes", layer: Layer, colour: str, place: int, palette: Palette, label: str) -> None:
-    marker, inside = MATPLOTLIB_SHAPES[shape(place)], palette.back if layer.dashed else colour
-    if layer.size:
-        ax.scatter(layer.x, layer.y, LARGEST * np.array(layer.size) + 6, color=colour, zorder=3, label=label)
-        return
-    ax.errorbar(
-        layer.x,
-        layer.y,
-        xerr=_bars(layer.x, layer.left, layer.right),
-        yerr=_bars(layer.y, layer.low, layer.high),
-        color=colour,
-        marker=marker,
-        markersize=5,
-        markerfacecolor=inside,
-        linestyle="",
-        elinewidth=1.2,
-        label=label,
-    )
-
-
-def _bars(values: tuple[float, ...], low: tuple[float, ...], high: tuple[float, ...]) -> "NDArray[np.float64] | None":
-    """Return the lengths of bars on both sides, float64 (2, n)."""
-    if not low:
-        return None
-    middle = np.array(values)
-    return np.asarray(np.maximum(np.array((middle - np.array(low), np.array(high) - middle)), 0.0))
-
-
-def _set_axis(ax: "Axes", name: str, axis: Axis) -> None:
-    from matplotlib.ticker import FuncFormatter, NullLocator
-
-    side = ax.xaxis if name == "x" else ax.yaxis
-    lines = getattr(ax, f"set_{name}scale")
-    if axis.scale == "log":
-        lines("log")
-        side.set_minor_locator(NullLocator())
-    if axis.names:
-        side.set_ticks(range(len(axis.names)), [_named(text) for text in axis.names])
-    else:
-        if axis.ticks:
-            side.set_ticks(axis.ticks)
-        side.set_major_formatter(FuncFormatter(lambda value, _: decimal(value)))
-    if axis.extent is not None:
-        getattr(ax, f"set_{name}lim")(*axis.extent)
-    elif axis.zero:
-        getattr(ax, f"set_{name}lim")(**{"left" if name == "x" else "bottom": 0})
-    if axis.reverse:
-        side.set_inverted(True)
-    if axis.shown:
-        side.set_label_text(axis.title.replace("$", r"\$"))
-    else:
-        side.set_ticks([])
-
-
-def _named(text: str) -> str:
-    """Return a name that matplotlib neither reads as a formula nor hides for its underscore; only the end if long."""
-    name = short(text).replace("$", r"\$")
-    return name if not name.startswith("_") else f" {name}"
+# Kind of result and chart -> what draws it.
+DRAWN: dict[tuple[str, str], Callable[["Axes", Any], None]] = {
+    ("plan", "speedup"): draw_speedups,
+    ("trace", "tau"): lambda ax, trace: draw_tau(ax, with_drawn_ranks(trace, 0)),
+}

@@ -1,16 +1,13 @@
 """Charts of traces and plans as pages and notebooks show them: beside one another, with the chosen trees."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treeopt.charts.acceptance_charts import acceptance_by_depth, acceptance_by_domain
-from treeopt.charts.chart import Chart
 from treeopt.charts.latency_charts import throughput_and_latency
-from treeopt.charts.learning_chart import learning
 from treeopt.charts.speedup_charts import speedups
-from treeopt.charts.tau_chart import tau_by_nodes
+from treeopt.charts.trace_charts import acceptance_by_depth, acceptance_by_domain, learning, tau_by_nodes
 from treeopt.charts.tree_chart import tree_picture
 from treeopt.errors import TraceError, TreeoptError
 from treeopt.planning.learning_curve import learning_curves
@@ -25,16 +22,19 @@ from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
+if TYPE_CHECKING:
+    import altair as alt
+
 CURVES = (4, 16)  # nodes of learning curves
 PICTURES = 3  # trees of a plan that are drawn
 
 
-def tau(trace: Trace) -> Chart | None:
+def tau(trace: Trace) -> "alt.LayerChart | None":
     """Return tau by tree size; None where the trace's rule does not determine it for all trees."""
     return tau_by_nodes(with_drawn_ranks(trace, 0)) if replayable(trace) else None
 
 
-def domains(trace: Trace) -> Chart | None:
+def domains(trace: Trace) -> "alt.LayerChart | None":
     """Return the acceptance of a chain by domain; None where the trace does not say."""
     if trace.domain is None or not replayable(trace):
         return None
@@ -42,7 +42,7 @@ def domains(trace: Trace) -> Chart | None:
     return acceptance_by_domain(with_drawn_ranks(trace, 0), chain, name=f"chain of {trace.depth}")
 
 
-def trace_charts(trace: Trace, *, chosen: Mapping[str, Tree] | None = None, **_: Any) -> Iterator[Chart]:
+def trace_charts(trace: Trace, *, chosen: Mapping[str, Tree] | None = None, **_: Any) -> "Iterator[alt.LayerChart]":
     """Yield the charts of a trace beside the trees that plans chose.
 
     Args:
@@ -63,7 +63,7 @@ def trace_charts(trace: Trace, *, chosen: Mapping[str, Tree] | None = None, **_:
         yield learning(learning_curves(trace, nodes=CURVES, depth=trace.depth, seed=0))
 
 
-def plan_charts(plan: Plan, *, trace: Trace | None = None, **_: Any) -> list[Chart]:
+def plan_charts(plan: Plan, *, trace: Trace | None = None, **_: Any) -> "list[alt.LayerChart]":
     """Return the charts of a plan, with its chosen trees.
 
     Args:
@@ -77,12 +77,12 @@ def plan_charts(plan: Plan, *, trace: Trace | None = None, **_: Any) -> list[Cha
     return [speedups(plan), throughput_and_latency(plan), *pictures, *_samples(plan, trace)]
 
 
-def predicted_speedups(record: Mapping[str, Any]) -> Chart:
+def predicted_speedups(record: Mapping[str, Any]) -> "alt.LayerChart":
     """Return the speedups of the plan of predictions."""
     return speedups(plan_of(record))
 
 
-def predicted_latencies(record: Mapping[str, Any]) -> Chart:
+def predicted_latencies(record: Mapping[str, Any]) -> "alt.LayerChart":
     """Return the latencies of the plan of predictions."""
     return throughput_and_latency(plan_of(record))
 
@@ -97,7 +97,7 @@ def _chosen(plan: Plan) -> dict[Tree, str]:
     return dict(list(found.items())[:PICTURES])
 
 
-def _samples(plan: Plan, trace: Trace | None) -> list[Chart]:
+def _samples(plan: Plan, trace: Trace | None) -> "list[alt.LayerChart]":
     """Return samples of the dynamic trees that a plan chose, as far as the trace has candidates."""
     samples = []
     for entry in plan.entries:

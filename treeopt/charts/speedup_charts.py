@@ -1,60 +1,74 @@
-"""Charts of speedups: against batch size, of a plan or of devices that were not measured; drafters side by side."""
+"""Charts of speedups: by batch size, of a plan or of devices; drafters side by side; predicted and measured."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from treeopt.charts.chart import Axis, Chart, Layer, estimates, floats, short
-from treeopt.plans.plan import Choice, Plan
+from treeopt.charts.marks import (
+    ACROSS,
+    Axis,
+    Row,
+    Series,
+    diagonal,
+    interval,
+    line,
+    points,
+    rule,
+    series_of,
+    short,
+    titled,
+)
+from treeopt.plans.plan import Plan
 from treeopt.statistics.clustered_estimate import Estimate
+
+if TYPE_CHECKING:
+    import altair as alt
 
 SHOWN = 6  # configurations with a colour of their own
 INTERVALS = "Bars: 95 % intervals."
 OTHERS = "others"
-SPEEDUP = "speedup over plain decoding"
+SPEEDUP = Axis("speedup", "speedup over plain decoding")
 
 
-def speedups(plan: Plan) -> Chart:
-    """Return predicted speedup against batch size, of the chosen configurations and of those compared with them."""
-    rows: dict[str, list[tuple[int, Choice]]] = {}
+def speedups(plan: Plan) -> "alt.LayerChart":
+    """Return predicted speedup by batch size, of the chosen configurations and of those compared with them."""
+    names, rows = speedup_rows(plan)
+    batches = [entry.batch for entry in plan.entries]
+    x, series = _batches(batches), Series(names, frozenset({OTHERS}))
+    stop = None if all(entry.choice.plain for entry in plan.entries) else first_plain(plan)
+    ends = [] if stop is None else rule(x=float(stop))
+    below = ", and where speculation stops paying" if ends else ""
+    return titled(
+        [*rule(y=1.0), *ends, *line(rows, x, SPEEDUP, series), *points(rows, x, SPEEDUP, series)],
+        "Predicted speedup by batch size",
+        f"{INTERVALS} Dashed: plain decoding{below}.",
+        stops_paying(plan),
+        words=f"Speedup over plain decoding at batch {', '.join(map(str, batches))}. {stops_paying(plan)}",
+    )
+
+
+def speedup_rows(plan: Plan) -> tuple[list[str], list[Row]]:
+    """Return the series of a plan's speedups in the order of the legend, and their rows, the first series last.
+
+    The chosen configurations come first, then the fastest; those without a colour of their own are together.
+    """
+    found: dict[str, list[Row]] = {}
     for entry in plan.entries:
         for choice in (entry.choice, *entry.compared):
             if not choice.plain:
-                rows.setdefault(choice.name, []).append((entry.batch, choice))
-    batches = [entry.batch for entry in plan.entries]
-    chosen = {choice.name for choice in (entry.choice for entry in plan.entries)}
-    ranked = sorted(rows, key=lambda name: (name not in chosen, -max(c.speedup.value for _, c in rows[name])))
-    layers = [
-        layer
-        for place, name in enumerate(ranked)
-        for layer in _series(short(name) if place < SHOWN else OTHERS, rows[name], muted=place >= SHOWN)
-    ]
-    stop = None if all(entry.choice.plain for entry in plan.entries) else first_plain(plan)
-    ends = () if stop is None else (Layer("rule", x=(float(stop),)),)
-    return Chart(
-        "Predicted speedup by batch size",
-        batch_axis(batches),
-        Axis(SPEEDUP),
-        (Layer("rule", y=(1.0,)), *ends, *reversed(layers)),
-        (
-            f"{INTERVALS} Dashed: plain decoding{', and where speculation stops paying' if ends else ''}.",
-            stops_paying(plan),
-        ),
-        f"Speedup over plain decoding at batch {', '.join(map(str, batches))}. {stops_paying(plan)}",
-        order=tuple(short(name) for name in ranked[:SHOWN]),
-    )
-
-
-def _series(name: str, rows: Sequence[tuple[int, Choice]], *, muted: bool) -> list[Layer]:
-    """Return the points of a configuration and the line through them; points come first, which lie on top."""
-    details = (
-        ("configuration", tuple(choice.name for _, choice in rows)),
-        ("nodes", tuple(f"{choice.nodes:.3g}" for _, choice in rows)),
-        ("tau", tuple(f"{choice.tau.value:.3f}" for _, choice in rows)),
-    )
-    x = floats([batch for batch, _ in rows])
-    points = Layer("intervals", x=x, series=name, details=details, muted=muted)
-    values = [choice.speedup for _, choice in rows]
-    return [estimates(points, values), Layer("line", x, floats([v.value for v in values]), name, muted=muted)]
+                row = {
+                    "batch": entry.batch,
+                    "speedup": choice.speedup.value,
+                    **interval(choice.speedup),
+                    "configuration": choice.name,
+                    "nodes": f"{choice.nodes:.3g}",
+                    "tau": f"{choice.tau.value:.3f}",
+                }
+                found.setdefault(choice.name, []).append(row)
+    chosen = {entry.choice.name for entry in plan.entries}
+    ranked = sorted(found, key=lambda name: (name not in chosen, -max(row["speedup"] for row in found[name])))
+    series = {name: short(name) if place < SHOWN else OTHERS for place, name in enumerate(ranked)}
+    rows = [row | {"series": series[name]} for name in reversed(ranked) for row in found[name]]
+    return list(dict.fromkeys(series.values())), rows
 
 
 def stops_paying(plan: Plan) -> str:
@@ -87,75 +101,91 @@ def first_plain(plan: Plan) -> int | None:
     return first
 
 
-def scenario_speedups(record: Mapping[str, Any]) -> Chart:
-    """Return the best speedup against batch size, a line per device and context; `record` is a what-if."""
-    fitting = [cell for cell in record["cells"] if cell["fits"] is not False]
-    layers = []
+def scenario_speedups(record: Mapping[str, Any]) -> "alt.LayerChart":
+    """Return the best speedup by batch size, a line per device and context; `record` is a what-if."""
     several = len({cell["context"] for cell in record["cells"]}) > 1
-    for device, context in dict.fromkeys((cell["device"], cell["context"]) for cell in fitting):
-        line = [cell for cell in fitting if (cell["device"], cell["context"]) == (device, context)]
-        name = short(f"{device}, {context} tokens of context" if several else device, 60)
-        x = floats([cell["batch"] for cell in line])
-        values = [Estimate(**cell["speedup"]) for cell in line]
-        details = (
-            ("best", tuple(str(cell["name"]) for cell in line)),
-            ("step, ms", tuple(f"{cell['step_s'] * 1e3:.4g}" for cell in line)),
-        )
-        layers.append(Layer("line", x, floats([v.value for v in values]), name))
-        layers.append(estimates(Layer("intervals", x=x, series=name, details=details), values))
+    fitting = [cell for cell in record["cells"] if cell["fits"] is not False]
+    rows: list[Row] = [
+        {
+            "series": short(
+                f"{cell['device']}, {cell['context']} tokens of context" if several else cell["device"], 60
+            ),
+            "batch": cell["batch"],
+            "speedup": cell["speedup"]["value"],
+            **interval(Estimate(**cell["speedup"])),
+            "best": cell["name"],
+            "step, ms": f"{cell['step_s'] * 1e3:.4g}",
+        }
+        for cell in fitting
+    ]
     batches = sorted({cell["batch"] for cell in record["cells"]})
-    return Chart(
+    x, series = _batches(batches), series_of(rows)
+    devices = ", ".join(dict.fromkeys(cell["device"] for cell in fitting))
+    return titled(
+        [*rule(y=1.0), *line(rows, x, SPEEDUP, series), *points(rows, x, SPEEDUP, series)],
         "Predicted speedup by batch size and device",
-        batch_axis(batches),
-        Axis(SPEEDUP),
-        (Layer("rule", y=(1.0,)), *layers),
-        (
-            f"{INTERVALS} Dashed: plain decoding. Points: the best configuration there.",
-            "Batch sizes that do not fit are left out.",
-        ),
-        f"Speedup at batch {', '.join(map(str, batches))} on {', '.join(dict.fromkeys(c['device'] for c in fitting))}.",
+        f"{INTERVALS} Dashed: plain decoding. Points: the best configuration there.",
+        "Batch sizes that do not fit are left out.",
+        words=f"Speedup at batch {', '.join(map(str, batches))} on {devices}.",
     )
 
 
-def contests(record: Mapping[str, Any]) -> Chart:
+def contests(record: Mapping[str, Any]) -> "alt.LayerChart":
     """Return the ratio of each drafter's tau or speedup to the first one's, by contest; `record` is a comparison."""
-    names = [_contest(contest) for contest in record["contests"]]
-    layers = []
-    for drafter in dict.fromkeys(s["drafter"] for contest in record["contests"] for s in contest["standings"]):
-        over = [
-            (place, Estimate(**standing["over"]))
-            for place, contest in enumerate(record["contests"])
-            for standing in contest["standings"]
-            if standing["drafter"] == drafter and standing["over"] is not None
-        ]
-        if over:
-            layers.append(across(short(drafter), over))
-    return Chart(
+    names = [c["name"] if c["batch"] is None else f"batch {c['batch']}" for c in record["contests"]]
+    rows: list[Row] = [
+        {
+            "series": short(standing["drafter"]),
+            "contest": name,
+            "ratio": standing["over"]["value"],
+            **interval(Estimate(**standing["over"]), ACROSS),
+        }
+        for name, contest in zip(names, record["contests"], strict=True)
+        for standing in contest["standings"]
+        if standing["over"] is not None
+    ]
+    x, y = Axis("ratio", f"ratio to {short(record['first'], 24)}"), Axis("contest", names=names)
+    return titled(
+        [*rule(x=1.0), *points(rows, x, y, series_of(rows))],
         "Drafters side by side",
-        Axis(f"ratio to {short(record['first'], 24)}"),
-        Axis("", names=tuple(names), reverse=True),
-        (Layer("rule", x=(1.0,)), *layers),
-        (
-            f"{INTERVALS} Trees of one size: ratio of tau.",
-            "A batch size: ratio of speedups, each drafter with its best tree.",
-        ),
-        f"Ratios to {record['first']} for {', '.join(names)}.",
-        height=80 + 34 * len(names),
+        f"{INTERVALS} Trees of one size: ratio of tau.",
+        "A batch size: ratio of speedups, each drafter with its best tree.",
+        words=f"Ratios to {record['first']} for {', '.join(names)}.",
+        height=40 + 34 * len(names),
     )
 
 
-def _contest(contest: Mapping[str, Any]) -> str:
-    return str(contest["name"]) if contest["batch"] is None else f"batch {contest['batch']}"
+def agreement(record: Mapping[str, Any]) -> "alt.LayerChart":
+    """Return measured against predicted speedups, a colour per batch size; `record` is a validation."""
+    rows: list[Row] = [
+        {
+            "series": f"batch {cell['batch']}",
+            "predicted": cell["predicted"]["speedup"]["value"],
+            "measured": cell["measured"]["speedup"]["value"],
+            **interval(Estimate(**cell["predicted"]["speedup"]), ACROSS),
+            **interval(Estimate(**cell["measured"]["speedup"])),
+            "tree": cell["name"],
+            "error": f"{cell['error']:+.1%}",
+        }
+        for cell in record["cells"]
+    ]
+    ends = [row[side] for row in rows for side in ("predicted", "measured", *ACROSS, "low", "high")] or [0.0, 1.0]
+    margin = 0.04 * (max(ends) - min(ends))
+    limits = (max(0.0, min(ends) - margin), max(ends) + margin)
+    x, y = (Axis(side, f"{side} speedup", limits=limits) for side in ("predicted", "measured"))
+    covered = record["coverage"]["covered"]["cells"]
+    return titled(
+        [*diagonal(limits, x, y), *points(rows, x, y, series_of(rows))],
+        "Predicted and measured speedup",
+        "Bars: 95 % intervals. Dashed: equal values. One point per tree and batch size.",
+        f"Error: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}. "
+        f"{covered} of {record['coverage']['cells']} predicted intervals contain the measured value.",
+        words=f"{len(rows)} predicted speedups beside measured ones; mean error {record['mean_error']:.1%}.",
+        height=420,
+    )
 
 
-def across(series: str, values: Iterable[tuple[float, Estimate]]) -> Layer:
-    """Return intervals that lie across, at the places of a named axis."""
-    places, found = zip(*values, strict=True)
-    turned = estimates(Layer("intervals", x=floats(places)), found)
-    return Layer("intervals", turned.y, floats(places), series, left=turned.low, right=turned.high)
-
-
-def batch_axis(batches: Sequence[int]) -> Axis:
+def _batches(batches: Sequence[int]) -> Axis:
     """Return the axis of batch sizes, with a tick at each of them."""
     first, last = min(batches), max(batches)
-    return Axis("batch", "log", floats(sorted(set(batches))), limits=(first / 1.15, last * 1.15))
+    return Axis("batch", "batch", log=True, ticks=sorted(set(batches)), limits=(first / 1.15, last * 1.15))

@@ -25,7 +25,7 @@ EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate"), "executor"),
     "peft": "train",
     "simpy": "serving",
-    **dict.fromkeys(("matplotlib", "jinja2", "vl_convert"), "report"),
+    **dict.fromkeys(("altair", "jinja2", "vl_convert"), "report"),
     "pyarrow": "parquet",
     "mlflow": "mlflow",
     "wandb": "wandb",

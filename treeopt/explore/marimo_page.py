@@ -104,9 +104,8 @@ def _(answer, answered, markup, mo, price, token_prices):
 
 @app.cell
 def _(answer, answer_charts, markup, mo, shown):
-    drawings = [
-        (chart, mo.as_html(answer_charts.Drawing(chart)).text) for chart in answer_charts.charts_of(answer, shown.value)
-    ]
+    figures = [answer_charts.Figure.of(chart) for chart in answer_charts.charts_of(answer, shown.value)]
+    drawings = [(figure, mo.as_html(answer_charts.Drawing(figure)).text) for figure in figures]
     mo.Html(markup.figures(drawings))
     return
 

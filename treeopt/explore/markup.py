@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from treeopt.charts.chart import Chart
-from treeopt.charts.palette import LIGHT, legend_mark
+from treeopt.charts.chart_files import Figure
 from treeopt.engines.export import Export
 from treeopt.explore.answers import Answer, Failure
 from treeopt.explore.page_words import in_page_words
@@ -89,7 +88,7 @@ def token_prices(priced: Blocks | Failure) -> str:
     return f'<section class="cells-box" aria-label="Prices">{sentences}{tables}{notes}</section>' if priced else ""
 
 
-def figures(drawn: Iterable[tuple[Chart, str]]) -> str:
+def figures(drawn: Iterable[tuple[Figure, str]]) -> str:
     """Return charts, each with the HTML that draws it, under their titles and over their conditions."""
     return f'<section class="charts" aria-label="Charts">{"".join(_figure(*pair) for pair in drawn)}</section>'
 
@@ -141,22 +140,13 @@ def _fields(controls: Iterable[object]) -> str:
     return "".join(f'<div class="control">{control}</div>' for control in controls)
 
 
-def _figure(chart: Chart, html: str) -> str:
-    names = chart.series if len(chart.series) > 1 else ()
-    legend = "".join(_entry(chart, place, name) for place, name in enumerate(names))
-    conditions = "".join(f"<p>{escape(line)}</p>" for line in chart.conditions)
+def _figure(figure: Figure, html: str) -> str:
+    conditions = "".join(f"<p>{escape(line)}</p>" for line in figure.conditions)
     return (
-        f'<figure><h2>{escape(chart.title)}</h2><ul class="legend">{legend}</ul>'
-        f'<div style="min-height:{chart.height}px">{html}</div>'
+        f"<figure><h2>{escape(figure.title)}</h2>"
+        f'<div style="min-height:{figure.height}px">{html}</div>'
         f"<figcaption>{conditions}</figcaption></figure>"
     )
-
-
-def _entry(chart: Chart, place: int, name: str) -> str:
-    colour = "var(--soft)" if chart.muted(name) else f"var(--series-{place % len(LIGHT.series)})"
-    layer = chart.in_legend(name)
-    points, dashed = (True, False) if layer is None else (layer.points, layer.dashed)
-    return f"<li>{legend_mark(place, colour, points=points, dashed=dashed)} {escape(name)}</li>"
 
 
 def _table(table: Table, caption: str) -> str:

@@ -12,6 +12,7 @@ from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.user_files import read_text
 
 if TYPE_CHECKING:
+    import altair as alt
     import pandas as pd
     from matplotlib.axes import Axes
 
@@ -22,19 +23,21 @@ def frame_of(value: Any) -> "pd.DataFrame":
     return kind.frame(value)
 
 
-def plot_value(value: Any, ax: "Axes | None" = None, *, chart: str | None = None) -> "Axes":
-    """Draw a chart of a value into its axes, or with its title into new ones; see `ValueMethods.plot`."""
-    from treeopt.charts.matplotlib_axes import draw, new_axes
-
-    if ax is not None and not hasattr(ax, "set_xlabel"):
-        raise UsageError(f"ax must be matplotlib's axes, got {ax!r:.40}: name a chart as chart=...")
+def plot_value(value: Any, ax: "Axes | None" = None, *, chart: str | None = None) -> "alt.LayerChart | Axes":
+    """Return a chart of a value, or draw it into matplotlib's axes and return them; see `ValueMethods.plot`."""
     kind, shown = known(value)
-    drawn = kind.drawn(shown, chart)
-    axes = new_axes(drawn) if ax is None else ax
-    draw(drawn, axes)
     if ax is None:
-        axes.set_title(drawn.title, loc="left", fontsize="medium")
-    return axes
+        drawn: alt.LayerChart = kind.drawn(shown, chart)
+        return drawn
+    from treeopt.charts.matplotlib_axes import DRAWN
+
+    if not hasattr(ax, "set_xlabel"):
+        raise UsageError(f"ax must be matplotlib's axes, got {ax!r:.40}: name a chart as chart=...")
+    name = chart or next(iter(kind.charts), "")
+    if (kind.name, name) not in DRAWN:
+        raise UsageError("only the charts speedup and tau are drawn into axes: leave ax out for altair's chart")
+    DRAWN[kind.name, name](ax, shown)
+    return ax
 
 
 def save_value(value: Any, path: Path | str) -> None:

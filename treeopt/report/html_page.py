@@ -9,15 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.charts.chart import Chart
-from treeopt.charts.matplotlib_axes import as_svg
-from treeopt.charts.palette import DARK, LIGHT, STYLED, Palette, legend_mark
-from treeopt.charts.vega_lite import as_vega_lite
+from treeopt.charts.chart_files import Figure
+from treeopt.charts.theme import DARK, LIGHT, themed
 from treeopt.report.page_parts import KINDS, Finding, Page
 from treeopt.results.blocks import Line, Table, notes_once
 from treeopt.results.kinds import ResultKind
 
 if TYPE_CHECKING:
+    import altair as alt
     from jinja2 import Environment
     from markupsafe import Markup
 
@@ -29,17 +28,15 @@ FIGURES = re.compile(
 )
 
 
-def as_html(page: Page, *, plots: bool = True, static: bool = False) -> str:
+def as_html(page: Page, *, static: bool = False) -> str:
     """Return the whole page.
 
     Args:
         page: its parts.
-        plots: draw the charts; needs matplotlib, and vl-convert unless `static`.
         static: charts as pictures alone, without scripts: for mail.
     """
-    interactive = plots and not static
     asked = _asked(page)
-    sections = [_section(kind, page.findings, plots=plots, interactive=interactive) for kind in asked]
+    sections = [_section(kind, page.findings, interactive=not static) for kind in asked]
     charts = [chart for section in sections for finding in section["findings"] for chart in finding["charts"]]
     sliders = None if static else page.sliders
     template = _environment().get_template("page.html.j2")
@@ -51,7 +48,7 @@ def as_html(page: Page, *, plots: bool = True, static: bool = False) -> str:
         sections=sections,
         css=_colours() + (FOLDER / "page.css").read_text("utf-8"),
         scripts=() if static else _scripts(sliders=sliders is not None),
-        vega=_vega() if interactive and charts else "",
+        vega=_vega() if charts and not static else "",
         specs=_embedded({chart["id"]: chart["spec"] for chart in charts if chart["spec"]}),
         sliders="" if sliders is None else _embedded(sliders),
         formula=_formula(),
@@ -123,19 +120,19 @@ def _description(page: Page) -> str:
     return f"Results of treeopt: {results}{f' and {more} more' if more > 0 else ''}." if results else "No results."
 
 
-def _section(kind: ResultKind, findings: Sequence[Finding], *, plots: bool, interactive: bool) -> dict[str, Any]:
+def _section(kind: ResultKind, findings: Sequence[Finding], *, interactive: bool) -> dict[str, Any]:
     chosen = [(place, finding) for place, finding in enumerate(findings) if finding.kind == kind]
     return {
         "key": kind.name,
         "text": kind.question,
         "several": len(chosen) > 1,
-        "findings": [_finding(place, finding, plots=plots, interactive=interactive) for place, finding in chosen],
+        "findings": [_finding(place, finding, interactive=interactive) for place, finding in chosen],
     }
 
 
-def _finding(place: int, finding: Finding, *, plots: bool, interactive: bool) -> dict[str, Any]:
+def _finding(place: int, finding: Finding, *, interactive: bool) -> dict[str, Any]:
     blocks = notes_once(finding.blocks)
-    drawn = enumerate(finding.charts if plots else ())
+    drawn = enumerate(finding.charts)
     return {
         "id": f"result-{place}",
         "title": finding.title,
@@ -160,53 +157,24 @@ def _block(block: Table | Line) -> dict[str, Any]:
     return {"table": block if isinstance(block, Table) else None, "line": block if isinstance(block, Line) else None}
 
 
-def _chart(name: str, chart: Chart, *, interactive: bool) -> dict[str, Any]:
-    legend = [{"name": series, "mark": _mark(chart, place)} for place, series in enumerate(chart.series)]
+def _chart(name: str, chart: "alt.LayerChart", *, interactive: bool) -> dict[str, Any]:
+    figure = Figure.of(chart)
+    svg = themed(figure.svg())
+    for mark in ('id="', 'href="#', "url(#"):  # ids of its own
+        svg = svg.replace(mark, f"{mark}{name}-")
     return {
         "id": name,
-        "title": chart.title,
-        "alt": chart.alt or chart.title,
-        "conditions": chart.conditions,
-        "legend": legend if len(legend) > 1 else [],
-        "height": chart.height,
-        "svg": _themed(as_svg(chart, legend=False), name),
-        "spec": as_vega_lite(chart, palette=STYLED) if interactive else None,
+        "figure": figure,
+        "svg": svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1),
+        "spec": json.loads(themed(json.dumps(figure.spec))) if interactive else None,
     }
-
-
-def _mark(chart: Chart, place: int) -> str:
-    """Return the mark of a series in the legend."""
-    series = chart.series[place]
-    colour, layer = "--muted" if chart.muted(series) else _property(place), chart.in_legend(series)
-    points, dashed = (True, False) if layer is None else (layer.points, layer.dashed)
-    return legend_mark(place, f"var({colour})", points=points, dashed=dashed)
-
-
-def _property(place: int) -> str:
-    return f"--series-{place % len(LIGHT.series)}"
-
-
-def _themed(svg: str, name: str) -> str:
-    """Return a picture whose colours follow the page's theme, with ids of its own."""
-    names = {colour: _property(place) for place, colour in enumerate(LIGHT.series)}
-    names |= {LIGHT.text: "--text", LIGHT.muted: "--muted", LIGHT.grid: "--grid", LIGHT.back: "--card"}
-    for colour, custom in names.items():
-        svg = svg.replace(colour, f"var({custom})")
-    for mark in ('id="', 'href="#', "url(#"):
-        svg = svg.replace(mark, f"{mark}{name}-")
-    return svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1)
 
 
 def _colours() -> str:
     """Return the custom properties of both themes."""
-
-    def properties(palette: Palette) -> str:
-        series = ";".join(f"{_property(place)}:{colour}" for place, colour in enumerate(palette.series))
-        return f"{series};--text:{palette.text};--muted:{palette.muted};--grid:{palette.grid};--card:{palette.back}"
-
-    dark = properties(DARK)
+    dark = DARK.properties()
     return (
-        f":root{{{properties(LIGHT)}}}\n"
+        f":root{{{LIGHT.properties()}}}\n"
         f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
         f"@media screen{{:root[data-theme=dark]{{{dark}}}}}\n"
     )

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treeopt.charts.chart import Chart
 from treeopt.results.blocks import Blocks
 from treeopt.results.kinds import ResultKind
+
+if TYPE_CHECKING:
+    import altair as alt
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Finding:
     title: str
     source: str
     blocks: Blocks
-    charts: Sequence[Chart] = ()
+    charts: "Sequence[alt.LayerChart]" = ()
     answers: tuple[str, ...] = ()
 
 

@@ -48,5 +48,5 @@ ENTRY = ResultKind(
     next_lines=next_lines,
     tables=_tables,
     details=DETAILS,
-    charts={"rates": "treeopt.charts.server_charts:carried_rates"},
+    charts={"rates": "treeopt.charts.latency_charts:carried_rates"},
 )

@@ -80,5 +80,5 @@ ENTRY = ResultKind(
     answers=_answers,
     tables=_tables,
     remarks=_remarks,
-    charts={"steps": "treeopt.api.page.chart_inputs:profile_chart"},
+    charts={"steps": "treeopt.api.page.device_charts:profile_chart"},
 )

@@ -99,5 +99,5 @@ ENTRY = ResultKind(
     next_lines=next_lines,
     tables=_tables,
     details=DETAILS,
-    charts={"latency": "treeopt.charts.server_charts:latencies"},
+    charts={"latency": "treeopt.charts.latency_charts:latencies"},
 )

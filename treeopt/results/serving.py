@@ -91,7 +91,7 @@ ENTRY = ResultKind(
     tables=_tables,
     details=DETAILS,
     charts={
-        "load": "treeopt.charts.server_charts:load_over_time",
-        "latency": "treeopt.charts.server_charts:latencies",
+        "load": "treeopt.charts.latency_charts:load_over_time",
+        "latency": "treeopt.charts.latency_charts:latencies",
     },
 )

@@ -234,7 +234,7 @@ ENTRY = ResultKind(
     remarks=_remarks,
     charts={
         "tau": "treeopt.charts.page_charts:tau",
-        "acceptance": "treeopt.charts.acceptance_charts:acceptance_by_depth",
+        "acceptance": "treeopt.charts.trace_charts:acceptance_by_depth",
         "domains": "treeopt.charts.page_charts:domains",
     },
     page_charts="treeopt.charts.page_charts:trace_charts",

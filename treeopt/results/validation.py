@@ -199,5 +199,5 @@ ENTRY = ResultKind(
     next_lines=next_lines,
     tables=tables,
     remarks=remarks,
-    charts={"agreement": "treeopt.charts.agreement_charts:agreement"},
+    charts={"agreement": "treeopt.charts.speedup_charts:agreement"},
 )

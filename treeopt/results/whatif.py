@@ -153,6 +153,6 @@ ENTRY = ResultKind(
     charts={
         "speedup": "treeopt.charts.speedup_charts:scenario_speedups",
         "latency": "treeopt.charts.latency_charts:scenario_latency",
-        "roofline": "treeopt.api.page.chart_inputs:device_chart",
+        "roofline": "treeopt.api.page.device_charts:device_chart",
     },
 )

@@ -6,6 +6,5 @@
 * `npz_format`: array names, types and sizes of the .npz file.
 * `resumable_shards`: the folder of shards that an interrupted trace collection resumes from.
 * `merge_split`: merge several traces into one, split a trace into two.
-* `importers/`: traces made of other programs' acceptance figures, one source per file.
 * `importers`: other programs' acceptance figures as traces, one source per file; they read files and run no model.
 """

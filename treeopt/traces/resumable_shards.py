@@ -7,7 +7,8 @@ written after the shard, so the folder agrees with the manifest however the writ
 import hashlib
 import json
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from treeopt.storage.atomic_files import checksum, why, write_text
 from treeopt.storage.json_records import RecordError, get, parse
 from treeopt.storage.provenance import look
 from treeopt.storage.user_files import read_text
+from treeopt.storage.work_file import check_same_settings
 from treeopt.traces.merge_split import concatenate_traces
 from treeopt.traces.npz_format import FORMAT
 from treeopt.traces.trace import OPTIONAL, RANKS, Trace, load_trace, save_trace
@@ -23,6 +25,7 @@ from treeopt.traces.trace import OPTIONAL, RANKS, Trace, load_trace, save_trace
 SCHEMA = "treeopt.shards/1"
 MANIFEST = "manifest.json"
 SHARD = "shard-{:05}.npz"
+SHARD_FILES = "shard-*.npz"
 CODE = ("treeopt", "commit", "software")  # must not change, or the resumed part would differ from an uninterrupted one
 
 
@@ -97,11 +100,7 @@ class Shards:
             requested._write()
             return requested
         resumed = cls.read(folder)
-        before, now = resumed._identity(), requested._identity()
-        for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key):
-                values = [json.dumps(identity.get(key)) for identity in (before, now)]
-                raise UsageError(f"{folder} was begun with {key} {values[0]}, not {values[1]}")
+        check_same_settings(folder, resumed._identity(), requested._identity())
         return resumed
 
     def _identity(self) -> dict[str, Any]:
@@ -147,6 +146,27 @@ class Shards:
             return concatenate_traces(self.traces, whole_meta(self.meta, self.traces))
         except (TraceError, RecordError) as error:
             raise TraceError(f"{self.folder}: {error}") from error
+
+
+@contextmanager
+def parts_in(folder: Path | None) -> Iterator[None]:
+    """Remove a folder of shards again if no shard was written in this context, which an error ended."""
+    try:
+        yield
+    except BaseException:
+        if folder is not None and not (folder / SHARD.format(0)).exists():
+            (folder / MANIFEST).unlink(missing_ok=True)
+            with suppress(OSError):  # it was not made, or holds other files
+                folder.rmdir()
+        raise
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove a folder of shards: its manifest, its shards, and itself if nothing else is in it."""
+    for path in (folder / MANIFEST, *folder.glob(SHARD_FILES)):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # not there, or it holds other files
+        folder.rmdir()
 
 
 def ranks_of(folder: Path) -> Trace:

@@ -1,20 +1,15 @@
 """OpenAI-compatible servers: steps from chunks, and one clear line for each way in which a server fails."""
 
-import json
 from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
 
-from executor.engines.engine_record import record_run
-from executor.engines.engine_trace import every_anchor_trace, visited_trace
 from tests.helpers import fake_engine
 from treeopt.engines.connections import completions_client
 from treeopt.engines.driver import EngineRequest
 from treeopt.engines.openai.driver import OpenAI
 from treeopt.errors import EngineError, UsageError
-from treeopt.replay.static_tree import replay_tree
-from treeopt.tree import Tree
 
 PROMPTS = [(5, 6), (100,), (200, 201, 202), (300,)]
 
@@ -114,81 +109,3 @@ def test_a_server_that_stays_busy(monkeypatch):
         pytest.raises(EngineError, match="503 Service Unavailable: loading"),
     ):
         decoded(engine)
-
-
-# --- records and traces
-
-
-def recorded(engine, work, **more):
-    requests = [EngineRequest(prompt, 20) for prompt in PROMPTS]
-    return record_run(engine, requests, draft=2, concurrency=2, work=work, settings={"a": 1}, **more)
-
-
-def test_a_run_that_breaks_off_resumes(tmp_path):
-    work = tmp_path / "t.npz.work"
-    with running() as engine:
-        whole = recorded(engine, tmp_path / "whole")
-        recorded(engine, work)
-    lines = work.read_text().splitlines(keepends=True)
-    work.write_text("".join(lines[:3]) + lines[3][:7])
-    kept = [json.loads(line)["request"] for line in lines[1:3]]
-    with running("closes") as engine, pytest.raises(EngineError, match=r"2 of 4 requests are kept in .*--resume"):
-        recorded(engine, work, resume=True)
-    with running() as engine, pytest.raises(UsageError, match="holds an interrupted run: add --resume"):
-        recorded(engine, work)
-    seen = []
-    with running() as engine:
-        assert recorded(engine, work, resume=True, progress=seen.append) == whole
-    assert seen == [len(kept), 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"request": 0, "committed": [1, 0]}', "`committed` must be 1 or more, found 0"),
-        ('{"request": 0, "committed": []}', "one entry per step"),
-        ('{"request": 0, "committed": [1, 2], "tokens": [3]}', "1 `tokens`, 3 committed"),
-        ('{"request": 0, "committed": [1, 2], "drafted": [0]}', "one entry per step"),
-        ('{"committed": [1]}', "`request`"),
-        ("[]", "request"),
-        ("{", "not JSON"),
-    ],
-)
-def test_a_broken_file_of_a_run_is_refused(tmp_path, line, message):
-    work = tmp_path / "work"
-    work.write_text('{"schema": "treeopt.engine_run/1", "settings": {"a": 1}}\n' + line + "\n")
-    with running() as engine, pytest.raises(UsageError, match=message):
-        recorded(engine, work, resume=True)
-
-
-def test_a_run_of_other_settings_is_refused(tmp_path):
-    work = tmp_path / "work"
-    head = '{"schema": "treeopt.engine_run/1", "settings": {"a": 2}}\n'
-    work.write_text(head + '{"request": 0, "committed": [1, 2]}\n')
-    with running() as engine, pytest.raises(UsageError, match="other settings or prompts"):
-        recorded(engine, work, resume=True)
-
-
-def test_a_run_that_kept_nothing_begins_again(tmp_path):
-    work = tmp_path / "work"
-    work.write_text('{"schema": "treeopt.engine_run/1", "settings": {"a": 2}}\n')
-    with running() as engine:
-        assert len(recorded(engine, work)) == len(PROMPTS)
-
-
-def test_a_trace_of_a_run_replays_to_its_steps():
-    with running() as engine:
-        records = recorded(engine, None)
-    trace = visited_trace(records, depth=2, meta={})
-    counts = replay_tree(Tree.chain(2), trace)
-    assert counts.committed.tolist() == [sum(record.committed[1:]) for record in records]
-    assert counts.steps.tolist() == [len(record.committed) - 1 for record in records]
-
-
-def test_a_step_at_every_anchor():
-    """The fake engine's first step after any prefill accepts nothing, so every anchor does."""
-    with running() as engine:
-        records = recorded(engine, None)
-        trace = every_anchor_trace(engine, PROMPTS, records, depth=2, concurrency=2, meta={})
-    assert trace.anchors == sum(sum(record.committed) - 1 for record in records)
-    assert (trace.rank != 0).all()

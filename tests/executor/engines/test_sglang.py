@@ -4,12 +4,14 @@ import sys
 
 import pytest
 
-from executor.engines.step_times import decode_wave
+from executor.runners.engine_runner import EngineRunner
+from executor.runners.runner import Requests
 from tests.helpers import fake_engine
 from treeopt.engines.driver import EngineRequest
 from treeopt.engines.sglang.driver import SGLang
 from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree
+from treeopt.tree import Tree
 
 PROMPT = (5, 6)
 
@@ -57,10 +59,9 @@ def test_what_the_driver_does_not_run_is_refused_before_a_launch(tmp_path, draft
 
 def test_a_server_that_dies_says_why_and_is_launched_again(tmp_path, caplog):
     """Its end is noticed some time after the connection broke."""
-    request = EngineRequest(PROMPT, 40)
     words = "SGLang ended: CUDA error: an illegal memory access"
     with driver(tmp_path, "dies", method="EAGLE3") as engine, pytest.raises(EngineError, match=words):
-        decode_wave(engine, [request], draft=2)
+        EngineRunner(lambda most: engine).run(Tree.chain(2), 1, Requests([PROMPT], 40))
     assert words in caplog.text
     assert len((tmp_path / "words").read_text().splitlines()) == 2
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from executor.decoding.decoder import Decoder
-from executor.profiling.block_prompts import BlockPrompts
-from executor.profiling.measured_shapes import Configuration
+from executor.profiling.configurations import Configuration
+from executor.profiling.loop_blocks import LoopBlocks
 from executor.profiling.profile_settings import Settings
+from executor.runners.loop_runner import LoopRunner
 from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.tree import EMPTY, Tree
 
@@ -21,7 +22,7 @@ def target():
 
 def openings(target, **settings):
     told = {"batches": (2,), "new_tokens": 24, "steps": 7, "max_depth": 2}
-    return BlockPrompts(target, PROMPTS, Settings(**(told | settings)).check(random_heads(), PROMPTS))
+    return LoopBlocks(LoopRunner(target, random_heads()), PROMPTS, Settings(**(told | settings)).ordered())
 
 
 def test_blocks_go_on_with_what_the_target_writes(target):
@@ -30,7 +31,7 @@ def test_blocks_go_on_with_what_the_target_writes(target):
     whole = {tuple(prompt): [*prompt, *text.tokens] for prompt, text in zip(PROMPTS, written, strict=True)}
     lengths = set()
     for number in range(4):
-        prompts, limits = found.of(Configuration(2, None, EMPTY), number, 7)
+        prompts, limits = found.prompts_of(Configuration(2, None, EMPTY), number, 7)
         assert len(prompts) == len(limits) == len(PROMPTS)
         assert sorted(map(len, prompts[2:])) == sorted(
             len(p) for p in PROMPTS if not any(one[: len(p)] == p for one in prompts[:2])
@@ -50,7 +51,7 @@ def test_texts_are_half_written_in_the_mean_over_rounds(target):
     assert found.spare == 24 - 8
     assert found.context == 7 + 24 / 2
     for rounds in (8, 12):
-        ahead = [24 - found.of(Configuration(2, None, EMPTY), number, 7)[1][0] for number in range(rounds)]
+        ahead = [24 - found.prompts_of(Configuration(2, None, EMPTY), number, 7)[1][0] for number in range(rounds)]
         assert min(ahead) >= 0
         assert max(ahead) <= found.spare
         assert np.mean(ahead) + 8 / 2 == pytest.approx(24 / 2, abs=1)
@@ -58,11 +59,11 @@ def test_texts_are_half_written_in_the_mean_over_rounds(target):
 
 def test_all_ways_of_a_round_begin_behind_the_same(target):
     found = openings(target)
-    first, second = (found.of(Configuration(2, None, tree), 3, 7) for tree in (EMPTY, TREE))
+    first, second = (found.prompts_of(Configuration(2, None, tree), 3, 7) for tree in (EMPTY, TREE))
     assert first == second
-    assert openings(target).of(Configuration(2, None, TREE), 3, 7) == first  # as a resumed one
-    assert found.of(Configuration(2, None, EMPTY), 4, 7) != first
-    assert found.of(Configuration(2, None, TREE), 3, 7) == first
+    assert openings(target).prompts_of(Configuration(2, None, TREE), 3, 7) == first  # as a resumed one
+    assert found.prompts_of(Configuration(2, None, EMPTY), 4, 7) != first
+    assert found.prompts_of(Configuration(2, None, TREE), 3, 7) == first
 
 
 @pytest.mark.parametrize("settings", [{"new_tokens": 8}, {"steps": 40}, {"contexts": (6,)}, {"batches": (3,)}])
@@ -72,7 +73,7 @@ def test_short_texts_and_contexts_are_not_written_ahead(target, monkeypatch, set
     assert found.spare == 0
     assert found.context == 7 + min(settings.get("new_tokens", 24), settings.get("steps", 7) + 1) / 2
     context = settings.get("contexts", (None,))[0]
-    prompts, _ = found.of(Configuration(2, context, EMPTY), 1, 7)
+    prompts, _ = found.prompts_of(Configuration(2, context, EMPTY), 1, 7)
     if context is None:
         assert sorted(prompts) == sorted(PROMPTS)
     else:
@@ -82,6 +83,6 @@ def test_short_texts_and_contexts_are_not_written_ahead(target, monkeypatch, set
 def test_imposed_steps_come_to_one_context(target):
     """Those that keep nothing begin with what those that keep all will have written when they are half through."""
     found = openings(target)
-    none, both = (found.of(Configuration(2, None, TREE, kept), 0, 3)[0] for kept in (0, 2))
+    none, both = (found.prompts_of(Configuration(2, None, TREE, kept), 0, 3)[0] for kept in (0, 2))
     assert {len(p) for p in none} == {7 + 2 * 2}
     assert {len(p) for p in both} == {7}

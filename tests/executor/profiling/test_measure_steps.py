@@ -11,12 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.decoding.decoder import Decoder
+from executor.profiling.configurations import (
+    REQUIRED,
+    TOKENS,
+    Configuration,
+    ranked_configurations,
+    unstopped_policies,
+)
 from executor.profiling.drift import cell_of, remove_drift
-from executor.profiling.measure_steps import measure_profile
-from executor.profiling.measured_policies import unstopped_policies
-from executor.profiling.measured_shapes import REQUIRED, TOKENS, Configuration, ranked_configurations
-from executor.profiling.schedule import MARGIN, TOGETHER, Schedule, fit_schedule
-from executor.profiling.timed_block import Block, imposed_trace, run_block
+from executor.profiling.loop_blocks import TOGETHER, LoopBlocks, imposed_trace, places_of, run_block
+from executor.profiling.measure_steps import MARGIN, fit_schedule, measure_profile
+from executor.profiling.profile_settings import Settings
+from executor.runners.loop_runner import LoopRunner
+from executor.runners.runner import RequestSteps, Run
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy, make_rule
 from executor.verification.replayed_acceptance import Imposed
@@ -35,10 +42,21 @@ def models():
     return small_target(), random_heads()
 
 
+def measured(models, prompts, *, rule=None, graphs=False, work=None, progress=lambda blocks: None, **settings):
+    runner = LoopRunner(*models, rule=rule, graphs=graphs)
+    return measure_profile(runner, prompts, Settings(**settings), work=work, progress=progress)
+
+
+def block_of(draft_s, rest_s, committed=1.0, context=9.0, wall_s=1.0):
+    """A run of one request whose steps commit so much in the mean."""
+    steps = RequestSteps(0, (1, 2) if committed == 1.5 else (1,) * len(rest_s))
+    return Run(draft_s, rest_s, (steps,), context, wall_s, len(rest_s))
+
+
 @pytest.fixture(scope="module")
 def profile(models):
     prompts = random_prompts([5] * 8)
-    return measure_profile(*models, prompts, batches=(2, 1), max_nodes=15, new_tokens=12, rounds=2, steps=3)
+    return measured(models, prompts, batches=(2, 1), max_nodes=15, new_tokens=12, rounds=2, steps=3)
 
 
 def test_profile_covers_what_was_asked(profile):
@@ -59,12 +77,12 @@ def test_profile_covers_what_was_asked(profile):
 
 def test_profile_knows_what_prompts_take(models, profile):
     assert [n for n, _ in profile.prefill.plain] == [5, 10]  # of two rows
-    found = measure_profile(*models, random_prompts([5, 21] * 4), **(TOLD | {"contexts": ()}))
+    found = measured(models, random_prompts([5, 21] * 4), **(TOLD | {"contexts": ()}))
     assert [[n for n, _ in points] for points in (found.prefill.plain, found.prefill.drafted)] == [
         [5, 8, 16, 21, 42]
     ] * 2
     assert min(s for _, s in found.prefill.drafted) > 0
-    assert [n for n, _ in measure_profile(*models, random_prompts([5] * 4), **TOLD).prefill.plain] == [6, 8, 16, 24, 48]
+    assert [n for n, _ in measured(models, random_prompts([5] * 4), **TOLD).prefill.plain] == [6, 8, 16, 24, 48]
 
 
 def test_ways_reach_every_size_depth_and_width():
@@ -149,13 +167,13 @@ WITH_POLICIES = {"batches": (1, 2), "max_nodes": 15, "max_depth": 3, "policies":
 def test_a_profile_prices_trees_drawn_anew(models, monkeypatch):
     """What each growth takes is found through the whole measurement, and static trees cost what they do without."""
 
-    def made(self, way, steps, number):
+    def made(self, way, number, *, steps=2):
         draft, rest = law_of(way)
-        return Block((draft,) * steps, (rest,) * steps, 1.0, 9.0, 1.0)
+        return block_of((draft,) * steps, (rest,) * steps, 1.0, 9.0, 1.0)
 
-    monkeypatch.setattr("executor.profiling.measure_steps.Measurement._block", made)
+    monkeypatch.setattr(LoopBlocks, "block", made)
     found, without = (
-        measure_profile(*models, random_prompts([5] * 8), **(WITH_POLICIES | {"policies": policies}))
+        measured(models, random_prompts([5] * 8), **(WITH_POLICIES | {"policies": policies}))
         for policies in (True, False)
     )
     assert set(found.growths) == set(found.meta["growths"]) == set(growths())
@@ -171,15 +189,15 @@ def test_a_profile_prices_trees_drawn_anew(models, monkeypatch):
 def test_no_budget_leaves_out_some_of_the_trees_drawn_anew(models, monkeypatch):
     """They are refused with all that a profile needs, or all are there."""
 
-    def made(self, way, steps, number):
+    def made(self, way, number, *, steps=2):
         draft, rest = law_of(way)
-        return Block((draft,) * steps, (rest,) * steps, 1.0, 9.0, (1 + steps) * (draft + rest))
+        return block_of((draft,) * steps, (rest,) * steps, 1.0, 9.0, (1 + steps) * (draft + rest))
 
-    monkeypatch.setattr("executor.profiling.measure_steps.Measurement._block", made)
+    monkeypatch.setattr(LoopBlocks, "block", made)
     refused = 0
     for budget_s in (50, 150, 250, 400, 800):
         try:
-            found = measure_profile(*models, random_prompts([5] * 8), **WITH_POLICIES, budget_s=budget_s)
+            found = measured(models, random_prompts([5] * 8), **WITH_POLICIES, budget_s=budget_s)
         except UsageError:
             refused += 1
         else:
@@ -196,10 +214,10 @@ def test_measuring_policies_goes_on_after_an_interruption(models, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure_profile(*models, prompts, work=work, progress=stop, **given)
-    with pytest.raises(UsageError, match=r"was begun with other settings \(policies True, now False\)"):
-        measure_profile(*models, prompts, work=work, **(given | {"policies": False}))
-    assert set(measure_profile(*models, prompts, work=work, **given).growths) == set(growths())
+        measured(models, prompts, work=work, progress=stop, **given)
+    with pytest.raises(UsageError, match="was begun with policies true, not false"):
+        measured(models, prompts, work=work, **(given | {"policies": False}))
+    assert set(measured(models, prompts, work=work, **given).growths) == set(growths())
 
 
 def test_ways_stay_small_and_shallow():
@@ -242,20 +260,23 @@ def test_a_schedule_fits_its_budget(rounds, budget_s):
     assert rounds * MARGIN * sum(block_s(way) for _, way in RANKED) > budget_s
 
 
-def test_every_place_has_plain_steps_among_its_trees():
-    ways = tuple(way for _, way in ranked_configurations((1, 4), (None, 64), max_nodes=31, max_depth=4))
-    schedule = Schedule(ways, 2)
-    order = schedule.order([0, 1])
-    assert sorted(index for place in order for index, _ in place if ways[index].tree.nodes) == [
+def test_every_place_has_plain_steps_among_its_trees(models):
+    settings = Settings((1, 4), (6, 64), max_nodes=31, max_depth=4).ordered()
+    blocks = LoopBlocks(LoopRunner(*models), random_prompts([5] * 8), settings)
+    ways = [way for _, way in blocks.ranked]
+    order = blocks.order(ways, 1)
+    assert sorted(index for place in order for index, *_ in place if ways[index].tree.nodes) == [
         i for i, way in enumerate(ways) if way.tree.nodes
     ]
-    assert order != schedule.order([0, 2])
+    assert [[index for index, *_ in place] for place in order] != [
+        [index for index, *_ in place] for place in blocks.order(ways, 2)
+    ]
     for place in order:
         assert len(set(place)) == len(place)
-        assert len({(ways[index].batch, ways[index].context) for index, _ in place}) == 1
-        plain = [i for i, (index, _) in enumerate(place) if not ways[index].tree.nodes]
+        assert len({(ways[index].batch, ways[index].context) for index, *_ in place}) == 1
+        plain = [i for i, (index, *_) in enumerate(place) if not ways[index].tree.nodes]
         assert plain == list(range(0, len(place), TOGETHER + 1))
-    assert {frozenset(index for index, _ in place) for place in order} == set(map(frozenset, schedule.places))
+    assert {frozenset(index for index, *_ in place) for place in order} == set(map(frozenset, places_of(ways)))
 
 
 def test_a_machine_that_slows_down_for_a_while_changes_no_ratio(models, monkeypatch):
@@ -266,14 +287,14 @@ def test_a_machine_that_slows_down_for_a_while_changes_no_ratio(models, monkeypa
     def profiled(paces):
         begun = iter(paces)
 
-        def made(self, way, steps, place):
+        def made(self, way, number, *, steps=2):
             pace = next(begun, 1.0) if way.tree.nodes == 0 else made.pace
             made.pace = pace
             rest = 1.0 + way.batch * way.tree.nodes / 4
-            return Block((0.25 * pace * bool(way.tree.nodes),) * steps, (rest * pace,) * steps, 1.0, 9.0, 1.0)
+            return block_of((0.25 * pace * bool(way.tree.nodes),) * steps, (rest * pace,) * steps, 1.0, 9.0, 1.0)
 
-        monkeypatch.setattr("executor.profiling.measure_steps.Measurement._block", made)
-        return measure_profile(*models, prompts, **told)
+        monkeypatch.setattr(LoopBlocks, "block", made)
+        return measured(models, prompts, **told)
 
     steady, unsteady = profiled([]), profiled([3.0] * 5 + [1.0] * 8 + [5.0] * 2)
     shapes = [StepShape.of(Tree.chain(k), batch=batch) for batch in (1, 2) for k in (1, 2, 3)]
@@ -287,18 +308,18 @@ def test_a_machine_that_changes_during_an_interruption_changes_no_ratio(models, 
     prompts, work, left = random_prompts([5] * 4), tmp_path / "work", []
     told = {"batches": (1,), "max_nodes": 7, "max_depth": 3, "rounds": 2, "steps": 2, "work": work}
 
-    def made(self, way, steps, place):
+    def made(self, way, number, *, steps=2):
         if len(left) == done and made.pace == 1.0:
             raise KeyboardInterrupt
         rest = made.pace * (1.0 + way.tree.nodes / 4)
-        return Block((0.25 * made.pace * bool(way.tree.nodes),) * steps, (rest,) * steps, 1.0, 9.0, 1.0)
+        return block_of((0.25 * made.pace * bool(way.tree.nodes),) * steps, (rest,) * steps, 1.0, 9.0, 1.0)
 
-    monkeypatch.setattr("executor.profiling.measure_steps.Measurement._block", made)
+    monkeypatch.setattr(LoopBlocks, "block", made)
     made.pace = 1.0
     with pytest.raises(KeyboardInterrupt):
-        measure_profile(*models, prompts, progress=left.append, **told)
+        measured(models, prompts, progress=left.append, **told)
     made.pace = 5.0
-    profile = measure_profile(*models, prompts, **told)
+    profile = measured(models, prompts, **told)
     (times,) = profile.batches
     assert [s / times.plain_s for _, s in times.rest] == pytest.approx([1 + (n - 1) / 4 for n, _ in times.rest])
     assert [s / times.plain_s for _, s in times.draft] == pytest.approx([0.25] * 3)
@@ -306,7 +327,7 @@ def test_a_machine_that_changes_during_an_interruption_changes_no_ratio(models, 
 
 def test_a_cell_is_the_centre_of_its_blocks():
     tree = Tree.from_paths([(0, 0), (1,)])
-    blocks = [Block((0.5 + d,) * 3, (2.0 + d,) * 3, 1.5, 9.0, 1.0) for d in (0.0, 5.0, 0.1)]  # one outlying block
+    blocks = [block_of((0.5 + d,) * 3, (2.0 + d,) * 3, 1.5, 9.0, 1.0) for d in (0.0, 5.0, 0.1)]  # one outlying block
     cell = cell_of(Configuration(3, 7, tree), blocks, context=7, spread=0.03)
     assert (cell.batch, cell.context, cell.tokens, cell.widths, cell.committed) == (3, 7, 4, (1, 1), 1.5)
     assert (cell.draft_s, cell.rest_s) == (pytest.approx(0.6), pytest.approx(2.1))
@@ -316,7 +337,7 @@ def test_a_cell_is_the_centre_of_its_blocks():
 
 
 def one_step(seconds):
-    return Block((0.0,), (float(seconds),), 1.0, 9.0, 1.0)
+    return block_of((0.0,), (float(seconds),), 1.0, 9.0, 1.0)
 
 
 @pytest.mark.parametrize("rounds", slow_unless(lambda rounds: rounds == 4, [3, 4, 8]))
@@ -359,8 +380,8 @@ def test_several_processes_take_as_many_steps(models, monkeypatch):
     told = {"batches": (1,), "max_nodes": 3, "max_depth": 2, "rounds": 2, "steps": 4, "new_tokens": 5}
     counts = []
     for processes in (1, 2):
-        monkeypatch.setattr("executor.profiling.measure_steps.processes", lambda processes=processes: processes)
-        measure_profile(*models, random_prompts([5] * 4), **told)
+        monkeypatch.setattr("executor.profiling.loop_blocks.processes", lambda processes=processes: processes)
+        measured(models, random_prompts([5] * 4), **told)
         counts.append({counted[0] for *_, counted in seen})
         seen.clear()
     assert counts == [{1, 2, 4}, {1, 4, 5}]  # with the one that warms up; three of imposed blocks, one of a prompt
@@ -407,8 +428,9 @@ def clock(monkeypatch):
         return verify(self, tokens, *rest, **more)
 
     monkeypatch.setattr(Target, "verify", timed)
-    for module in ("executor.device.clock", "executor.decoding.decoder", "executor.profiling.measure_steps"):
+    for module in ("executor.device.clock", "executor.decoding.decoder", "executor.profiling.loop_blocks"):
         monkeypatch.setattr(f"{module}.time", made)
+    monkeypatch.setattr("executor.profiling.measure_steps.time", made)
     return made
 
 
@@ -422,16 +444,16 @@ def same(profile):
 
 
 def blocks_in(work):
-    """The blocks that a work file holds."""
+    """The blocks that a work file holds: index, round and turn, and the run."""
     records = [json.loads(line) for line in work.read_text("utf-8").splitlines()]
-    return [record for record in records if "way" in record]
+    return [record["visit"] for record in records if "visit" in record]
 
 
 @pytest.mark.parametrize("budget_s", [None, 20.0])
 def test_a_resumed_measurement_is_the_uninterrupted_one(models, clock, tmp_path, budget_s):
     prompts = random_prompts([5] * 4)
     told = TOLD | {"budget_s": budget_s}
-    whole = measure_profile(*models, prompts, **told)
+    whole = measured(models, prompts, **told)
     work = tmp_path / "p.json.work"
     done = 0
 
@@ -443,18 +465,18 @@ def test_a_resumed_measurement_is_the_uninterrupted_one(models, clock, tmp_path,
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            measure_profile(*models, prompts, work=work, progress=stop, **told)
+            measured(models, prompts, work=work, progress=stop, **told)
     with work.open("ab") as file:
-        file.write(b'{"way": 3, "rou')  # the end of a record that was cut off
+        file.write(b'{"visit": {"ke')  # the end of a record that was cut off
     left = []
-    found = measure_profile(*models, prompts, work=work, progress=left.append, **told)
+    found = measured(models, prompts, work=work, progress=left.append, **told)
     assert same(found) == same(whole)
     blocks = blocks_in(work)
-    visits = {(block["way"], block["round"], block["turn"]) for block in blocks}
+    visits = {tuple(block["key"]) for block in blocks}
     place = len(visits) // 2 // 4  # of a round; what an interruption cut in two is measured anew
     assert len(visits) - 20 <= len(left) < len(visits) - 20 + 2 * (place + TOGETHER)
     again = []
-    assert same(measure_profile(*models, prompts, work=work, progress=again.append, **told)) == same(whole)
+    assert same(measured(models, prompts, work=work, progress=again.append, **told)) == same(whole)
     assert again == []
 
 
@@ -468,7 +490,7 @@ def test_all_steps_choose_by_the_rule(models, clock, monkeypatch, name):
     monkeypatch.setattr(Greedy, "accept", unwanted)
     generator = torch.Generator().manual_seed(0)
     rule = make_rule(name, warp=Warp(0.9, top_k=7), generator=generator)
-    profile = measure_profile(*models, random_prompts([5] * 4), **TOLD, rule=rule)
+    profile = measured(models, random_prompts([5] * 4), **TOLD, rule=rule)
     told = {"verification": name, "temperature": 0.9, "top_k": 7}
     assert told.items() <= profile.meta.items()
     assert [tokens for tokens, _ in profile.batches[0].rest][-1] == 6
@@ -476,72 +498,50 @@ def test_all_steps_choose_by_the_rule(models, clock, monkeypatch, name):
 
 def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
     prompts, work = random_prompts([5] * 4), tmp_path / "p.json.work"
-    measure_profile(*models, prompts, work=work, **TOLD)
+    measured(models, prompts, work=work, **TOLD)
     for other, name in (
-        ({"steps": 3}, "steps 2, now 3"),
-        ({"batches": (1,)}, r"batches \[1, 2\], now \[1\]"),
-        ({"rule": make_rule("typical", warp=Warp())}, "verification greedy, now typical"),
+        ({"steps": 3}, "steps 2, not 3"),
+        ({"batches": (1,)}, r"batches \[1, 2\], not \[1\]"),
+        ({"rule": make_rule("typical", warp=Warp())}, 'verification "greedy", not "typical"'),
     ):
-        with pytest.raises(UsageError, match=f"was begun with other settings .{name}"):
-            measure_profile(*models, prompts, work=work, **(TOLD | other))
-    with pytest.raises(UsageError, match=r"other settings \(prompts"):
-        measure_profile(*models, random_prompts([5] * 4, seed=1), work=work, **TOLD)
-    lines = work.read_text("utf-8").splitlines()
-    work.write_text("\n".join([*lines[:3], '{"way": 1}', ""]), "utf-8")
-    with pytest.raises(UsageError, match="line 4 is no block"):
-        measure_profile(*models, prompts, work=work, **TOLD)
-    work.write_text("{}\n", "utf-8")
-    with pytest.raises(UsageError, match="remove it to start again"):
-        measure_profile(*models, prompts, work=work, **TOLD)
-
-
-BROKEN = [
-    (1, {"prefill": {"plain": []}}, r"line 2 is no prefill: prefill.plain is empty"),
-    (1, {"prefill": {"drafted": [[6, "1"]]}}, r"line 2 is no prefill: prefill.drafted\[0\]\[1\] must be a finite"),
-    (2, {"planned": {"way": 1, "round": 2, "took": 3}}, "line 3 is no schedule: planned: `ways` is missing"),
-    (2, {"planned": None}, "line 3 is no schedule: schedule: `planned` must be an object"),
-    (2, {"planned": {"ways": [1, 0], "rounds": 2, "took_s": 0.0}}, "`ways` must be the first"),
-    (2, {"planned": {"ways": [0, 1], "rounds": 2, "took_s": 0.0}}, "`ways` must be the first"),
-    (2, {"planned": {"rounds": 9}}, "line 3 is no schedule: .*`rounds` or `took_s` is out of range: 9"),
-    (3, [], "line 4 is no block: visit must be an object, found list"),
-    (3, {"way": 999}, "line 4 is no block: way 999, round 0, turn 0 is not in the schedule"),
-    (3, {"turn": "0"}, "line 4 is no block: visit: `turn` must be an integer"),
-    (3, {"block": {"draft_s": [0.1, None]}}, r"line 4 is no block: block: `draft_s`\[1\] must be a finite number"),
-    (3, {"block": {"rest_s": []}}, "line 4 is no block: block: `rest_s` must be as long as `draft_s`"),
-    (3, {"block": {"draft_s": [0.1, -0.1]}}, "line 4 is no block: block: `draft_s` must be 0 or more, found -0.1"),
-    (3, {"block": {"committed": 0}}, "line 4 is no block: block: `committed`, `length` or `took_s` is too small"),
-    (0, {"settings": []}, "line 1: `settings` must be an object"),
-]
+        with pytest.raises(UsageError, match=f"was begun with {name}"):
+            measured(models, prompts, work=work, **(TOLD | other))
+    with pytest.raises(UsageError, match="was begun with prompts"):
+        measured(models, random_prompts([5] * 4, seed=1), work=work, **TOLD)
 
 
 def test_a_broken_work_file_is_refused(models, clock, tmp_path):
+    """In each kind of record: the file and what to do are named."""
     prompts, work = random_prompts([5] * 4), tmp_path / "p.json.work"
-    measure_profile(*models, prompts, work=work, **TOLD)
+    measured(models, prompts, work=work, **TOLD)
     written = work.read_text("utf-8").splitlines()
-    for line, changed, message in BROKEN:
+    for line, record in (
+        (0, {}),
+        (1, {"prefill": {"plain": [], "drafted": []}}),
+        (2, {"planned": {"ways": 1, "rounds": 2, "took_s": 0.0}}),
+        (3, []),
+        (3, {"visit": {"key": [999, 0, 0], "run": json.loads(written[3])["visit"]["run"]}}),
+        (3, {"visit": {"key": [0, 0, 0], "run": {"draft_s": [-1]}}}),
+    ):
         lines = list(written)
-        record = json.loads(lines[line])
-        for name, value in changed.items() if changed else ():
-            old = record[name]
-            record[name] = old | value if isinstance(value, dict) and len(value) < len(old) else value
-        lines[line] = json.dumps(record if changed else changed)
+        lines[line] = json.dumps(record)
         work.write_text("\n".join([*lines, ""]), "utf-8")
-        with pytest.raises(UsageError, match=message) as caught:
-            measure_profile(*models, prompts, work=work, **TOLD)
+        with pytest.raises(UsageError, match=r"remove (it|the file) to start again") as caught:
+            measured(models, prompts, work=work, **TOLD)
         assert str(work) in str(caught.value)
 
 
 def test_a_work_file_without_a_block_is_removed(models, tmp_path):
     work = tmp_path / "p.json.work"
     with pytest.raises(ExecutorError, match="context"):
-        measure_profile(*models, random_prompts([5] * 4), work=work, **(TOLD | {"contexts": (600,)}))
+        measured(models, random_prompts([5] * 4), work=work, **(TOLD | {"contexts": (600,)}))
     assert not work.exists()
 
 
 def test_a_budget_leaves_out_what_does_not_fit(models, clock):
     prompts = random_prompts([5] * 4)
-    whole = measure_profile(*models, prompts, **TOLD)
-    short = measure_profile(*models, prompts, **(TOLD | {"budget_s": 2.0, "rounds": 4}))
+    whole = measured(models, prompts, **TOLD)
+    short = measured(models, prompts, **(TOLD | {"budget_s": 2.0, "rounds": 4}))
     assert whole.meta["left_out"] == []
     assert "context" in short.meta["left_out"][0]
     for profile in (whole, short):  # the bounds are always there
@@ -550,12 +550,12 @@ def test_a_budget_leaves_out_what_does_not_fit(models, clock):
         ]
         assert (profile.step_s(shapes) > 0).all()
     with pytest.raises(UsageError, match=r"the smallest profile takes about \d+\.\d s"):
-        measure_profile(*models, prompts, **(TOLD | {"budget_s": 0.3}))
+        measured(models, prompts, **(TOLD | {"budget_s": 0.3}))
 
 
 def test_a_profile_says_what_the_clock_said(models, clock):
     """Two looks at the clock while drafting is timed and one after it, and a tick a token."""
-    profile = measure_profile(*models, random_prompts([5] * 4), **TOLD)
+    profile = measured(models, random_prompts([5] * 4), **TOLD)
     tick = 2**-10
     for times in profile.batches:
         assert dict(times.rest) == {n: tick * (2 + n * times.batch) for n, _ in times.rest}
@@ -568,20 +568,20 @@ def test_a_profile_says_what_the_clock_said(models, clock):
 def test_imposed_acceptance_is_compared_at_one_context(models, clock, tmp_path):
     """Steps that keep more move on faster: what they take longer must not be the context's."""
     work = tmp_path / "work"
-    measure_profile(*models, random_prompts([5] * 4), work=work, **(TOLD | {"steps": 3}))
+    measured(models, random_prompts([5] * 4), work=work, **(TOLD | {"steps": 3}))
     ways_here = [way for _, way in ranked_configurations((1, 2), (6, 24), max_nodes=5, max_depth=3)]
     lengths: dict[tuple[int, Tree], dict[int, float]] = {}
     for record in blocks_in(work):
-        way = ways_here[record["way"]]
+        way = ways_here[record["key"][0]]
         if way.imposed is not None:
-            assert record["block"]["committed"] == 1 + way.imposed
-            lengths.setdefault((way.batch, way.tree), {})[way.imposed] = record["block"]["length"]
+            assert {n for row in record["run"]["requests"] for n in row["committed"]} == {1 + way.imposed}
+            lengths.setdefault((way.batch, way.tree), {})[way.imposed] = record["run"]["context"]
     assert {len(found) for found in lengths.values()} == {2}
     assert all(len(set(found.values())) == 1 for found in lengths.values())
 
 
 def test_contexts_are_measured_at_the_lengths_asked_for(models, clock):
-    profile = measure_profile(*models, random_prompts([5] * 4), **TOLD)
+    profile = measured(models, random_prompts([5] * 4), **TOLD)
     places = [(times.batch, times.context) for times in profile.batches]
     assert [batch for batch, _ in places] == [1, 1, 2, 2]
     near, far = (context for _, context in places[:2])
@@ -609,4 +609,4 @@ def test_contexts_are_measured_at_the_lengths_asked_for(models, clock):
 )
 def test_settings_without_meaning(models, settings, message):
     with pytest.raises(UsageError, match=message):
-        measure_profile(*models, random_prompts([5] * 8), **settings)
+        measured(models, random_prompts([5] * 8), **settings)

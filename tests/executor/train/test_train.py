@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import LlamaForCausalLM
 
+from data.make import stdlib_corpus
 from executor.checkpoints import load_drafter
 from executor.drafters.eagle.drafter import Eagle
 from executor.drafters.medusa.drafter import MedusaHeads
@@ -28,7 +29,6 @@ from executor.train.loss_module import Lesson
 from executor.train.loss_terms import TERMS
 from executor.train.new_drafter import begun, continued, fresh_drafter
 from executor.train.recipes import EAGLE, HASS, HYDRA, MEDUSA1, MEDUSA2, RECIPES, Recipe, replaced
-from executor.train.shipped import stdlib_corpus
 from executor.train.target_training import Lora, LoraBackbone, WholeBackbone
 from executor.train.text_files import Rows
 from executor.train.trainer import DrafterTrainer, arguments

@@ -15,10 +15,11 @@ from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.models.random_weights import SHAPES, _of_layers, random_drafter, random_target, shape_config
+from executor.runners import loop_runner
+from executor.runners.loop_runner import LoopRunner, weights_read
+from executor.runners.runner import Requests
 from executor.target.target_model import Target
-from executor.validation import compare_live
-from executor.validation.compare_live import Requests, blocks_of, compare, pieces, runs_of
-from executor.validation.weight_reads import weights_read
+from executor.validation.compare_live import compare, pieces, runs_in, runs_of
 from executor.verification.acceptance_rules import Greedy
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
@@ -120,9 +121,15 @@ def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
     told: list[int] = []
     forms = closed_forms(plan, weights=(1, 9))
     cells = compare(
-        small_target(), random_heads(), plan, requests, blocks=BLOCKS, forms=forms, progress=told.append, seed=2
+        LoopRunner(small_target(), random_heads()),
+        plan,
+        requests,
+        blocks=BLOCKS,
+        forms=forms,
+        progress=told.append,
+        seed=2,
     )
-    assert sum(told) == blocks_of(plan, BLOCKS)
+    assert sum(told) == runs_in(plan, LoopRunner(small_target(), random_heads()), requests, blocks=BLOCKS)
     assert [(c.batch, c.tree) for c in cells] == [(e.batch, tree) for e in plan.entries for tree in ways_of(e)]
     assert len(cells) >= 2 * 4
     for cell in cells:
@@ -171,12 +178,13 @@ def test_whole_runs_take_as_long_as_they_are_predicted_to(prefill_clock, monkeyp
     prompts = random_prompts(np.resize(lengths, replayed.requests).tolist())
     asked = Requests(prompts, 64, replayed=replayed)
     target = small_target()
-    monkeypatch.setattr(compare_live, "Decoder", partial(Decoder, late=late))
-    runs = runs_of(target, plan, asked, blocks=BLOCKS)
+    monkeypatch.setattr(loop_runner, "Decoder", partial(Decoder, late=late))
+    runner = LoopRunner(target, random_heads())
+    runs = runs_of(plan, runner, asked, blocks=BLOCKS)
     assert runs.pieces == {1: (3, 3, 2, 2) * 2 + (3, 2, 2, 2), 2: (5, 5, 5, 5, 5, 4), 4: (10, 10, 9)}
     assert (runs.prompts, runs.new_tokens, runs.late) == (tuple(map(len, prompts)), 64, late)
     due = whole_runs(plan, replayed, profile, runs)
-    cells = compare(target, random_heads(), plan, asked, blocks=BLOCKS, whole=due)
+    cells = compare(runner, plan, asked, blocks=BLOCKS, whole=due)
     assert len(cells) >= 3 * 2
     for cell in cells:
         assert cell.whole == due[cell.batch, cell.tree.id]
@@ -227,7 +235,7 @@ def test_plain_decoding_and_trees_are_judged_by_the_rule_that_was_asked_for(plan
     monkeypatch.setattr(Greedy, "accept", lambda *args: pytest.fail("greedy was not asked for"))
     rule = SampleAndMatch(Warp(1.0), seeded_generator(torch.device("cpu"), 3))
     prompts = random_prompts([4] * 2 * BLOCKS * max(BATCHES))
-    cells = compare(small_target(), random_heads(), plan, Requests(prompts, 5, rule=rule), blocks=BLOCKS)
+    cells = compare(LoopRunner(small_target(), random_heads(), rule=rule), plan, Requests(prompts, 5), blocks=BLOCKS)
     assert set(judged) == {1, *(1 + cell.tree.nodes for cell in cells)}
     for cell in cells:
         assert cell.measured.step_s == pytest.approx(step_s(cell.batch, cell.tree), rel=1e-9)
@@ -243,9 +251,10 @@ def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monke
 
     monkeypatch.setattr(decoder.Decoder, "steps", spied)
     count = 2 * BLOCKS * max(BATCHES)
-    compare(small_target(), random_heads(), plan, Requests(random_prompts([4] * count), 5), blocks=BLOCKS)
-    warmed, blocks = len({way[:2] for way in seen}), blocks_of(plan, 1)
-    measured, cuts = seen[warmed:], pieces(plan)
+    runner, requests = LoopRunner(small_target(), random_heads()), Requests(random_prompts([4] * count), 5)
+    compare(runner, plan, requests, blocks=BLOCKS)
+    warmed, blocks = len({way[:2] for way in seen}), runs_in(plan, runner, requests, blocks=1)
+    measured, cuts = seen[warmed:], pieces(plan, runner, requests)
     assert len(measured) == blocks * BLOCKS
     assert all(size == count // BLOCKS // cuts[batch][0] for batch, _, size in measured)
     orders = [[way[:2] for way in measured[start : start + blocks]] for start in range(0, len(measured), blocks)]
@@ -268,15 +277,20 @@ def test_batch_sizes_that_are_done_sooner_decode_a_block_more_often(base_s, toke
     shapes = sized_trees(parse_sizes("chain:2,chain:4,best:7,best:15"), trace)
     plan = search(trace, a_profile(batches, base_s, token_s), batch=batches, max_nodes=15, compare=shapes)
     pieces_of = {1: 8, 2: 8, 4: 4, 8: 2, 16: 1}
-    assert pieces(plan) == {batch: (pieces_of[batch], times[batch]) for batch in batches}
+    runner, requests = LoopRunner(small_target(), random_heads()), Requests([[1, 2]])
+    assert pieces(plan, runner, requests) == {batch: (pieces_of[batch], times[batch]) for batch in batches}
     ways = {entry.batch: 1 + len(ways_of(entry)) for entry in plan.entries}
-    assert blocks_of(plan, 3) == 3 * sum(pieces_of[batch] * times[batch] * ways[batch] for batch in batches)
+    assert runs_in(plan, runner, requests, blocks=3) == 3 * sum(
+        pieces_of[batch] * times[batch] * ways[batch] for batch in batches
+    )
 
 
 def test_a_batch_size_without_a_fixed_tree_or_plain_steps_is_not_repeated(plan):
     one, other = plan.entries
     grown = replace(other.choice, tree=None, grown=Grown("eagle2", {}, nodes=4, depth=2))
-    assert pieces(replace(plan, entries=(one, replace(other, choice=grown, compared=())))) == {1: (2, 1), 2: (1, 1)}
+    runner, requests = LoopRunner(small_target(), random_heads()), Requests([[1, 2]])
+    plan = replace(plan, entries=(one, replace(other, choice=grown, compared=())))
+    assert pieces(plan, runner, requests) == {1: (2, 1), 2: (1, 1)}
 
 
 def test_a_limit_below_the_trace_s_ends_requests_earlier(plan, clock):
@@ -291,17 +305,17 @@ def test_a_limit_below_the_trace_s_ends_requests_earlier(plan, clock):
 
 
 def test_refusals(plan):
-    target, heads = small_target(), random_heads()
+    runner = LoopRunner(small_target(), random_heads())
     replayed, prompts = a_trace(12, 1), random_prompts([4] * 12)
     with pytest.raises(UsageError, match="11 prompts cannot replay a trace of 12 requests"):
         Requests(prompts[:11], replayed=replayed)
     with pytest.raises(UsageError, match="3 blocks at batch 2 need at least 12 prompts, got 11"):
-        compare(target, heads, plan, Requests(prompts[:11]), blocks=3)
+        compare(runner, plan, Requests(prompts[:11]), blocks=3)
     shallow = drawn_trace([[0.5]], [9] * 12, depth=1, rng=np.random.default_rng(0))
     with pytest.raises(TraceError, match="the trace records"):
-        compare(target, heads, plan, Requests(prompts, replayed=shallow), blocks=3)
+        compare(runner, plan, Requests(prompts, replayed=shallow), blocks=3)
     with pytest.raises(ExecutorError, match="context"):
-        compare(target, heads, plan, Requests(prompts, 600), blocks=3)
+        compare(runner, plan, Requests(prompts, 600), blocks=3)
 
 
 # --- models of a shape

@@ -9,11 +9,14 @@ import torch
 
 from executor.decoding.decoder import Decoder
 from executor.profiling.measure_steps import measure_profile
+from executor.profiling.profile_settings import Settings
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.recording.record_candidates import candidate_trees
 from executor.recording.teacher_forced import Texts
-from executor.validation.compare_live import Requests, compare
+from executor.runners.loop_runner import LoopRunner
+from executor.runners.runner import Requests
+from executor.validation.compare_live import compare
 from executor.verification.acceptance_rules import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from simulate.validation.predicted_vs_measured import Figures, comparison_record
@@ -203,7 +206,9 @@ def models():
 @pytest.fixture(scope="module")
 def profile(models):
     prompts = random_prompts([5] * 8)
-    return measure_profile(*models, prompts, batches=(2, 1), max_nodes=15, new_tokens=12, rounds=2, steps=3)
+    return measure_profile(
+        LoopRunner(*models), prompts, Settings((2, 1), max_nodes=15, new_tokens=12, rounds=2, steps=3)
+    )
 
 
 def test_validation_measures_what_the_plan_names(models, profile):
@@ -212,7 +217,7 @@ def test_validation_measures_what_the_plan_names(models, profile):
     trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], new_tokens=12, width=12)
     plan = search(trace, profile, batch=(1, 2), max_nodes=15)
     fresh = tokens[24:]
-    cells = compare(target, heads, plan, Requests(fresh, 12), blocks=4)
+    cells = compare(LoopRunner(target, heads), plan, Requests(fresh, 12), blocks=4)
     assert {c.batch for c in cells} == {1, 2}
     again = collect(target, heads, [Prompt("x")] * 16, fresh, new_tokens=12, width=12)
     for cell in cells:
@@ -229,7 +234,7 @@ def test_validation_measures_what_the_plan_names(models, profile):
     assert record["mean_error"] == pytest.approx(np.mean(errors))
     assert record["max_error"] == pytest.approx(max(errors))
     with pytest.raises(UsageError, match="4 blocks at batch 2 need at least 16 prompts, got 15"):
-        compare(target, heads, plan, Requests(fresh[:15]), blocks=4)
+        compare(LoopRunner(target, heads), plan, Requests(fresh[:15]), blocks=4)
 
 
 @pytest.mark.slow
@@ -243,7 +248,7 @@ def test_validation_measures_policies(models, profile):
     plan = search(trace, profile, max_nodes=15, policies=kinds, padding="widest")
     plan = from_json(to_json(plan))
     fresh = tokens[24:]
-    cells = {cell.name: cell for cell in compare(target, heads, plan, Requests(fresh, 12), blocks=4)}
+    cells = {cell.name: cell for cell in compare(LoopRunner(target, heads), plan, Requests(fresh, 12), blocks=4)}
     again = collect(target, heads, [Prompt("x")] * 16, fresh, **more)
     (entry,) = plan.entries
     policies = {choice.name: choice.grown for choice in (entry.choice, *entry.compared) if choice.grown}
@@ -257,6 +262,6 @@ def test_validation_measures_policies(models, profile):
     assert record["tree"] is None
     assert record["grown"]["nodes"] == policies["cost-aware"].nodes
     assert set(record["grown"]["settings"]) == {"nodes", "depth", "beam", "width", "shared", "rate", "calibrated"}
-    replayed = compare(target, heads, plan, Requests(fresh, 12, replayed=again), blocks=4)
+    replayed = compare(LoopRunner(target, heads), plan, Requests(fresh, 12, replayed=again), blocks=4)
     assert [cell.tree for cell in replayed] == list(ways_of(entry, static=True))
     assert set(kinds) == {cell.name for cell in cells.values()} - {cell.name for cell in replayed}

@@ -12,7 +12,7 @@ import pytest
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
 from executor.decoding.step_results import Step
-from executor.profiling.prefill_times import PASSES, measure_prefill
+from executor.profiling.loop_blocks import PASSES, measure_prefill
 from executor.verification.acceptance_rules import Greedy
 from simulate.profiles.prefill import Prefill, ladder
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
@@ -107,7 +107,7 @@ def test_the_loop_takes_prompts_in(monkeypatch):
 
     monkeypatch.setattr(Rows, "admit", watched)
     monkeypatch.setattr(Decoder, "steps", timed)
-    monkeypatch.setattr("executor.profiling.prefill_times.ENOUGH", 99)
+    monkeypatch.setattr("executor.profiling.loop_blocks.ENOUGH", 99)
     how = {"rule": Greedy(), "rng": np.random.default_rng(0)}
     stream = np.arange(1, 30)
     with target.keeping_prompts():

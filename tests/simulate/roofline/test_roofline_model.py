@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.closed_forms.paper_speedups import published_speedups
 from simulate.model_sizes.drafter_sizes import DrafterShape
 from simulate.model_sizes.eagle_weights import eagle_parameters
 from simulate.model_sizes.forward_pass import Forward
@@ -21,6 +20,7 @@ from simulate.roofline.forward_time import Kernels
 from simulate.roofline.matrix_products import tiled_rows
 from simulate.roofline.roofline_model import Overheads, Roofline
 from simulate.whatif.profile_transfer import transfer
+from tests.benchmarks.published_speedups import published_speedups
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B, QWEN_25_7B
 from tests.simulate.model_sizes.test_mixture_of_experts import MIXTRAL
 from treeopt.cost_model import StepShape

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.closed_forms.leviathan_speedup import expected_tau
+from simulate.closed_forms.paper_formulas import expected_tau
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import load_profile
 from simulate.validation.end_to_end import Runs, whole_runs

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.closed_forms.leviathan_speedup import expected_tau
+from simulate.closed_forms.paper_formulas import expected_tau
 from simulate.model_sizes.drafter_sizes import DrafterShape
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile

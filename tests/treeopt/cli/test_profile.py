@@ -105,7 +105,7 @@ def test_an_interrupted_profile_goes_on(tiny, tmp_path, monkeypatch):
     assert (result.exit_code, result.stderr.strip()) == (1, "Error: interrupted")
     work = tmp_path / "profile.json.work"
     assert len(work.read_text("utf-8").splitlines()) > 3
-    refused(measure(tiny, output, *more, "--seed", "1"), "seed 0, now 1", "remove it", code=2)
+    refused(measure(tiny, output, *more, "--seed", "1"), "seed 0, not 1", "remove it", code=2)
     result = measure(tiny, output, *more)
     assert result.exit_code == 0, result.stderr
     assert "resuming: " in result.stderr

@@ -15,7 +15,6 @@ from simulate.profiles.profile import save_profile
 from simulate.roofline.data_sheets import load_hardware
 from simulate.whatif.price_per_token import HOUR_S, MILLION
 from tests.helpers.command_line import done, small_profile, small_trace
-from tests.system.test_language import shown as texts_in
 from treeopt.cli import main
 from treeopt.defaults import NODES
 from treeopt.engines import ENGINE_RULES, METHODS
@@ -192,11 +191,14 @@ def test_messages_of_the_library_name_the_controls_that_stand_for_options():
     """Every option that the rooms behind the page name is a control, or stands in the command that takes it."""
     rooms = ("treeopt/planning", "treeopt/searchers", "simulate/profiles", "simulate/whatif", "treeopt/replay")
     sources = [ROOT / "treeopt/api/search_trace.py", *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]
-    sources += [ROOT / "treeopt/engines/export.py", ROOT / "treeopt/engines/vllm.py"]
+    sources += [ROOT / "treeopt/engines/export.py", ROOT / "treeopt/engines/vllm/__init__.py"]
     own = {option for command in ("search", "whatif", "export") for option in options_of(command)}
     found = set()
     for path in sources:
-        for _, text in texts_in(ast.parse(path.read_text("utf-8"))):
+        tree = ast.parse(path.read_text("utf-8"))
+        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documented]
+        for text in (node.value for node in nodes if isinstance(node.value, str) and " " in node.value):
             found |= own & set(re.findall(r"--[a-z-]+", re.sub(r"`treeopt [^`]*`", "", in_page_words(text))))
     assert found - NOT_OF_THE_PAGE == set()
 

@@ -1,4 +1,4 @@
-"""`plot`: the charts of the report, drawn into given axes or new ones."""
+"""`plot`: the charts of the report, or speedup and tau drawn into matplotlib's axes."""
 
 import sys
 
@@ -10,19 +10,14 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 import treeopt
+from treeopt.charts.chart_files import Figure
 from treeopt.errors import UsageError
 from treeopt.registry import load
-from treeopt.results.kinds import RESULTS, known
+from treeopt.results.kinds import RESULTS
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 TRACE = "data/traces/medusa-t0.npz"
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")
@@ -38,42 +33,34 @@ def values():
     }
 
 
-@pytest.mark.parametrize("name", ["tree", "trace", "plan", "profile", "validation", "comparison", "run"])
-def test_every_value_draws_its_first_chart_into_new_axes(values, name):
-    axes = values[name].plot()
-    kind, value = known(values[name])
-    chart = kind.drawn(value)
-    assert axes.get_title(loc="left") == chart.title
-    assert axes.get_xlabel() == chart.x.title
-    assert axes.has_data()
+TITLES = {
+    "tree": "Tree of 3 nodes", "trace": "Tokens per step by tree size", "plan": "Predicted speedup by batch size",
+    "profile": "Step time by verified tokens", "validation": "Predicted and measured speedup",
+    "comparison": "Drafters side by side", "run": "Latencies",
+}  # fmt: skip
 
 
-def test_a_chart_is_drawn_into_the_axes_that_are_given(values):
-    _, (left, right) = plt.subplots(1, 2)
+@pytest.mark.parametrize("name", TITLES)
+def test_every_value_has_its_first_chart(values, name):
+    assert Figure.of(values[name].plot()).title == TITLES[name]
+
+
+def test_speedup_and_tau_are_drawn_into_the_axes_that_are_given(values):
+    figure, (left, right) = plt.subplots(1, 2)
     assert values["plan"].plot(left) is left
-    assert values["plan"].plot(right, chart="latency") is right
-    assert left.get_title(loc="left") == ""
-    assert left.get_xlabel() == "batch"
-    assert right.get_xlabel() != "batch"
-    assert len(plt.get_fignums()) == 1
-
-
-def test_drawn_values_are_the_plan_s(values):
-    """The line of the chosen configurations goes through the speedups of the table."""
-    axes = values["plan"].plot()
+    assert values["trace"].plot(right, chart="tau") is right
+    assert (left.get_xlabel(), right.get_xlabel()) == ("batch", "nodes")
     frame = values["plan"].frame().query("chosen")
-    drawn = [line.get_ydata() for line in axes.get_lines()]
+    drawn = [line.get_ydata() for line in left.get_lines()]
     assert any(np.allclose(ys, frame["speedup"]) for ys in drawn if len(ys) == len(frame))
+    with pytest.raises(UsageError, match="only the charts speedup and tau are drawn into axes"):
+        values["plan"].plot(left, chart="latency")
+    plt.close(figure)
 
 
-def test_a_trace_has_charts_by_depth_and_domain(values):
-    assert values["trace"].plot(chart="acceptance").get_xlabel()
-    assert values["trace"].plot(chart="domains").has_data()
-
-
-def test_a_trace_whose_rule_accepts_several_siblings_shows_acceptance(values):
+def test_a_trace_whose_rule_accepts_several_siblings_shows_acceptance():
     trace = treeopt.load_trace("data/traces/medusa-typical.npz")
-    assert trace.plot().get_title(loc="left") == RESULTS["trace"].drawn(values["trace"], "acceptance").title
+    assert Figure.of(trace.plot()).title == "Acceptance by depth and rank"
     with pytest.raises(UsageError, match="does not hold what the chart 'tau' shows"):
         trace.plot(chart="tau")
 
@@ -88,12 +75,11 @@ def test_unknown_charts_are_refused_with_those_that_there_are(values):
         bare.plot(chart="domains")
     with pytest.raises(UsageError, match="no kind of result has the schema"):
         treeopt.Record(schema="treeopt.other/1").plot()
-    assert plt.get_fignums() == []
 
 
-def test_without_matplotlib_the_extra_is_named(values, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ModuleNotFoundError, match=r"plots need matplotlib: pip install 'treeopt\[report\]'"):
+def test_without_altair_the_way_on_is_named(values, monkeypatch):
+    monkeypatch.setitem(sys.modules, "altair", None)
+    with pytest.raises(ModuleNotFoundError, match=r"charts need altair: pip install 'treeopt\[report\]'"):
         values["tree"].plot()
 
 

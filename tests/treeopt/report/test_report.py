@@ -14,8 +14,8 @@ from tests.helpers.command_line import done, refused, run
 from tests.helpers.report_files import TRACES, Parsed, written_results
 from tests.helpers.strategies import drawn_trace
 from treeopt.api.page.read_results import report_page
-from treeopt.charts.tau_chart import tau_of
-from treeopt.report.html_page import _mark, _vega, as_html
+from treeopt.charts.trace_charts import tau_of
+from treeopt.report.html_page import _vega, as_html
 from treeopt.report.page_parts import Page
 from treeopt.results.blocks import Line, Table
 from treeopt.results.kinds import RESULTS
@@ -83,7 +83,7 @@ def test_the_summary_says_what_to_do_and_what_was_measured(whole):
 def test_answers_left_out_of_the_summary_are_counted(whole):
     page, _ = whole
     many = replace(page.findings[1], answers=tuple(f"Answer {number}." for number in range(6)))
-    html = as_html(replace(page, findings=[many]), plots=False)
+    html = as_html(replace(page, findings=[replace(many, charts=())]))
     summary = next(text for text in Parsed(html).texts["section"] if "Summary" in text)
     assert "Answer 3." in summary
     assert "Answer 4." not in summary
@@ -328,21 +328,6 @@ def test_the_sliders_name_the_trace_that_they_are_made_of(whole):
     assert "requests of medusa-t0.npz (target stdlib-llama" in whole[0].sliders["about"]
 
 
-def test_legends_show_what_is_drawn(whole):
-    """A point, a hollow one, or a piece of a line, by how the series is drawn."""
-    legend = {
-        series: _mark(chart, place)
-        for finding in whole[0].findings
-        for chart in finding.charts
-        for place, series in enumerate(chart.series)
-    }
-    assert 'fill="none"' in legend["predicted without the point"]
-    assert 'fill="var(' in legend["best candidate"]
-    assert "stroke-dasharray" in legend["averaged over positions"]
-    assert "M0 6h21" in legend["chain of 2: decoding"]
-    assert "stroke-dasharray" not in legend["chain of 2: decoding"]
-
-
 def test_a_damaged_value_is_named_by_its_place(results, tmp_path):
     record = read(results["validation"])
     record["cells"][1]["measured"] = "fast"
@@ -400,9 +385,9 @@ def test_without_the_packages_of_the_page_their_extra_is_named(results, tmp_path
 
     _vega.cache_clear()
     monkeypatch.setattr(builtins, "__import__", without)
-    for absent[:] in (["matplotlib"], ["vl_convert"], ["jinja2"]):
+    for absent[:] in (["altair"], ["vl_convert"], ["jinja2"]):
         refused(run("report", results["plan"], "--output", tmp_path / "p.html"), "pip install 'treeopt[report]'")
-    absent[:] = ["matplotlib", "vl_convert"]
+    absent[:] = ["altair", "vl_convert"]
     assert Parsed(page_of(tmp_path, results["plan"], more=("--no-plots",))).all("figure") == []
 
 

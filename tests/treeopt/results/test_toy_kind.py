@@ -3,6 +3,7 @@
 import json
 from typing import Annotated
 
+import altair as alt
 import pytest
 from jsonschema import Draft202012Validator
 from msgspec import Meta
@@ -12,7 +13,6 @@ from tests.helpers.printed_results import printed
 from tests.helpers.report_files import Parsed
 from tests.helpers.write_schemas import document
 from treeopt.api.page.read_results import report_page
-from treeopt.charts.chart import Axis, Chart, Layer
 from treeopt.errors import UsageError
 from treeopt.report.html_page import as_html
 from treeopt.results.blocks import Column, Line
@@ -39,10 +39,8 @@ class ToyRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA):
 
 def spins(record):
     """Return the chart of spins."""
-    times = tuple(toy["spin_s"] for toy in record["toys"])
-    return Chart(
-        "Spins", Axis("toy"), Axis("s"), (Layer("points", tuple(map(float, range(len(times)))), times, "toys"),)
-    )
+    toys = alt.Chart(alt.InlineData(values=record["toys"]), title="Spins")
+    return toys.mark_point().encode(x="name:N", y="spin_s:Q")
 
 
 TOYS = ResultKind(
@@ -107,7 +105,7 @@ def test_a_notebook_and_a_table_show_its_rows(tmp_path):
     frame = record.frame()
     assert list(frame.columns) == ["name", "spin_s", "share", "share_low", "share_high"]
     assert frame["spin_s"].tolist() == [0.25, 0.75]
-    assert record.plot().get_title(loc="left") == "Spins"
+    assert record.plot().title == "Spins"
 
 
 def test_its_schema_and_its_reader_refuse_the_same(tmp_path):

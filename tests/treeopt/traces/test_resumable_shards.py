@@ -104,8 +104,8 @@ def test_a_shard_that_the_manifest_does_not_name_does_not_count(models, tmp_path
         ({"new_tokens": 7}, "new_tokens 6, not 7"),
         ({"stop": [7]}, r"stop \[\], not \[7\]"),
         ({"batch": 2}, "batch 1, not 2"),
-        ({"probabilities": False}, "draft_prob"),
-        ({"temperature": 1.0}, "accept null"),
+        ({"probabilities": False}, "probabilities true, not false"),
+        ({"temperature": 1.0}, "sample-and-match"),
     ],
 )
 def test_other_settings_do_not_go_on(models, tmp_path, monkeypatch, changes, word):

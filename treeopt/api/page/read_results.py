@@ -16,19 +16,20 @@ from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 
 
-def report_page(files: Iterable[Path | str], *, title: str = "treeopt") -> Page:
+def report_page(files: Iterable[Path | str], *, title: str = "treeopt", plots: bool = True) -> Page:
     """Read results and return the page that shows them; a file that cannot be read is a problem of the page.
 
     Args:
         files: traces and their folders, plans, profiles, predictions, and what `compare`, `simulate`, `validate` and
             `whatif` write. A file that is given several times is read once.
         title: title of the page.
+        plots: make the charts, which needs altair.
     """
     inputs = read_files(files)
     findings = []
     for file in inputs.read:
         try:
-            findings.append(_finding(file, inputs))
+            findings.append(_finding(file, inputs, plots=plots))
         except TreeoptError as error:
             inputs.problems.append(Problem(file.name, str(error)))
     run = this_run()
@@ -37,7 +38,7 @@ def report_page(files: Iterable[Path | str], *, title: str = "treeopt") -> Page:
     return Page(title, findings, inputs.problems, footer, _sliders(inputs), inputs.notes)
 
 
-def _finding(file: ResultFile, inputs: Inputs) -> Finding:
+def _finding(file: ResultFile, inputs: Inputs, *, plots: bool) -> Finding:
     """Return a result with its tables and charts.
 
     Raises:
@@ -47,7 +48,7 @@ def _finding(file: ResultFile, inputs: Inputs) -> Finding:
     beside = load(kind.beside)(value, file.name, inputs) if kind.beside else {}
     try:
         answers = tuple((kind.summary or kind.answers)(value, **beside))
-        blocks, charts = kind.blocks(value, **beside), kind.all_charts(value, **beside)
+        blocks, charts = kind.blocks(value, **beside), kind.all_charts(value, **beside) if plots else []
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError) as error:
         raise UsageError(f"no whole result of `treeopt {kind.command}`: run it again") from error
     return Finding(kind, kind.titled(value), file.source, blocks, charts, answers)

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from treeopt.api.engine_models import EngineChoice
-from treeopt.api.engine_runs import profile_engine
-from treeopt.api.messages import note, warn
-from treeopt.api.run_models import Models, load_models
-from treeopt.api.run_prompts import Prompts, load_tokens
+from treeopt.api.profile_steps import profile_with
+from treeopt.api.run_models import Models
+from treeopt.api.run_prompts import Prompts
+from treeopt.api.runners import EngineChoice
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts, output_files, printing
 from treeopt.cli.options.engine_choice import engine
@@ -27,12 +26,9 @@ from treeopt.defaults import (
     ROUNDS,
     STEPS,
 )
-from treeopt.errors import UsageError, counted
+from treeopt.errors import counted
+from treeopt.storage import work_file
 
-if TYPE_CHECKING:
-    from executor.profiling.measure_steps import Measurement
-
-SHOWN = 6  # configurations that did not fit the budget, in words
 SECTIONS = {
     "Models": "target drafter",
     "Prompts": "prompts_file requests new_tokens",
@@ -109,7 +105,6 @@ def profile(
     engine: EngineChoice,
     batch: tuple[int, ...],
     output: Path,
-    budget_s: float | None,
     sampling: Sampling,
     *,
     force: bool,
@@ -124,82 +119,31 @@ def profile(
     time, too.
 
     Finished measurements stay in OUTPUT.work until the profile is written: after an interruption the same command
-    resumes there. With --engine it begins again.
+    resumes there.
     """
     output_files.check_output(output, force=force)
-    sampling.check()
-    if engine.engine is not None:
-        loop_only = {"--graphs": settings["graphs"], "--budget": budget_s, "--temperature": sampling.temperature}
-        loop_only |= {"--random-weights": models.random_weights, "--prompt-tokens": prompts.prompt_tokens}
-        if given := ", ".join(option for option, value in loop_only.items() if value):
-            raise UsageError(f"--engine does not take {given}: omit {given}, or --engine")
-        _profile_engine(engine, models, prompts, batch, output, sampling.seed, settings)
-        return
-    settings |= {"rounds": settings["rounds"] or ROUNDS}
-    models = models.or_shape()
-    target, drafter = load_models(models)
-    tokens, _ = load_tokens(models, target, prompts)
-    from executor.profiling.measure_steps import Measurement, Settings
-    from executor.target.tensor_parallel import processes
-    from simulate.profiles.profile import save_profile
-
-    work = output.with_name(f"{output.name}.work")
-    if budget_s is None and processes() == 1:
-        budget_s = BUDGET_S + POLICIES_S * settings["policies"]
-    wanted = Settings(batches=batch, budget_s=budget_s, rule=sampling.rule_for(target), seed=sampling.seed, **settings)
-    with Measurement(target, drafter, tokens, wanted, work=work) as measurement:
-        _say_schedule(measurement)
-        with printing.progress("measuring", measurement.left) as advance:
-            measured = measurement.run(advance)
+    work = work_file.beside(output)
+    settings |= {"batches": batch, "sampling": sampling, "engine": engine, "work": work}
+    measured = profile_with(models, prompts, progress=printing.progress, **settings)
     if not printing.is_main_process():
         return
-    save_profile(measured, output)
-    work.unlink(missing_ok=True)
-    sizes = ", ".join(dict.fromkeys(str(times.batch) for times in measured.batches))
-    errors = (
-        f"{_size_errors(measured.relative_error, **measured.meta['left_out_sizes'])}{_policy_errors(measured.meta)}"
-    )
-    printing.say(f"profile of batch {sizes} written to {output}; {errors}")
-
-
-def _profile_engine(
-    engine: EngineChoice,
-    models: Models,
-    prompts: Prompts,
-    batch: tuple[int, ...],
-    output: Path,
-    seed: int,
-    settings: Mapping[str, Any],
-) -> None:
-    """Measure an engine and write its profile."""
-    from executor.engines.engine_profile import EngineProfiling, dynamic_trees
     from simulate.profiles.profile import save_profile
 
-    depth = settings["max_depth"] or ENGINE_LENGTH
-    wanted = EngineProfiling(
-        batch,
-        tuple(range(depth + 1)),
-        dynamic_trees(max_nodes=settings["max_nodes"], max_depth=depth) if settings["policies"] else (),
-        settings["contexts"],
-        settings["new_tokens"],
-        settings["rounds"] or ENGINE_ROUNDS,
-        seed=seed,
-    )
-    measured = profile_engine(engine, models.target, models.drafter, prompts, wanted, progress=printing.progress)
     save_profile(measured, output)
-    warn(_rarely_drafted(measured.meta))
-    kinds = f"chains and {counted(len(wanted.trees), 'dynamic tree')}" if wanted.trees else "chains"
-    errors = _policy_errors(measured.meta)
-    note([f"profile of {kinds} at batch {', '.join(map(str, batch))} in {engine.engine} written to {output}{errors}"])
+    work.unlink(missing_ok=True)
+    printing.warn(_rarely_drafted(measured.meta))
+    sizes = ", ".join(dict.fromkeys(str(times.batch) for times in measured.batches))
+    errors = _size_errors(measured.relative_error, **measured.meta["left_out_sizes"]) + _policy_errors(measured.meta)
+    printing.say(f"profile of batch {sizes} written to {output}; {errors}")
 
 
 def _rarely_drafted(meta: Mapping[str, Any]) -> list[str]:
     """Return warnings of chains that were mostly not drafted: the times of full drafts are carried over from few."""
-    from executor.engines.engine_profile import RARE
+    from executor.profiling.engine_waves import RARE
 
     rare = {
         (row["batch"], row["drafted"]): row["mean_drafted"] / row["drafted"]
-        for row in meta["spread"]
+        for row in meta.get("spread", ())
         if row.get("mean_drafted") is not None and row["drafted"] and row["mean_drafted"] < RARE * row["drafted"]
     }
     if not rare:
@@ -228,16 +172,3 @@ def _policy_errors(meta: Mapping[str, Any]) -> str:
     known = meta.get("growths", {}).items()
     errors = ", ".join(f"{growth} {record['median_error']:.1%}" for growth, record in known)
     return f"; median error of left-out dynamic trees: {errors}" if errors else ""
-
-
-def _say_schedule(measurement: "Measurement") -> None:
-    """Print what the time budget leaves out, and what was measured before an interruption."""
-    schedule, blocks = measurement.schedule, measurement.blocks
-    if schedule.left_out:
-        some = "; ".join(map(str, schedule.left_out[:SHOWN])) + ("; ..." if len(schedule.left_out) > SHOWN else "")
-        printing.say(
-            f"{schedule.rounds} rounds of {len(schedule.ways)} configurations fit the budget; "
-            f"{len(schedule.left_out)} are left out: {some}"
-        )
-    if measurement.left < blocks:
-        printing.say(f"resuming: {blocks - measurement.left} of {blocks} blocks were measured before")

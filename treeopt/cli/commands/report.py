@@ -43,9 +43,9 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, pl
     from treeopt.api.page.read_results import report_page
     from treeopt.report.html_page import as_html
 
-    page = report_page(files, title=title.strip() or "treeopt")
+    page = report_page(files, title=title.strip() or "treeopt", plots=plots)
     if page.findings:
-        write_text(output, as_html(page, plots=plots, static=static))
+        write_text(output, as_html(page, static=static))
         results = "1 result" if len(page.findings) == 1 else f"{len(page.findings)} results"
         click.echo(f"{results} written to {output}", err=True)
     for note in page.notes:

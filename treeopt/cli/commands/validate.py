@@ -1,16 +1,16 @@
 """`treeopt validate`: predicted against measured."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from treeopt.api import validate_plan
-from treeopt.api.engine_models import EngineChoice
-from treeopt.api.engine_runs import validate_engine
-from treeopt.api.run_models import Models, is_main_rank
+from treeopt.api.run_models import Models
 from treeopt.api.run_prompts import Prompts
+from treeopt.api.runners import EngineChoice
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts, output_files, printing
 from treeopt.cli.options.engine_choice import engine
@@ -21,8 +21,12 @@ from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
 from treeopt.errors import UsageError
 from treeopt.results.kinds import Record
+from treeopt.storage import work_file
 from treeopt.storage.atomic_files import write_text
 from treeopt.trackers.log_run import TRACKERS, check_tracker, log_validation
+
+if TYPE_CHECKING:
+    from simulate.validation.prediction_sources import Sources
 
 SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in USUAL)
 REPLAY = "replay:"
@@ -119,33 +123,43 @@ def validate(
     only decides the work of each step.
 
     With --engine the chains and dynamic trees of the plan run in an inference engine; --blocks is the number of rounds.
+
+    Finished runs stay in OUTPUT.work until the comparison is written: after an interruption the same command resumes
+    there.
     """
     printing.hold_warnings()
-    replay = _replayed(acceptance)
-    written = plan_file is not None or trace_file is not None
-    beside = output.with_suffix(".predictions.json") if output and written else None
-    reads = {"acceptance": replay, "predictions": None if written else predictions_file}
-    output_files.check_output(output, reads=reads, force=force)
-    output_files.check_output(table_file, "--table", reads=reads, force=force)
-    sampling.check()
     check_tracker(tracker)
-    if written:
-        output_files.check_output(predictions_file or beside, "--predictions", reads=reads, force=force)
-    if sizes is not None:
-        parse_sizes(sizes)
-    made: dict[str, Any] = {"plan": plan_file, "trace": trace_file, "profile": profile_file, "sizes": sizes}
-    made |= {"replay": replay, "predictions": predictions_file or beside, "progress": printing.progress}
-    if engine.engine is not None:
-        record = _in_engine(engine, models, prompts, sampling, {**made, **settings})
-    else:
-        record = validate_plan.validate(**_arguments(models, prompts, sampling), **made, **settings)
-        if not is_main_rank():
-            return
+    from simulate.validation.prediction_sources import Sources
+
+    work, replay = None if output is None else work_file.beside(output), _replayed(acceptance)
+    sized = None if sizes is None else parse_sizes(sizes)
+    sources = Sources(plan_file, trace_file, profile_file, settings.pop("batch"), sized, predictions_file, replay)
+    if output and predictions_file is None and (plan_file or trace_file):
+        sources = replace(sources, predictions=output.with_suffix(".predictions.json"))
+    _check_outputs(sources, output, table_file, resumed=work is not None and work.exists(), force=force)
+    settings |= {"sampling": sampling, "engine": engine, "work": work, "progress": printing.progress}
+    record = validate_plan.validate_with(models, prompts, sources, **settings)
+    if not printing.is_main_process():
+        return
     _store(record, output, table_file, tracker)
+    if work is not None:
+        work.unlink(missing_ok=True)
     if as_json:
         printing.print_json(record)
         return
     printing.show("validation", record, plan=None if plan_file is None else str(plan_file))
+
+
+def _check_outputs(
+    sources: "Sources", output: Path | None, table_file: Path | None, *, resumed: bool, force: bool
+) -> None:
+    """Check the files that are written; predictions of a validation that resumes are made again."""
+    written = sources.plan is not None or sources.trace is not None
+    reads = {"acceptance": sources.replay, "predictions": None if written else sources.predictions}
+    output_files.check_output(output, reads=reads, force=force)
+    output_files.check_output(table_file, "--table", reads=reads, force=force)
+    if written:
+        output_files.check_output(sources.predictions, "--predictions", reads=reads, force=force or resumed)
 
 
 def _store(record: Record, output: Path | None, table_file: Path | None, tracker: str | None) -> None:
@@ -155,37 +169,6 @@ def _store(record: Record, output: Path | None, table_file: Path | None, tracker
     output_files.write_table(table_file, record.frame)
     if tracker is not None:
         printing.say(f"logged as {tracker} run {log_validation(record, tracker)}")
-
-
-def _in_engine(
-    engine: EngineChoice, models: Models, prompts: Prompts, sampling: Sampling, given: dict[str, Any]
-) -> Record:
-    """Validate in an inference engine."""
-    from simulate.validation.prediction_sources import Sources
-
-    if sampling.temperature > 0 or given["replay"] is not None or models.random_weights or given["graphs"]:
-        raise UsageError(
-            "--engine does not take --temperature, --acceptance replay, --random-weights or --graphs: omit them"
-        )
-    sizes = None if given["sizes"] is None else parse_sizes(given["sizes"])
-    sources = Sources(given["plan"], given["trace"], given["profile"], given["batch"], sizes, given["predictions"])
-    return validate_engine(
-        engine,
-        models.target,
-        models.drafter,
-        prompts,
-        sources,
-        new_tokens=given["new_tokens"],
-        rounds=given["blocks"],
-        seed=sampling.seed,
-        progress=given["progress"],
-    )
-
-
-def _arguments(models: Models, prompts: Prompts, sampling: Sampling) -> dict[str, Any]:
-    """Return models, prompts and sampling as arguments of `treeopt.validate`."""
-    chosen = {name: value for name, value in vars(prompts).items() if name not in ("prompts_file", "texts")}
-    return {**vars(models), "prompts": prompts.prompts_file, **chosen, **vars(sampling)}
 
 
 def _replayed(acceptance: str) -> Path | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treeopt.api.engine_models import EngineChoice
+from treeopt.api.runners import EngineChoice
 from treeopt.cli.options import general
 from treeopt.cli.options.value_types import SECONDS, Whole
 

@@ -1,8 +1,10 @@
-"""Importers: chains that other programs counted, as traces; they run no model.
+"""Importers: acceptance that other programs counted, as traces; they run no model.
 
+* `trace_source`: the kinds of sources (`SOURCES`), and the trace of a file of any kind (`import_trace`).
+* `sources`: the kinds, one per file.
 * `chain_counts`: a chain's counts by position or step, and the trace made of it (`Chain`, `chain_trace`).
-* `made_up_texts`: the texts that stand for counted steps, so that their ends bias nothing.
+* `printed_rates`: the counts behind rates by position that were rounded.
+* `counter_samples`: samples of counters in all their containers, and the names of engines' counters.
 * `synthetic_trace`: a trace made of frequencies, in random order.
 * `source_file`: reading a source, and its entry in a trace's `meta`.
-* `readers`: the formats, one kind of source per file.
 """

@@ -2,8 +2,13 @@
 
 Such counts cover rank 0 only, at the positions that the running chain visited. A trace made of them replays that chain
 to its own figures; everything else in it is assumed, and its `meta` lists the assumptions.
+
+Counts say nothing about texts. Few steps in many texts make texts of one to three steps, whose ends cut the steps of
+shorter chains; one text has no interval. So each text holds some of the steps, as few as a ratio can bear, and repeats
+them until its end does not count: an interval that compares texts is then that of the counted steps.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,8 +19,13 @@ from numpy.typing import NDArray
 
 from treeopt.defaults import IMPORTED_REQUESTS
 from treeopt.errors import TraceError, UsageError
-from treeopt.traces.importers.made_up_texts import FEWEST_TEXTS, STEPS_PER_TEXT, Histogram, dealt, repetitions
-from treeopt.traces.importers.synthetic_trace import MAX_BYTES, apportion, drawn_by_text, trace_from_ranks
+from treeopt.traces.importers.synthetic_trace import (
+    MAX_BYTES,
+    apportion,
+    drawn_by_text,
+    shuffled_outcomes,
+    trace_from_ranks,
+)
 from treeopt.traces.trace import Trace
 from treeopt.traces.trace_checks import MAX_DEPTH, MISSED
 
@@ -23,6 +33,11 @@ MAX_STEPS = 10**6
 UNKNOWN_STEPS = 10_000
 TOLERATED = 0.02  # share of draft tokens that may be missing: ends of texts shorten a few drafts of every engine
 LIKE_ALL = 10.0  # steps like those of all requests that are added to a request's own rates
+END_BIAS = 0.0025  # share by which the ends of texts may lower tau of shorter chains
+STEPS_PER_TEXT = 25  # counted steps that a text stands for, at least: ratios of fewer are biased
+FEWEST_TEXTS = 10  # fewest texts or windows, where there are that many steps: half of them are held out
+SHARE_OF_MEMORY = 4  # texts are repeated up to this part of the largest trace
+Histogram = NDArray[np.int64]  # steps that accept 0, 1, ... drafts
 ASSUMED = (
     "only rank 0 was counted: this trace describes chains, and no tree can be chosen on it",
     "the chain counted only the positions that it visited, and all others are taken to be like them: tau of shorter "
@@ -31,6 +46,7 @@ ASSUMED = (
     "steps are independent of each other, and texts do not differ beyond what was counted",
     "where a tree ran instead of a chain, these are depths within that tree, and say nothing about another tree",
 )
+LONGEST = "the longest draft that a step accepted is taken to be the length of the chain; give another with --depth"
 DRAFTING = (
     "engines count the steps that drafted: where a drafter often has nothing to draft (engines' n-grams, suffixes and "
     "prompt lookup), tau over all steps is lower"
@@ -54,6 +70,7 @@ class Chain:
         drafted: tokens drafted in each step of each request, as in `requests`, if the source records them; 0 where
             the drafter proposed nothing.
         windows: how many steps accepted 0, 1, ... drafts in each window of time, if the source has several.
+        engine: the engine that counted, where the source names it.
         assumed: assumptions behind these figures, as sentences.
     """
 
@@ -64,6 +81,7 @@ class Chain:
     assumed: tuple[str, ...] = ()
     drafted: tuple[tuple[int, ...], ...] = ()
     windows: tuple[tuple[int, ...], ...] = ()
+    engine: str | None = None
 
     def __post_init__(self) -> None:
         """Check the figures.
@@ -377,3 +395,36 @@ def survival_counts(accepted: NDArray[np.int64], depth: int) -> NDArray[np.int64
     counts = np.bincount(accepted, minlength=depth + 1)
     at_least: NDArray[np.int64] = np.cumsum(counts[::-1])[::-1][1:]
     return at_least
+
+
+def dealt(shares: NDArray[np.float64], steps: int, texts: int, rng: np.random.Generator) -> list[Histogram]:
+    """Deal counted steps to at most `texts` texts at random; return the histogram of each.
+
+    Args:
+        shares: share of the steps that accept 0, 1, ... drafts.
+        steps: steps that were counted.
+        texts: largest number of texts.
+        rng: deals.
+
+    >>> texts = dealt(np.array([0.25, 0.75]), 100, 200, np.random.default_rng(0))
+    >>> len(texts), sum(texts).tolist()
+    (10, [25, 75])
+    """
+    number = max(min(texts, max(steps // STEPS_PER_TEXT, min(steps, FEWEST_TEXTS))), 1)
+    parts = np.array_split(shuffled_outcomes(shares, steps, rng), number)
+    return [np.bincount(part, minlength=len(shares)) for part in parts]
+
+
+def repetitions(texts: Sequence[Histogram]) -> int:
+    """Return how often each text must hold its steps so that ends bias shorter chains by `END_BIAS` at most.
+
+    The last step of a shorter chain's walk passes the end by at most E[a (a + 1)] / (2 E[a + 1]) tokens on average, the
+    mean residual life of a renewal process, where a is the number of drafts that a step accepts.
+    """
+    steps = np.sum(texts, axis=0)
+    accepted = np.arange(len(steps))
+    tokens = float(steps @ (accepted + 1))
+    passed = float(steps @ (accepted * (accepted + 1))) / (2 * tokens)
+    needed = passed / END_BIAS * len(texts) / tokens
+    affordable = MAX_BYTES / SHARE_OF_MEMORY / (tokens * (2 * len(steps) + 6))
+    return max(math.ceil(min(needed, affordable)), 1)

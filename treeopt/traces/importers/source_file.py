@@ -54,6 +54,26 @@ def counts_in(text: str) -> list[int | str]:
     return [int(word) if word.strip().isdecimal() and len(word) <= LONGEST_COUNT else word for word in words]
 
 
+def drafts_of_steps(committed: Any, where: str, key: str) -> list[int]:
+    """Return the drafts accepted in each step from the tokens that it committed.
+
+    >>> drafts_of_steps([1, 3], "answer 0", "steps")
+    [0, 2]
+
+    Raises:
+        TraceError: names the step that has no number of tokens.
+    """
+    if not isinstance(committed, list):
+        raise TraceError(f"{where}: `{key}` must be a list, found {committed!r:.40}")
+    for step, tokens in enumerate(committed):
+        if type(tokens) is not int or tokens < 1:
+            raise TraceError(
+                f"{where}: {key}[{step}] must be the tokens that a step committed, at least 1 (bonus counted), "
+                f"found {tokens!r:.40}"
+            )
+    return [tokens - 1 for tokens in committed]
+
+
 def objects(text: str, *, inside: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield every object in JSON, lines of JSON or a stream of events (`data: {...}`), outer first, in order.
 

@@ -1,15 +1,14 @@
 """`treeopt trace collect`: let the target write, and record how the drafter ranks what it writes."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from treeopt.api.engine_models import EngineChoice
-from treeopt.api.engine_runs import EngineCollection, collect_engine_steps, engine_texts_of
-from treeopt.api.run_models import Models, load_models
-from treeopt.api.run_prompts import Prompts, load_prompts
+from treeopt.api.record_trace import collect_with
+from treeopt.api.run_models import Models
+from treeopt.api.run_prompts import Prompts
+from treeopt.api.runners import EngineChoice
 from treeopt.api.token_sampling import Sampling
 from treeopt.cli.options import general, models_and_prompts, output_files, printing
 from treeopt.cli.options.engine_choice import engine
@@ -18,8 +17,10 @@ from treeopt.cli.options.value_types import Whole
 from treeopt.cli.options.verification_rule import sampling
 from treeopt.cli.options.what_to_draft import Dynamic, Static
 from treeopt.defaults import DRAWS, ENGINE_LENGTH, RECORD_BATCH, WIDTH
-from treeopt.errors import UsageError, counted
-from treeopt.traces.trace import Trace, save_trace
+from treeopt.errors import counted
+from treeopt.storage.work_file import beside
+from treeopt.traces.resumable_shards import remove_parts
+from treeopt.traces.trace import save_trace
 
 SECTIONS = {
     "Models": "target drafter",
@@ -78,18 +79,14 @@ EXAMPLES = examples(
 )
 @click.option(
     "--parts",
-    "folder",
     type=general.FOLDER,
-    help="Store finished requests in this folder: an interrupted command resumes there when it is given again.",
+    help="Store finished requests in this folder, in place of OUTPUT.work, and keep it.",
 )
 @click.option(
     "--every-anchor",
     is_flag=True,
     help="With --engine and without --drafter: measure a step of the engine at every position of its texts, not only "
     "at those that a run visits. Turn on the engine's prefix caching.",
-)
-@click.option(
-    "--resume", is_flag=True, help="With --engine: take up an interrupted run, whose requests are in OUTPUT.work."
 )
 @sampling
 @engine
@@ -102,64 +99,21 @@ def collect(
     output: Path,
     *,
     force: bool,
-    every_anchor: bool,
-    resume: bool,
     **settings: Any,
 ) -> None:
     """Let the target continue prompts and record how the drafter ranks what it writes.
 
     With --engine an inference engine writes the texts, with drafts of --depth tokens. With --drafter too, that drafter
     is recorded along these texts. Else the engine's own steps are: for drafters that treeopt does not have.
+
+    Finished requests stay in OUTPUT.work until the trace is written: after an interruption the same command resumes
+    there.
     """
     output_files.check_output(output, force=force)
-    sampling.check()
-    if engine.engine is None and (every_anchor or resume):
-        raise UsageError("--every-anchor and --resume are for --engine")
-    if models.drafter is None and engine.engine is None:
-        raise UsageError("give --drafter, what is recorded; or --engine, whose own steps are recorded without one")
-    run = EngineCollection(
-        settings["new_tokens"],
-        settings["depth"] or (engine.urls[0][0] if len(engine.urls) == 1 else ENGINE_LENGTH),
-        every_anchor,
-        settings["batch"],
-        resume,
-        output.with_name(f"{output.name}.work"),
-        sampling.seed,
-    )
-    if engine.engine is not None and sampling.temperature > 0:
-        raise UsageError("--engine decodes greedily: leave out --temperature")
-    if models.drafter is None:
-        trace = collect_engine_steps(engine, models.target, prompts, run, progress=printing.progress)
-        _write(trace, output, run)
-        return
-    if settings["stride"] is not None and settings["candidates"] is None:
-        raise UsageError("--stride applies only to candidates; add --candidates")
-    if (settings["tree"] is None) == (sampling.name == "typical"):
-        raise UsageError(
-            "rule typical needs --tree (a search can only choose parts of it); other rules do not take one"
-        )
-    if settings["draws"] is not None and sampling.name != "sequoia":
-        raise UsageError(f"--draws is for rule sequoia, not {sampling.name}")
-    settings |= {"stride": settings["stride"] or 1, "draws": settings["draws"] or DRAWS}
-    target, drafter = load_models(models)
-    requests = load_prompts(models, target, prompts, shortest=2)
-    from executor.recording.collect_trace import collect as record
-
-    if engine.engine is not None:
-        settings["texts"] = engine_texts_of(
-            engine, models.target, models.drafter, requests.tokens, run, progress=printing.progress
-        )
-    with printing.progress("collecting", 2 * len(requests.tokens)) as advance:
-        settings |= asdict(sampling) | {"stop": requests.stop, "progress": advance}
-        trace = record(target, drafter, requests.prompts, requests.tokens, **settings)
+    work = beside(output)
+    settings |= {"sampling": sampling, "engine": engine, "work": work}
+    trace = collect_with(models, prompts, progress=printing.progress, **settings)
     if printing.is_main_process():
-        _write(trace, output, run)
-
-
-def _write(trace: Trace, output: Path, run: EngineCollection) -> None:
-    """Write the trace, and remove what an interrupted run would have resumed from."""
-    save_trace(trace, output)
-    assert run.work is not None
-    for work in (run.work, run.work.with_name(f"{run.work.name}.anchors")):
-        work.unlink(missing_ok=True)
-    printing.say(f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {output}")
+        save_trace(trace, output)
+        remove_parts(work) if work.is_dir() else work.unlink(missing_ok=True)
+        printing.say(f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {output}")

@@ -9,11 +9,18 @@ from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.input_sources import TextSource, named, shown, stored
 from treeopt.cli.options.value_types import Tokens, Whole
-from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
 from treeopt.errors import TreeoptError, counted
 from treeopt.traces.importers.chain_counts import NONE_ACCEPTED
-from treeopt.traces.importers.readers.formats import FORMATS, Source, check_settings, import_trace
-from treeopt.traces.importers.readers.positional_table import COLUMNS
+from treeopt.traces.importers.sources.table import COLUMNS
+from treeopt.traces.importers.trace_source import (
+    ALIASES,
+    RECOGNISED,
+    ImportedFile,
+    check_settings,
+    formats,
+    import_trace,
+    meaning,
+)
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.traces.trace_checks import MAX_DEPTH
 
@@ -35,48 +42,21 @@ EXAMPLES = examples(
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(list(FORMATS)),
-    default="engine",
+    type=click.Choice(formats()),
+    default=RECOGNISED,
     show_default=True,
-    help="Format of SOURCE. engine: output of an engine, recognised by its content; counters, responses and log are "
+    help=f"Format of SOURCE. {RECOGNISED}: output of an engine, recognised by its content; {', '.join(ALIASES)} are "
     "other names for it.",
 )
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
-@click.option("--prompts", type=Whole(min=1), help="medusa-accuracy of one head: the number of prompts.")
-@click.option(
-    "--steps",
-    type=Whole(min=1),
-    help="medusa-accuracy of one head: tokens of each prompt. engine, rates without counts: number of steps to draw.",
-)
-@click.option(
-    "--column",
-    type=click.Choice(COLUMNS),
-    help="table: acceptance of each rank by itself (rank), or of this rank or a better one (recall).",
-)
-@click.option(
-    "--depth",
-    type=click.IntRange(1, MAX_DEPTH),
-    help=f"table of one row, sequoia-vector: the number of depths that it describes, default {IMPORTED_DEPTH}. "
-    "engine: the length of the chain, for outputs that do not state it.",
-)
-@click.option(
-    "--reject-slot/--no-reject-slot",
-    default=None,
-    help="sequoia-vector: the last entry counts rejections, or is a rank like the others.",
-)
-@click.option("--before", type=TextSource(), help="engine, counters: an earlier scrape, from which counting starts.")
-@click.option("--model", help="engine, counters: the model_name to read, where there are several.")
-@click.option("--uneven", is_flag=True, default=None, help="engine: count what short drafts left out as rejected.")
-@click.option(
-    "--requests",
-    type=Whole(min=1),
-    help=f"Number of requests drawn; engine: the most, for outputs without requests. Default {IMPORTED_REQUESTS}.",
-)
-@click.option(
-    "--length",
-    type=Tokens(min=1),
-    help=f"Tokens of each request (table, sequoia-vector); default {IMPORTED_LENGTH}.",
-)
+@click.option("--steps", type=Whole(min=1), help=meaning("steps"))
+@click.option("--column", type=click.Choice(COLUMNS), help=meaning("column"))
+@click.option("--depth", type=click.IntRange(1, MAX_DEPTH), help=meaning("depth"))
+@click.option("--before", type=TextSource(), help=meaning("before"))
+@click.option("--model", help=meaning("model"))
+@click.option("--uneven", is_flag=True, default=None, help=meaning("uneven"))
+@click.option("--requests", type=Whole(min=1), help=meaning("requests"))
+@click.option("--length", type=Tokens(min=1), help=meaning("length"))
 @general.seed
 @general.force
 def import_command(source: Path, kind: str, output: Path, seed: int, *, force: bool, **settings: Any) -> None:
@@ -91,7 +71,7 @@ def import_command(source: Path, kind: str, output: Path, seed: int, *, force: b
     with stored(source) as path, stored(given.get("before")) as earlier:
         assert path is not None
         given |= {} if earlier is None else {"before": earlier}
-        trace = import_trace(Source(path, kind, _saved, seed=seed, **made_up), given)
+        trace = import_trace(ImportedFile(path, kind, _saved, seed=seed, **made_up), given)
     trace = named(trace, source, settings.get("before"))
     save_trace(trace, output)
     for sentence in trace.meta["assumed"]:

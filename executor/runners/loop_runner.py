@@ -1,0 +1,159 @@
+"""treeopt's own loop as a runner: exact trees, imposed acceptance, CUDA graphs, and the times of single steps."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from executor.decoding.decoder import Decoder
+from executor.decoding.step_results import Step
+from executor.drafters.base.drafter import Drafter
+from executor.drafters.eagle.drafter import Eagle
+from executor.drafters.language_model.drafter import LanguageModel
+from executor.drafters.medusa.drafter import MedusaHeads
+from executor.models.fingerprint import device_name, identity, run_provenance
+from executor.runners.runner import Requests, RequestSteps, Run, Runner, Shape
+from executor.target.quantization import quantization_of
+from executor.target.target_model import Target
+from executor.target.tensor_parallel import processes
+from executor.verification.acceptance_rules import Greedy, Rule, rule_meta
+from executor.verification.replayed_acceptance import Imposed
+from simulate.model_sizes.eagle_weights import eagle_parameters
+from simulate.model_sizes.model_shape import Shape as ModelShape
+from treeopt.errors import CostError
+from treeopt.tree import Tree
+
+WARM_UP = 3  # steps before any is measured: libraries allocate, processors wake
+
+
+class LoopRunner(Runner):
+    """The loop with its models and its rule of verification; see `Runner`."""
+
+    single_steps = True
+    least_batches = 2
+    target: Target
+    timing = "executor.profiling.loop_blocks:LoopBlocks"
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        *,
+        rule: Rule | None = None,
+        graphs: bool = False,
+        models: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keep models and settings.
+
+        Args:
+            target: the verifying model.
+            drafter: what proposes; None: plain decoding alone.
+            rule: of verification, for plain decoding too; None: greedy.
+            graphs: replay steps from CUDA graphs.
+            models: result of `identity` for these models, if it is known: it reads all their weights.
+        """
+        self.target, self.drafter, self.graphs = target, drafter, graphs
+        self.rule: Rule = Greedy() if rule is None else rule
+        self.late, self.processes = Decoder(target).late, processes()
+        self._models = models
+        self._seed: int | None = None  # of the rule's generator
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """Models, device and rule."""
+        models = identity(self.target, self.drafter) if self._models is None else self._models
+        return {**models, "device": device_name(self.target.device), **rule_meta(self.rule), "graphs": self.graphs}
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Software and machine, with what computed."""
+        return run_provenance(self.target, self.drafter)
+
+    @property
+    def weights_read(self) -> tuple[int, int] | None:
+        """Weights read by a drafter forward and by a plain step of the target; None where they are not known."""
+        return None if self.drafter is None else weights_read(self.target, self.drafter)
+
+    def decoder(self, shape: Shape, batch: int, requests: Requests) -> Decoder:
+        """Return the loop that decodes these requests.
+
+        Raises:
+            ExecutorError: the drafter cannot draft this, or the rule cannot verify it.
+        """
+        rule = self.rule
+        if requests.replayed is not None and isinstance(shape, Tree):
+            rule = Imposed(requests.replayed, shape, rule=rule)
+        drafter = self.drafter if shape.nodes else None
+        return Decoder(self.target, drafter, tree=shape, batch=batch, rule=rule, graphs=self.graphs)
+
+    def check(self, shape: Shape, batch: int, requests: Requests) -> None:
+        """Check that this can be drafted and that the requests fit the model's context and memory."""
+        self.decoder(shape, batch, requests).memory(requests.prompts, new_tokens=requests.limits)
+
+    def begin(self, number: int) -> None:
+        """Seed the rule's generator for a part of a measurement, from its own seed and the part's number."""
+        generator: torch.Generator | None = getattr(self.rule, "generator", None)
+        if generator is not None:
+            own = self._seed = generator.initial_seed() if self._seed is None else self._seed
+            generator.manual_seed(int(np.random.SeedSequence([own, number]).generate_state(1, "u8")[0] >> 1))
+
+    def warm_up(self, shape: Shape, batch: int, requests: Requests) -> None:
+        """Take a few steps."""
+        steps = self.decoder(shape, batch, requests).steps(
+            requests.prompts, new_tokens=requests.limits, stop=requests.stop
+        )
+        for _ in zip(range(WARM_UP), steps, strict=False):
+            pass
+
+    def run(self, shape: Shape, batch: int, requests: Requests) -> Run:
+        """Decode the requests to their end; steps with idle rows count, and are not timed."""
+        decoder = self.decoder(shape, batch, requests)
+        steps = list(decoder.steps(requests.prompts, new_tokens=requests.limits, stop=requests.stop))
+        wall_s = sum(step.draft_s + step.rest_s + step.admit_s for step in steps)
+        return run_of(steps, context=requests.context, wall_s=wall_s, first=requests.first)
+
+
+def run_of(steps: Sequence[Step], *, context: float, wall_s: float, first: int = 0) -> Run:
+    """Return the run that steps of the loop make; `first` is the number of the first request."""
+    committed, drafted = dict[int, list[int]](), dict[int, list[int]]()
+    for step in steps:
+        for request, tokens, nodes in zip(step.requests, step.committed, step.drafted, strict=True):
+            if request >= 0:
+                committed.setdefault(first + request, []).append(len(tokens))
+                drafted.setdefault(first + request, []).append(nodes)
+    full = [step for step in steps if step.full]
+    return Run(
+        draft_s=tuple(step.draft_s for step in full),
+        rest_s=tuple(step.rest_s for step in full),
+        requests=tuple(RequestSteps(number, tuple(committed[number]), tuple(drafted[number])) for number in committed),
+        context=context,
+        wall_s=wall_s,
+        timed=len(full),
+        drafted=sum(sum(step.drafted) for step in full),
+    )
+
+
+def weights_read(target: Target, drafter: Drafter) -> tuple[int, int] | None:
+    """Return the weights that one forward of the drafter and a plain step of the target read (CORAL, Table 1).
+
+    LM heads are counted, embeddings are not.
+
+    Return None for models that `hf_config` does not cover, for quantised ones, and for drafters other than language
+    models, Medusa heads (one head per level) and EAGLE's layer without a router.
+    """
+    try:
+        shape = ModelShape.from_config(target.model.config.to_dict())
+        if quantization_of(target.model) is not None:
+            return None
+        if isinstance(drafter, LanguageModel):
+            return ModelShape.from_config(drafter.target.model.config.to_dict()).step_parameters, shape.step_parameters
+        if isinstance(drafter, Eagle) and not drafter.groups:
+            return eagle_parameters(shape, fc_bias=drafter.fc.bias is not None), shape.step_parameters
+    except CostError:
+        return None
+    if isinstance(drafter, MedusaHeads):
+        head = (drafter.weight.numel() + drafter.bias.numel()) // drafter.max_depth
+        return head + shape.vocab * shape.hidden, shape.step_parameters
+    return None

@@ -1,0 +1,83 @@
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from simulate.closed_forms.paper_formulas import expected_tau, walltime_speedup, weight_speedup
+from treeopt.errors import UsageError
+from treeopt.storage.atomic_files import shipped
+
+shares = st.floats(0, 1)
+
+
+def published(name):
+    return json.loads(shipped(f"published/{name}.json").read_text("utf-8"))["rows"]
+
+
+def exact_tau(alpha, gamma):
+    return sum((Fraction(alpha) ** k for k in range(gamma + 1)), Fraction(0))
+
+
+def exact_speedup(alpha, gamma, cost_ratio):
+    return exact_tau(alpha, gamma) / (gamma * Fraction(cost_ratio) + 1)
+
+
+@pytest.mark.parametrize("row", published("leviathan_analytic"), ids=str)
+def test_leviathans_predictions(row):
+    speed = walltime_speedup(alpha=row["alpha"], gamma=row["gamma"], cost_ratio=row["c"])
+    assert round(speed, 2) == row["speed"]
+
+
+@given(alpha=shares, gamma=st.integers(0, 200))
+@example(alpha=0.0, gamma=0)
+@example(alpha=0.0, gamma=7)
+@example(alpha=1.0, gamma=200)
+@example(alpha=float(np.nextafter(1, 0)), gamma=200)
+@example(alpha=5e-324, gamma=3)
+def test_tau_is_the_sum_of_its_powers(alpha, gamma):
+    # float64: a few roundings of 1.1e-16 each, and (gamma + 1) log(alpha) matters only while it is small
+    assert expected_tau(alpha=alpha, gamma=gamma) == pytest.approx(float(exact_tau(alpha, gamma)), rel=1e-14)
+
+
+def test_tau_is_the_mean_of_a_simulated_chain():
+    accepted = np.random.default_rng(1).random((200_000, 5)) < 0.7
+    committed = 1 + np.cumprod(accepted, axis=1).sum(axis=1)
+    error = committed.std() / np.sqrt(len(committed))
+    # 5 standard errors: a false alarm once in 1.7 million seeds
+    assert abs(committed.mean() - expected_tau(alpha=0.7, gamma=5)) < 5 * error
+
+
+def test_corals_speedup_is_leviathans_at_a_chains_tau():
+    for alpha, gamma, cost_ratio in [(0.8, 4, 0.05), (0.6, 2, 0.3), (1.0, 3, 0.1), (0.5, 0, 0.5)]:
+        tau = expected_tau(alpha=alpha, gamma=gamma)
+        by_weight = weight_speedup(tau=tau, gamma=gamma, draft_weights=cost_ratio, target_weights=1.0)
+        assert by_weight == pytest.approx(walltime_speedup(alpha=alpha, gamma=gamma, cost_ratio=cost_ratio), rel=1e-14)
+
+
+def test_arrays_broadcast_and_equal_their_scalars():
+    alpha, gamma = np.array([[0.0], [0.5], [1.0]]), np.arange(4)
+    grid = walltime_speedup(alpha=alpha, gamma=gamma, cost_ratio=0.1)
+    assert grid.shape == (3, 4)
+    assert grid.dtype == np.float64
+    for i, j in np.ndindex(grid.shape):
+        assert grid[i, j] == walltime_speedup(alpha=alpha[i, 0], gamma=gamma[j], cost_ratio=0.1)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (expected_tau, {"alpha": [[0.5, np.nan]], "gamma": 2}, r"alpha\[0, 1\] must be a number in \[0, 1\], got nan"),
+        (expected_tau, {"alpha": "high", "gamma": 2}, r"alpha must be .* got 'high'"),
+        (expected_tau, {"alpha": 0.5, "gamma": 2.5}, r"gamma must be a whole number.* got 2.5"),
+        (expected_tau, {"alpha": [0.5, 0.6], "gamma": [1, 2, 3]}, r"broadcast, got alpha \(2,\), gamma \(3,\)"),
+        (walltime_speedup, {"alpha": 0.5, "gamma": 2, "cost_ratio": -1e-9}, r"cost_ratio must be .* 0 or more"),
+        (weight_speedup, {"tau": 0.9, "gamma": 3, "draft_weights": 1, "target_weights": 10}, r"tau must be .* got 0.9"),
+        (weight_speedup, {"tau": 2, "gamma": 3, "draft_weights": 1, "target_weights": 0}, r"target_weights .* above 0"),
+    ],
+)
+def test_arguments_without_meaning_are_refused(function, arguments, message):
+    with pytest.raises(UsageError, match=message):
+        function(**arguments)

@@ -1,0 +1,289 @@
+"""Counters of engines in every container: the same chain, and a trace that replays to it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.helpers.command_line import done
+from tests.helpers.source_texts import (
+    LOG,
+    METRICS,
+    PROMETHEUS,
+    VECTOR,
+    api,
+    bring,
+    chain_of,
+    reading,
+    scrape,
+    turned_away,
+)
+from treeopt.errors import TraceError
+from treeopt.replay.static_tree import replay_tree
+from treeopt.traces.importers.chain_counts import Chain
+from treeopt.traces.trace import load_trace
+from treeopt.tree import Tree
+
+VLLM = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="model-8B"} 5.0
+vllm:spec_decode_num_drafts_created{engine="0",model_name="model-8B"} 1.78e+09
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="model-8B"} 15.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="model-8B"} 7.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="model-8B",position="0"} 4.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="model-8B",position="1"} 2.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="model-8B",position="2"} 1.0
+vllm:num_requests_running{engine="0",model_name="a{b}c"} 3.0
+"""
+
+
+LLAMA_CPP = """llamacpp:spec_decode_num_drafts_total 5
+llamacpp:spec_decode_num_draft_tokens_total 15
+llamacpp:spec_decode_num_accepted_tokens_total 7
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 4
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 2
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 1
+"""
+
+
+TRTLLM = """# TYPE trtllm_spec_decode_drafted_tokens counter
+trtllm_spec_decode_drafted_tokens_total{token_position="0",worker="0"} 2
+trtllm_spec_decode_drafted_tokens_total{token_position="0",worker="1"} 3
+trtllm_spec_decode_drafted_tokens_total{token_position="1",worker="1"} 5
+trtllm_spec_decode_drafted_tokens_total{token_position="2",worker="1"} 5
+trtllm_spec_decode_accepted_tokens_total{token_position="0",worker="0"} 1
+trtllm_spec_decode_accepted_tokens_total{token_position="0",worker="1"} 3
+trtllm_spec_decode_accepted_tokens_total{token_position="1",worker="1"} 2
+trtllm_spec_decode_accepted_tokens_total{token_position="2",worker="1"} 1
+trtllm_spec_decode_drafted_tokens_created{token_position="0"} 999
+"""
+
+
+TEXTS = {
+    "vllm": VLLM,
+    "lmdeploy": VLLM.replace("vllm:", "lmdeploy:"),
+    "llama.cpp": LLAMA_CPP,
+    "tensorrt-llm": TRTLLM,
+}
+
+
+def scaled(text, factor):
+    """The counters of a text, `factor` times as high."""
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return "\n".join(f"{name} {factor * float(value)}" for name, _, value in lines)
+
+
+def test_info_tells_the_engine_that_a_chain_was_counted_by(tmp_path):
+    (tmp_path / "m").write_text(scaled(VLLM, 40))
+    trace, _ = bring(tmp_path, tmp_path / "m", "counters")
+    shown = done("trace", "info", tmp_path / "out.npz").stdout
+    assert "imported: counters of vllm, m; seed 0.\n" in shown
+    assert "Warning: assumed: only rank 0 was counted" in shown
+    assert shown.count("Warning: assumed: ") == len(trace.meta["assumed"])
+    assert "?" not in shown
+
+
+@pytest.mark.parametrize("engine", TEXTS)
+def test_every_engines_counters_tell_the_same_chain(tmp_path, engine):
+    found = reading(TEXTS[engine])
+    assert found.engine == engine
+    assert found.chain.survival == (0.8, 0.4, 0.2)
+    assert found.chain.steps == 5
+    (tmp_path / "metrics.txt").write_text(TEXTS[engine], "utf-8-sig")
+    trace, said = bring(tmp_path, tmp_path / "metrics.txt", "counters")
+    assert replay_tree(Tree.chain(3), trace).tau == pytest.approx(2.4)
+    assert (trace.width, trace.depth, trace.requests) == (1, 3, 5)  # 5 steps: one a text, repeated
+    assert trace.meta["imported"] | {"sha256": ""} == {
+        "format": "counters",
+        "file": "metrics.txt",
+        "sha256": "",
+        "engine": engine,
+        "steps": 5,
+        "survival": [0.8, 0.4, 0.2],
+    }
+    assert said.count("Assumed: ") == len(trace.meta["assumed"]) == 7
+
+
+@pytest.mark.parametrize("engine", ["vllm", "lmdeploy", "llama.cpp", "tensorrt-llm"])
+def test_two_scrapes_count_what_lies_between(tmp_path, engine):
+    (tmp_path / "later").write_text(scaled(TEXTS[engine], 11))
+    (tmp_path / "earlier").write_text(TEXTS[engine])
+    trace, _ = bring(tmp_path, tmp_path / "later", "counters", "--before", tmp_path / "earlier")
+    assert replay_tree(Tree.chain(3), trace).tau == pytest.approx(2.4)
+    assert trace.meta["imported"]["steps"] == 50
+    assert trace.meta["imported"]["before"]["file"] == "earlier"
+    words = ("later", "counters", "--before", tmp_path / "later")
+    (tmp_path / "earlier").write_text(scaled(TEXTS[engine], 12))
+    before = ("--before", tmp_path / "earlier")
+    turned_away(tmp_path, tmp_path / "later", "counters", *before, words=("fell from", "restarted"))
+    turned_away(tmp_path, tmp_path / words[0], "counters", *words[2:], words=("no step was counted",))
+
+
+def test_models_and_engines_of_one_text(tmp_path):
+    other = VLLM.replace("model-8B", 'b\\"}').replace(" 4.0", " 5.0").replace(" 7.0", " 8.0")
+    found = reading(VLLM + other, model='b"}')
+    assert found.chain.survival == (1.0, 0.4, 0.2)
+    with pytest.raises(TraceError, match="it has several models, "):
+        chain_of(VLLM + other)
+    with pytest.raises(TraceError, match="it has model model-8B, not x"):
+        chain_of(VLLM, model="x")
+    with pytest.raises(TraceError, match=r"found vllm and llama\.cpp"):
+        chain_of(VLLM + LLAMA_CPP)
+    replicas = VLLM + VLLM.replace('engine="0"', 'engine="1"')
+    assert chain_of(replicas) == Chain((0.8, 0.4, 0.2), 10, engine="vllm")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (VLLM.replace(" 7.0", " 8.0"), "positions have 7 accepted tokens, .* has 8"),
+        (VLLM.replace(" 15.0", " 9.0"), "9 tokens were drafted in 5 steps of up to 3: lengths differed"),
+        (VLLM.replace('"0"} 4.0', '"0"} 1.0').replace('"2"} 1.0', '"2"} 4.0'), "accepted more often"),
+        (VLLM.replace('position="1"', 'position="5"'), "has 3 positions, but position 1 is missing"),
+        (VLLM.replace('position="1"', 'position="-1"'), "must have a position as `position`, found '-1'"),
+        (VLLM.replace(" 5.0", " 5.5"), "must be a count, found 5.5"),
+        (VLLM.replace(" 5.0", " NaN"), "must be a count, found nan"),
+        (VLLM.replace(" 5.0", " +Inf"), "must be a count, found inf"),
+        (VLLM.replace(" 5.0", " -5"), "must be a count, found -5"),
+        (VLLM.replace(" 5.0", " x"), "line 3 is not a sample of Prometheus text"),
+        (VLLM.replace('engine="0",model_name', "engine=?,model_name", 1), "line 3 is not a sample of Prometheus text"),
+        (VLLM.replace(" 5.0", " 0"), "no step was counted"),
+        (VLLM.replace("num_drafts_total", "num_draughts_total"), "`vllm:spec_decode_num_drafts_total` is missing"),
+        (
+            TRTLLM.replace('_position="0",worker="1"} 3', '_position="0",worker="1"} 9', 1),
+            "drafts were longer where they were better",
+        ),
+        (TRTLLM.replace("drafted_tokens_total", "draft_total"), "totals have no positions"),
+        (VLLM.replace('position="1"', f'position="{"9" * 5000}"'), "must have a position"),
+    ],
+)
+def test_counters_that_are_not_so(text, message):
+    with pytest.raises(TraceError, match=message):
+        chain_of(text)
+
+
+def test_position_0_alone_is_told_of():
+    lines = [line for line in TRTLLM.splitlines() if '"0"' in line and 'position="0"' in line]
+    assert "C++ runtime" in chain_of("\n".join(lines)).assumed[-1]
+
+
+def test_a_counted_trace_can_be_searched(tmp_path):
+    """Nothing of the format keeps an imported chain from the main job: it has requests to hold out."""
+    (tmp_path / "m").write_text(scaled(VLLM, 400))
+    bring(tmp_path, tmp_path / "m", "counters", "--seed", "3")
+    first, rest = load_trace(tmp_path / "out.npz").split(share=0.5, rng=np.random.default_rng(0))
+    assert (first.requests, rest.requests) == (40, 40)
+    assert replay_tree(Tree.chain(2), rest).tau == pytest.approx(2.2, abs=0.15)  # 1000 steps: six standard deviations
+
+
+FORMS = {
+    "answer of Prometheus": (api("vector", VECTOR), "counters"),
+    "kubectl logs": ("".join(f"[pod/vllm-0/vllm] {line}\n" for line in PROMETHEUS.splitlines()), "counters"),
+    "docker compose": ("".join(f"vllm-1  | {line}\n" for line in PROMETHEUS.splitlines()), "counters"),
+    "quotation": ("".join(f"> {line}\n" for line in PROMETHEUS.splitlines()), "counters"),
+    "exemplars": (PROMETHEUS.replace(".0\n", '.0 # {trace_id="a"} 1.0 1780000000.5\n') + "# EOF\n", "counters"),
+    "time stamps": (PROMETHEUS.replace(".0\n", ".0 1780000000500\n"), "counters"),
+    "names with underscores": (PROMETHEUS.replace("vllm:", "vllm_"), "counters"),
+    "headers of HTTP": ("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n" + PROMETHEUS, "counters"),
+    "log in JSON": ("".join(json.dumps({"level": "INFO", "msg": x}) + "\n" for x in LOG.splitlines()), "log"),
+    "scrape in JSON": (json.dumps({"status": 200, "body": PROMETHEUS}), "counters"),
+    "aiperf scrapes": ("\n".join(scrape(at, times) for at, times in ((1, 1.0), (2, 1.5), (3, 2.0))), "counters"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_the_same_counts_is_the_same_chain(name):
+    text, kind = FORMS[name]
+    output = reading(text)
+    assert output.kind == kind
+    assert output.chain.survival == pytest.approx((0.8, 0.6, 0.4), abs=1e-12)
+    assert output.chain.steps == 2000
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_files_of_powershell_are_read(tmp_path, encoding):
+    mark = "\ufeff" if encoding.endswith("e") else ""
+    (tmp_path / "m").write_bytes((mark + PROMETHEUS.replace("\n", "\r\n")).encode(encoding))
+    trace, _ = bring(tmp_path, tmp_path / "m", "engine")
+    assert replay_tree(Tree.chain(3), trace).tau == pytest.approx(2.8, abs=1e-12)
+
+
+def test_one_scrape_counts_since_the_server_started():
+    assert reading(scrape(1, 1.0)).chain.steps == 2000
+    with pytest.raises(TraceError, match="fell from 4000 to 2000: the engine was restarted"):
+        reading(scrape(1, 2.0) + "\n" + scrape(2, 1.0))
+
+
+def test_engines_of_one_scrape_are_summed():
+    page = "".join(
+        f'vllm:spec_decode_num_{name}_total{{engine="{engine}",instance="{host}",model_name="m"{more}}} {value}\n'
+        for engine in "01"
+        for host in ("a:8000", "b:8000")
+        for name, more, value in (
+            ("drafts", "", 5),
+            ("draft_tokens", "", 10),
+            ("accepted_tokens", "", 5),
+            ("accepted_tokens_per_pos", ',position="0"', 4),
+            ("accepted_tokens_per_pos", ',position="1"', 1),
+        )
+    )
+    idle = 'llamacpp:spec_decode_num_drafts_total 0\nlmdeploy:spec_decode_num_drafts_total{engine="0"} 0.0\n'
+    found = reading(page + idle)
+    assert (found.engine, found.chain.steps, found.chain.survival) == ("vllm", 20, (0.8, 0.2))
+    with pytest.raises(TraceError, match=r"line 6 repeats `vllm:spec_decode_num_drafts_total` with another value"):
+        chain_of("\n".join(page.splitlines()[:5]) + "\n" + page.replace("} 5\n", "} 6\n"))
+
+
+def test_counters_of_llama_cpp_whose_drafts_were_cut_are_read(tmp_path):
+    """90 drafts of 5, each text's last one cut at max_tokens: 12 % of the tokens were never drafted."""
+    page = """llamacpp:spec_decode_num_drafts_total 90
+llamacpp:spec_decode_num_draft_tokens_total 396
+llamacpp:spec_decode_num_accepted_tokens_total 167
+"""
+    for position, count in enumerate((70, 50, 30, 12, 5)):
+        page += f'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}} {count}\n'
+    (tmp_path / "m").write_text(page)
+    trace, said = bring(tmp_path, tmp_path / "m", "engine")
+    assert replay_tree(Tree.chain(5), trace).tau == pytest.approx(1 + 167 / 90)
+    assert "12.0% of the tokens that steps of 5 would have were not drafted: they count as rejected" in said
+    assert "llama.cpp cuts drafts at max_tokens" in said
+    with pytest.raises(TraceError, match="396 tokens were drafted in 90 steps of up to 5"):
+        chain_of(page.replace("llamacpp", "vllm"))
+
+
+ENGINE_1 = [metric | {"labels": metric["labels"] | {"engine": "1"}} for metric in METRICS]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(json.dumps(METRICS).replace("2000", drafts) for drafts in ("2000", "3000")),
+        json.dumps({"before": METRICS, "after": json.loads(json.dumps(METRICS).replace("2000", "3000"))}),
+    ],
+)
+def test_two_dumps_of_get_metrics_are_not_added(text):
+    with pytest.raises(TraceError, match="it repeats `vllm:spec_decode_num_drafts_total` with another value: keep one"):
+        chain_of(text)
+
+
+def test_the_same_dump_counts_once_and_engines_are_added():
+    assert chain_of(json.dumps([*METRICS, *METRICS])).steps == 2000
+    assert chain_of(json.dumps([*METRICS, *ENGINE_1])).steps == 4000
+
+
+def test_answers_about_two_moments_are_refused_unless_they_agree():
+    answer = api("vector", VECTOR)
+    assert chain_of(answer + answer).steps == 2000
+    with pytest.raises(TraceError, match="it repeats `vllm:spec_decode_num_drafts_total` with another value"):
+        chain_of(answer + answer.replace("2000", "3000"))
+
+
+def test_a_counter_that_fell_between_aiperfs_scrapes_is_named():
+    """The last is above the first again: the engine was restarted, and its counters grew past them."""
+    scrapes = [scrape(at, times) for at, times in ((1, 1.0), (2, 5.0), (3, 0.5), (4, 3.0))]
+    with pytest.raises(TraceError, match="num_drafts_total` fell from 10000 to 1000: the engine was restarted"):
+        chain_of("\n".join(scrapes))
+
+
+def test_aiperfs_scrapes_are_in_the_order_of_their_times():
+    assert chain_of("\n".join(scrape(at, times) for at, times in ((3, 2.0), (2, 1.5), (1, 1.0)))).steps == 2000

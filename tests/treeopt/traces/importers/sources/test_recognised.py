@@ -1,0 +1,249 @@
+"""Outputs recognised by their content; several in one file, means alone and damaged ones are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.slow_params import examples
+from tests.helpers.source_texts import (
+    AIPERF,
+    LOG,
+    META,
+    METRICS,
+    PRINTS,
+    PROMETHEUS,
+    RESPONSE,
+    SERVE,
+    SGLANG_LINE,
+    TABLE,
+    bring,
+    reading,
+    scrape,
+    turned_away,
+)
+from treeopt.errors import TraceError
+from treeopt.replay.static_tree import replay_tree
+from treeopt.traces.importers.chain_counts import Chain
+from treeopt.traces.importers.trace_source import SOURCES, TraceSource, outputs, read_output
+from treeopt.tree import Tree
+
+BOTH_NAMES = SGLANG_LINE.replace(
+    "'spec_accept_histogram'", "'spec_correct_drafts_histogram': [400, 400, 400, 800], 'spec_accept_histogram'"
+)
+
+
+OLD_PRINTS = PRINTS[: PRINTS.index("acceptance at token 0")] + "".join(
+    f"acceptance at token {number}:{rate:.2f}\n" for number, rate in enumerate((1, 0.8, 0.6, 0.4))
+)
+
+
+def half(result):
+    """The result of a run that is half as long."""
+    return {key: value // 2 if isinstance(value, int) else value for key, value in result.items()}
+
+
+OUTPUTS = {
+    "serve": (json.dumps(SERVE), "bench-serve"),
+    "serve, appended": (json.dumps(SERVE) + "\n", "bench-serve"),
+    "table": (TABLE, "printed"),
+    "prints": (PRINTS, "printed"),
+    "prints of a log": ("INFO 11-25 " + PRINTS.replace("\n", "\nINFO 11-25 "), "printed"),
+    "get_metrics": (json.dumps(METRICS, indent=1), "counters"),
+    "aiperf records": (json.dumps({"metadata": {}, "metrics": {}, "spec_decode_acceptance": AIPERF}), "responses"),
+    "aiperf raw": (json.dumps({"responses": [{"text": f"data: {RESPONSE}"}, "histogram"]}), "responses"),
+    "sglang log": ("[2026-02-06 23:42:16] INFO\n" + SGLANG_LINE, "responses"),
+    "sglang log, both names": ("[2026-02-06 23:42:16] INFO\n" + BOTH_NAMES, "responses"),
+    "sglang log of JSON and lines": (f"{META}\n[2026-02-06] Decode batch, accept len: 2.80\n", "responses"),
+    "sglang response, printed by Python": (repr({"text": "a", "meta_info": json.loads(META)}), "responses"),
+    "serve, files joined": (json.dumps(half(SERVE)) + json.dumps(half(SERVE), indent=1), "bench-serve"),
+    "prints of 2025, the bonus as token 0": (OLD_PRINTS, "printed"),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_every_container_of_the_same_counts_is_the_same_chain(name):
+    text, kind = OUTPUTS[name]
+    output = reading(text)
+    assert output.kind == kind
+    assert output.chain.survival == pytest.approx((0.8, 0.6, 0.4), abs=1e-12)
+    assert output.chain.steps == 2000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            SGLANG_LINE.replace("400, 400", "400 400"),
+            r"`spec_accept_histogram` must be a list of counts, found \['400 400",
+        ),
+        (SGLANG_LINE.replace("[400", f"[{10**400}"), "`spec_accept_histogram` must be a list of counts, found"),
+        (json.dumps([METRICS[1] | {"value": 10**400}]), "`vllm:spec_decode_num_drafts` must be a count, found 1000"),
+        (f"{META}\n{META[:-9]}\nINFO", r"line 2: neither JSON nor lines of JSON"),
+        (PRINTS.replace("2.80", "3.10"), "rates by token add up to 1.80, which a mean length of 3.1 does not fit"),
+    ],
+)
+def test_what_is_no_count_is_named(text, message):
+    with pytest.raises(TraceError, match=message):
+        reading(text)
+
+
+@pytest.mark.parametrize("kind", ["engine", "counters", "responses", "log"])
+def test_a_file_is_recognised_by_its_content(tmp_path, kind):
+    (tmp_path / "bench.png").write_text(TABLE)
+    trace, said = bring(tmp_path, tmp_path / "bench.png", kind)
+    assert replay_tree(Tree.chain(3), trace).tau == pytest.approx(2.8, abs=1e-12)
+    assert trace.meta["imported"]["format"] == "printed"
+    assert "Assumed: rates have 4 decimals" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[2026-04-05 15:25:25 TP0] Decode batch, accept len: 2.80, accept rate: 0.60", "says which output"),
+        ('sglang:spec_accept_length{model_name="m"} 2.8', "of SGLang: meta_info of /generate"),
+        ('{"timings": {"draft_n": 300, "draft_n_accepted": 180}, "by": "llama.cpp"}', "LLAMA_TRACE=1"),
+        ("num_drafts: 5\nnum_accepted_tokens: 7\nmean acceptance length: 2.40\n", "says which output"),
+        (json.dumps({**SERVE, "spec_decode_per_position_acceptance_rates": []}), "docs/guides/import_measurements.md"),
+        ('{"acceptanceLength": 2.5, "engine": "tensorrt-llm"}', "of TensorRT-LLM: responses with per_request_spec"),
+        ('{"main_model_metrics": {}, "num_accepted_tokens": 5, "by": "openvino"}', "m_batch_sizes"),
+        ("llamacpp:spec_decode_num_drafts_total 5\nllamacpp:spec_decode_num_draft_tokens_total 9\n"
+         "llamacpp:spec_decode_num_accepted_tokens_total 4\n", "no positions; take llama-server's log with LLAMA"),
+        ('vllm:spec_decode_num_draft_tokens_total{model_name="m"} 6\n', "take the responses of a server started with"),
+        ("hello\n", "it has no acceptance by position or step"),
+        ("\n \n", "it is empty"),
+    ],
+)  # fmt: skip
+def test_means_alone_are_refused_with_what_to_take_of_that_engine(text, words):
+    with pytest.raises(TraceError) as refused:
+        read_output(text, {})
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_output_that_is_wanted_is_named():
+    with pytest.raises(TraceError) as refused:
+        read_output('{"tensorrt-llm": {"acceptanceLength": 2.5}}', {})
+    assert str(refused.value) == (
+        "it has no acceptance by position or step, which means and totals do not determine: take of TensorRT-LLM: "
+        "responses with per_request_spec_decode_stats"
+    )
+
+
+def test_the_guide_and_the_reference_list_every_source():
+    """docs/guides/import_measurements.md has each output, docs/reference/file_formats.md each kind."""
+    guide, reference = (
+        Path(f"docs/{name}.md").read_text() for name in ("guides/import_measurements", "reference/file_formats")
+    )
+    for output in outputs():
+        assert f"| {output.counts} | {output.how} |" in guide
+    for name, source in SOURCES.items():
+        assert f"| `{name}` | {source.form} | {source.trace_holds} |" in reference
+
+
+def test_a_source_of_another_package_is_one_entry(tmp_path):
+    """Modular MAX's rates by position, which treeopt itself does not read."""
+    entry = TraceSource(
+        name="max",
+        title="rates of MAX",
+        form="lines of rates",
+        trace_holds="a chain",
+        settings={"steps": "number of steps to draw"},
+        holds=lambda content: "maxserve_rate" in content.text,
+        chain=lambda content: Chain(tuple(float(line.split()[1]) for line in content.text.splitlines())),
+    )
+    (tmp_path / "max.txt").write_text("maxserve_rate 0.8\nmaxserve_rate 0.6\n")
+    with SOURCES.registered(entry):
+        trace, said = bring(tmp_path, tmp_path / "max.txt", "engine", "--steps", "500")
+    assert trace.meta["imported"]["format"] == "max"
+    assert replay_tree(Tree.chain(2), trace).tau == pytest.approx(2.4)
+    assert "500 were drawn" in said
+
+
+def test_settings_belong_to_the_kind_that_is_found(tmp_path):
+    (tmp_path / "t").write_text(TABLE)
+    more = ("--before", tmp_path / "t")
+    turned_away(tmp_path, tmp_path / "t", "counters", *more, words=("--before does not apply to printed",), code=2)
+
+
+@settings(max_examples=examples(100))
+@given(st.sampled_from([text for text, _ in OUTPUTS.values()]), st.data())
+def test_damaged_outputs_are_read_or_refused(text, data):
+    """A stretch is cut out, doubled or replaced: whatever is left, no other error than ours."""
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 40)))
+    middle = data.draw(st.sampled_from(["", text[start:end] * 2, "-1", "1e999", "NaN", "[", "}", "null", "9" * 5000]))
+    try:
+        chain = reading(text[:start] + middle + text[end:]).chain
+    except TraceError:
+        return
+    assert 1 <= chain.tau <= 65
+
+
+STEPS = "".join(f"slot update_slots: id  0 | task {n} | accepted  1/ 3 draft tokens\n" for n in range(9))
+
+
+STATISTICS = (
+    "statistics draft: #calls(b,g,a) = 9 9 9, #gen drafts = 9, #acc drafts = 9, #gen tokens = 27, #acc tokens = 9, "
+    "#acc rate/pos = (1.000, 0.000, 0.000), dur(b,g,a) = 1.0\n"
+)
+
+
+SPEC_BENCH = json.dumps({"choices": [{"accept_lengths": [1, 2, 3]}]})
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ((LOG, TABLE), "printed results of vLLM's benchmarks and log lines of acceptance by position"),
+        ((LOG, PRINTS), "printed results of vLLM's benchmarks and log lines of acceptance by position"),
+        ((LOG, PROMETHEUS), "log lines of acceptance by position and an engine's counters"),
+        ((TABLE, PROMETHEUS), "printed results of vLLM's benchmarks and an engine's counters"),
+        ((PROMETHEUS, STEPS), "LLAMA_TRACE lines and an engine's counters"),
+        ((LOG, STEPS), "LLAMA_TRACE lines and log lines of acceptance by position"),
+        ((LOG, SGLANG_LINE), "histograms of responses and log lines of acceptance by position"),
+        ((json.dumps(SERVE), META), "results of `vllm bench serve` and histograms of responses"),
+        ((SPEC_BENCH, META), "Spec-Bench's accept_lengths and histograms of responses"),
+        ((scrape(1, 1.0), META), "an engine's counters and histograms of responses"),
+    ],
+)
+@pytest.mark.parametrize("order", [1, -1])
+def test_different_outputs_in_one_file_are_refused(parts, named, order):
+    with pytest.raises(TraceError, match=r"^it holds .* and .*: keep one$") as caught:
+        reading("\n".join(parts[::order]))
+    assert all(name in str(caught.value) for name in named.split(" and "))
+
+
+def test_llama_cpps_statistics_sum_up_the_steps_of_its_trace():
+    assert reading(STEPS + STATISTICS).kind == "llama-trace"
+
+
+@pytest.mark.parametrize(
+    ("quoted", "text", "kind"),
+    [
+        ("acceptance at token 0: 0.80", SGLANG_LINE, "responses"),
+        ("acceptance at token 0: 0.80", LOG, "log"),
+        ("vllm:spec_decode_num_drafts_total", LOG, "log"),
+    ],
+)
+def test_words_of_another_output_in_a_prompt_are_not_read(quoted, text, kind):
+    prompt = f"[10:00:00] Receive: obj=GenerateReqInput(text='what is {quoted}, please?')\n"
+    output = reading(prompt + text)
+    assert output.kind == kind
+    assert output.chain.survival == pytest.approx((0.8, 0.6, 0.4))
+
+
+@pytest.mark.parametrize("line", [META, RESPONSE, f"data: {RESPONSE}", json.dumps(SERVE), SPEC_BENCH, scrape(1, 1.0)])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_a_line_of_json_that_was_cut_off_is_named(line, share):
+    cut = line[: max(int(len(line) * share), line.index("{") + 2)]
+    for lines, number in (((line, line, cut), 3), ((line, cut, "", line), 2), ((line, "", cut, "", ""), 3)):
+        with pytest.raises(TraceError, match=f"^line {number} is not JSON: cut off[?] remove it$"):
+            reading("\n".join(lines))
+
+
+def test_an_earlier_scrape_with_a_line_that_was_cut_off_is_refused():
+    with pytest.raises(TraceError, match="line 2 is not JSON: cut off"):
+        reading(scrape(3, 2.0), before=f"{scrape(1, 1.0)}\n{scrape(2, 1.0)[:-9]}")

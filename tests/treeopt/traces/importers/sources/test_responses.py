@@ -1,0 +1,200 @@
+"""Histograms in responses and in logs: each response is a request, and counts once."""
+
+import json
+
+import pytest
+
+from tests.helpers.source_texts import bring, chain_of
+from treeopt.errors import TraceError
+from treeopt.replay.static_tree import replay_tree
+from treeopt.tree import Tree
+
+SGLANG = {
+    "spec_accept_rate": 0.41,
+    "spec_accept_length": 2.64,
+    "spec_num_correct_drafts": 207,
+    "spec_num_proposed_drafts": 625,
+    "spec_verify_ct": 125,
+    "spec_correct_drafts_histogram": [38, 30, 21, 17, 11, 8],
+}
+
+
+VLLM_RESPONSE = {
+    "mean_acceptance_length": 2.4,
+    "draft_acceptance_rate": 0.5,
+    "acceptance_histogram": [1, 2, 1, 1],
+    "num_spec_steps": 5,
+    "num_accepted_draft_tokens": 7,
+    "num_draft_tokens": 15,
+    "num_spec_tokens": 3,
+    "per_step_accepted": [3, 0, 1, 2, 1],
+    "per_step_drafted": [3, 3, 3, 3, 3],
+}
+
+
+TRTLLM_RESPONSE = {
+    "acceptance_rate": 7 / 15,
+    "acceptance_histogram": [1, 2, 1, 1],
+    "num_spec_steps": 5,
+    "total_accepted_draft_tokens": 7,
+    "total_draft_tokens": 15,
+    "num_spec_tokens": 3,
+}
+
+
+@pytest.mark.parametrize("response", [VLLM_RESPONSE, TRTLLM_RESPONSE])
+@pytest.mark.parametrize("lines", [True, False])
+def test_responses_become_requests(tmp_path, response, lines):
+    bodies = [{"id": name, "choices": [{"metrics": {"speculative_decoding": response}}]} for name in "abc"]
+    bodies.append({"choices": []})
+    text = "\n".join(map(json.dumps, bodies)) if lines else json.dumps(bodies)
+    (tmp_path / "answers.jsonl").write_text(text)
+    trace, said = bring(tmp_path, tmp_path / "answers.jsonl", "responses")
+    counts = replay_tree(Tree.chain(3), trace)
+    assert counts.steps.tolist() == [5, 5, 5]
+    assert counts.tau == pytest.approx(2.4)
+    assert counts.accepted_counts.tolist() == [3, 6, 3, 3]
+    assert "Assumed: only rank 0 was counted" in said
+    if "per_step_accepted" in response:
+        assert [(row == 0).sum() for row in trace.rank[[0, 4, 5, 7, 10]]] == [3, 0, 1, 2, 1]
+
+
+def test_sglangs_responses(tmp_path):
+    bodies = [{"meta_info": {"id": name, **SGLANG}} for name in "ab"]
+    chunk = {"meta_info": {"id": "a", **SGLANG, "spec_verify_ct": 1, "spec_correct_drafts_histogram": [0, 1]}}
+    chunk["meta_info"]["spec_num_correct_drafts"] = 1
+    chain = chain_of("\n".join(map(json.dumps, [chunk, *bodies])))
+    assert chain.survival == tuple(count / 250 for count in (174, 114, 72, 38, 16))
+    assert (chain.steps, len(chain.requests)) == (250, 2)
+    assert "ends with the most drafts that a step accepted" in chain.assumed[-1]
+    deeper = chain_of(json.dumps(bodies), depth=7)
+    assert deeper.survival[5:] == (0.0, 0.0)
+    assert chain.assumed[-1] not in deeper.assumed
+    old = {key: value for key, value in SGLANG.items() if "histogram" not in key}
+    old["spec_accept_histogram"] = SGLANG["spec_correct_drafts_histogram"]
+    assert chain_of(json.dumps(old)).survival == chain.survival
+    (tmp_path / "r.json").write_text(json.dumps(bodies))
+    trace, _ = bring(tmp_path, tmp_path / "r.json", "responses")
+    assert replay_tree(Tree.chain(5), trace).tau == pytest.approx(1 + 414 / 250)
+
+
+def test_uneven_drafts_of_responses():
+    uneven = VLLM_RESPONSE | {"per_step_drafted": [3, 3, 1, 2, 1], "num_draft_tokens": 10}
+    chain = chain_of(json.dumps(uneven))
+    assert chain.survival == (0.8, 2 / 3, 1 / 2)
+    assert chain.requests == ()
+    kept_as_rejected = chain_of(json.dumps(uneven), uneven=True)
+    assert kept_as_rejected.survival == (0.8, 0.4, 0.2)
+    assert kept_as_rejected.requests == ((3, 0, 1, 2, 1),)
+    summary = {key: value for key, value in uneven.items() if not key.startswith("per_step")}
+    with pytest.raises(TraceError, match="10 tokens were drafted in 5 steps of up to 3"):
+        chain_of(json.dumps(summary))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"acceptance_histogram": [1, 2, 1, -1]}, "`acceptance_histogram` must be a list of counts"),
+        ({"acceptance_histogram": None}, "no acceptance by position or step"),
+        ({"acceptance_histogram": [0, 0]}, "no response has"),
+        ({"num_spec_steps": 6}, "response 0: num_spec_steps is 6, the histogram has 5"),
+        ({"num_accepted_draft_tokens": 8}, "response 0: num_accepted_draft_tokens is 8, the histogram has 7"),
+        ({"num_draft_tokens": "15"}, "`num_draft_tokens` must be a count, found '15'"),
+        ({"num_spec_tokens": 2}, r"`num_spec_tokens` must be in 3\.\.64, found 2"),
+        ({"num_spec_tokens": 10**12}, r"`num_spec_tokens` must be in 3\.\.64"),
+        ({"acceptance_histogram": [10**15]}, "at most 65 entries and 1000000 steps"),
+        ({"num_draft_tokens": 10**15}, "are more than 64 per step"),
+        ({"per_step_accepted": [3, 0, 1, 2, 2]}, "do not fit the histogram"),
+        ({"per_step_drafted": [3]}, "do not fit the histogram"),
+        ({"per_step_drafted": None}, "`per_step_drafted` must be a list of counts"),
+        ({"per_step_drafted": [2, 3, 3, 3, 3]}, "a step accepted more than it drafted"),
+    ],
+)
+def test_responses_that_are_not_so(change, message):
+    with pytest.raises(TraceError, match=message):
+        chain_of(json.dumps(VLLM_RESPONSE | change))
+
+
+def test_depths_and_texts_of_responses_that_are_refused():
+    with pytest.raises(TraceError, match="a step accepted 3 drafts, more than the depth of 2"):
+        chain_of(json.dumps(VLLM_RESPONSE), depth=2)
+    with pytest.raises(TraceError, match="no acceptance by position or step"):
+        chain_of("SpecDecoding metrics: ...")
+
+
+@pytest.mark.parametrize("drafted", ["x", [-1], None])
+def test_steps_that_do_not_fit_a_response_are_refused(drafted):
+    held = {"acceptance_histogram": [1, 1, 1], "num_draft_tokens": 1, "per_step_drafted": drafted}
+    held |= {"per_step_accepted": [0, 1, 2]} if drafted is None else {}
+    with pytest.raises(TraceError, match=r"response 0: `per_step_\w+` must be a list of counts"):
+        chain_of(json.dumps(held))
+
+
+def test_a_stream_of_events_is_read_as_its_chunks():
+    chunk = json.dumps(VLLM_RESPONSE)
+    lines = [chunk, f"event: message\ndata: {chunk}\n\n: ping\n\ndata: [DONE]\n"]
+    plain, stream = (chain_of(text) for text in lines)
+    assert stream == plain
+
+
+EARLY, LATE, OTHER = [2, 1], [10, 5, 3, 2], [0, 0, 1, 19]  # 3 steps, 20 and 20
+
+
+def sglang(histogram):
+    return json.dumps({"text": "x", "meta_info": {"id": "a", "spec_accept_histogram": histogram}})
+
+
+def vllm_chunk(histogram):
+    statistics = {"acceptance_histogram": histogram, "num_spec_tokens": 3}
+    return "data: " + json.dumps({"id": "a", "choices": [], "metrics": {"speculative_decoding": statistics}}) + "\n"
+
+
+def sglext_chunk(histogram):
+    statistics = {"spec_tokens_details": {"spec_correct_drafts_histogram": histogram}}
+    return "data: " + json.dumps({"id": "a", "choices": [{"index": 0}], "sglext": statistics}) + "\n"
+
+
+def printed(histogram):
+    return repr({"id": "a", "finish_reason": {"type": "stop"}, "spec_accept_histogram": histogram})
+
+
+def printed_id_last(histogram):
+    return repr({"text": "x", "meta_info": {"spec_accept_histogram": histogram, "finish": {"n": {}}, "id": "a"}})
+
+
+def logged(histogram):
+    return f"[10:00:00] Finish: obj=Req(rid='a'), out={{'meta_info': {printed(histogram)}}}"
+
+
+FORMS = [sglang, vllm_chunk, sglext_chunk, printed, printed_id_last, logged]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_last_chunk_of_a_stream_counts(form):
+    found = chain_of("\n".join(map(form, (EARLY, LATE, LATE))))
+    assert (found.steps, len(found.requests)) == (20, 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_response_whose_name_comes_again_in_another_run_is_counted(form):
+    for histograms in ((LATE, OTHER), (OTHER, LATE), (OTHER, EARLY, LATE)):
+        found = chain_of("\n".join(map(form, histograms)))
+        assert (found.steps, len(found.requests)) == (40, 2)
+
+
+def test_choices_of_one_response_are_not_chunks_of_each_other():
+    def choices(*numbered):
+        inner = [
+            {"index": index, "sglext": {"spec_correct_drafts_histogram": histogram}} for index, histogram in numbered
+        ]
+        return json.dumps({"id": "a", "choices": inner})
+
+    assert chain_of(choices((0, EARLY), (1, LATE))).steps == 23
+    chunks = [choices((1, EARLY)), choices((0, EARLY)), choices((0, LATE)), choices((1, LATE))]
+    assert len(chain_of("\n".join(chunks)).requests) == 2
+
+
+def test_responses_printed_on_one_line_have_their_own_names():
+    line = "out=" + repr([{"spec_accept_histogram": EARLY, "id": "a"}, {"spec_accept_histogram": LATE, "id": "b"}])
+    assert len(chain_of(line).requests) == 2
+    assert len(chain_of(f"{line}\n{line}").requests) == 2

@@ -1,0 +1,120 @@
+"""What decodes in `collect`, `profile` and `validate`: treeopt's own loop with its models, or an inference engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeopt.api.run_models import Models, load_target_and_drafter
+from treeopt.api.run_prompts import engine_tokenizer
+from treeopt.api.token_sampling import Sampling
+from treeopt.errors import UsageError
+
+if TYPE_CHECKING:
+    from executor.runners.runner import Runner
+    from treeopt.engines.driver import Driver
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine in words, as options name it.
+
+    Attributes:
+        engine: vllm, llama.cpp, sglang, openai; None: treeopt's own loop.
+        urls: addresses, each with its draft length: ((3, "http://..."),).
+        engine_python: interpreter of the environment that holds the engine.
+        engine_args: further arguments of its launch, as one line.
+        method: how the engine drafts, in its own word.
+        engine_target: the target as the engine reads it; None: the target's folder.
+        engine_drafter: the drafter as the engine reads it; None: the drafter's folder.
+        servers: servers alive at a time.
+        engine_timeout: longest time in seconds that the engine may take to start, and then to send anything.
+    """
+
+    engine: str | None = None
+    urls: tuple[tuple[int, str], ...] = ()
+    engine_python: Path | None = None
+    engine_args: str = ""
+    method: str | None = None
+    engine_target: str | None = None
+    engine_drafter: str | None = None
+    servers: int = 1
+    engine_timeout: float = 600.0
+
+    def refuse(self, options: Mapping[str, Any]) -> None:
+        """Refuse options that were given and only treeopt's own loop takes.
+
+        Raises:
+            UsageError: names them.
+        """
+        given = ", ".join(option for option, value in options.items() if value)
+        if self.engine is not None and given:
+            raise UsageError(f"--engine does not take {given}: omit {given}, or --engine")
+
+    def driver(self, models: Models, *, concurrency: int) -> "Driver":
+        """Return the driver for these models; nothing is started yet.
+
+        Raises:
+            UsageError: the engine cannot be named so.
+            EngineError: it is not there.
+        """
+        from treeopt.engines.driver_settings import EngineSettings, make_engine
+
+        assert self.engine is not None
+        tokenizer = engine_tokenizer(models.target)
+        count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+        drafter = None if models.drafter is None else str(models.drafter)
+        lookup = drafter if drafter is not None and drafter.startswith("prompt-lookup") else None
+        return make_engine(
+            EngineSettings(
+                self.engine,
+                self.engine_target or str(models.target),
+                self.engine_drafter or (drafter if lookup is None else None),
+                self.method,
+                dict(self.urls) if self.urls else None,
+                self.engine_python,
+                self.engine_args,
+                self.servers,
+                self.engine_timeout,
+                concurrency,
+                count,
+                lookup,
+            )
+        )
+
+    def models_record(self, models: Models) -> dict[str, Any]:
+        """Return names and hashes of the models, which an engine loads itself."""
+        from treeopt.engines.model_files import model_record
+
+        loaded, drafter = self.engine_target or models.target, self.engine_drafter or models.drafter
+        record: dict[str, Any] = {"target": {"name": models.target.name}, "engine_target": model_record(loaded)}
+        return record | ({} if drafter is None else {"engine_drafter": model_record(drafter)})
+
+
+def open_runner(
+    models: Models, engine: EngineChoice, *, sampling: Sampling | None = None, graphs: bool = False
+) -> "Runner":
+    """Return what decodes: the engine, which is started when the runner is entered, or the loop with its models loaded.
+
+    Raises:
+        UsageError: settings that the engine does not take, or models without a drafter.
+        ExecutorError: models that cannot be loaded, or do not fit each other.
+    """
+    sampling = sampling or Sampling()
+    if engine.engine is not None:
+        from executor.runners.engine_runner import EngineRunner
+
+        engine.refuse(
+            {
+                "--graphs": graphs,
+                "--temperature": sampling.temperature,
+                "--random-weights": models.random_weights,
+            }
+        )
+        record = engine.models_record(models)
+        return EngineRunner(lambda concurrency: engine.driver(models, concurrency=concurrency), models=record)
+    models = models.or_shape()
+    target, drafter = load_target_and_drafter(models)
+    from executor.runners.loop_runner import LoopRunner
+
+    return LoopRunner(target, drafter, rule=sampling.rule_for(target), graphs=graphs)

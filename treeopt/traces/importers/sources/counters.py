@@ -1,0 +1,141 @@
+"""Counters of engines: the steps that accepted position 0, 1, ..., since the engine started or between two scrapes.
+
+Sources: vLLM 0.33.0, LMDeploy 0.18.0, llama.cpp (llama-cpp-python 0.3.36) and TensorRT-LLM (#12636).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from treeopt.errors import TraceError
+from treeopt.traces.importers.chain_counts import Chain, chain_from_counts
+from treeopt.traces.importers.counter_samples import (
+    CounterNames,
+    Key,
+    by_position,
+    difference,
+    holds_samples,
+    samples_of,
+    total,
+)
+from treeopt.traces.importers.trace_source import Content, Output, TraceSource, ask
+
+CUTS = "llama.cpp cuts drafts at max_tokens, and where the drafter is not sure: most shorter drafts are of this kind"
+ONE_POSITION = "only position 0 is counted, where its C++ runtime puts drafts of any position: true if it drafts one"
+# Engine -> the names of its counters; the name that the trace's `meta` has.
+NAMES: Mapping[str, CounterNames] = {
+    "vllm": CounterNames("vllm:spec_decode_"),
+    "lmdeploy": CounterNames("lmdeploy:spec_decode_"),
+    "llama.cpp": CounterNames("llamacpp:spec_decode_", cuts=CUTS),
+    "tensorrt-llm": CounterNames(
+        "trtllm_spec_decode_", "accepted_tokens_total", "token_position", "drafted_tokens_total", steps=None
+    ),
+}
+IN_WORDS = {"vllm": "vLLM", "lmdeploy": "LMDeploy", "tensorrt-llm": "TensorRT-LLM"}
+
+
+def read_counters(
+    content: Content, *, before: Content | None = None, model: str | None = None, uneven: bool = False
+) -> Chain:
+    """Read the counts since the engine started, or between two scrapes, summed over engines, workers and instances.
+
+    Args:
+        content: the scrape, or the later one of two.
+        before: the earlier one of two.
+        model: the `model_name` to read, if the text has several.
+        uneven: see `chain_counts.chain_from_counts`.
+
+    Raises:
+        TraceError: no counters of an engine known here, several engines or models, or counters that fell or
+            contradict each other.
+    """
+    counts = _totals(samples_of(content, model))
+    if before is not None:
+        counts = difference(counts, _totals(samples_of(before, model)))
+    engine = _engine(counts)
+    names = NAMES[engine]
+    read = _by_drafted_position if names.steps is None else _by_steps
+    return replace(read(counts, names, IN_WORDS.get(engine, engine), uneven), engine=engine)
+
+
+def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
+    prefixes = tuple(names.prefix for names in NAMES.values())
+    return {key: value for key, value in samples.items() if key[0].startswith(prefixes) and key[0].endswith("_total")}
+
+
+def _engine(counts: Mapping[Key, float]) -> str:
+    """Return the engine whose counters these are; engines that counted nothing stand back behind one that did."""
+    engines = {}
+    for engine, names in NAMES.items():
+        values = [value for (name, _), value in counts.items() if name.startswith(names.prefix)]
+        if values:
+            engines[engine] = sum(values)
+    busy = [engine for engine, counted in engines.items() if counted > 0] or list(engines)
+    if len(busy) != 1:
+        raise TraceError(
+            f"must hold one engine's counters of speculative decoding, found {' and '.join(busy) or 'none'}"
+            + (": keep the lines of one" if busy else "")
+        )
+    return busy[0]
+
+
+def _by_steps(counts: Mapping[Key, float], names: CounterNames, engine: str, uneven: bool) -> Chain:
+    """Read an engine that counts its steps, all drafted and accepted tokens, and accepted ones by position."""
+    steps, drafted, accepted_total = (
+        f"{names.prefix}{name}" for name in (names.steps, names.drafted, names.accepted_total)
+    )
+    for name in (steps, drafted, accepted_total):
+        if all(key != name for key, _ in counts):
+            raise TraceError(f"`{name}` is missing: its other totals have no positions; take {ask(engine)}")
+    drafts, tokens, accepted_tokens = (total(counts, name) for name in (steps, drafted, accepted_total))
+    accepted = by_position(counts, f"{names.prefix}{names.accepted}", names.position)
+    if accepted_tokens and not accepted:
+        raise TraceError(f"it has totals, but no positions; take {ask(engine)}")
+    if sum(accepted) != accepted_tokens:
+        raise TraceError(
+            f"positions have {sum(accepted)} accepted tokens, `{accepted_total}` has {accepted_tokens}: was the text "
+            "scraped at one moment?"
+        )
+    cut = bool(names.cuts) and tokens < drafts * len(accepted)
+    chain = chain_from_counts(accepted, steps=drafts, draft_tokens=tokens, uneven=uneven or cut)
+    return replace(chain, assumed=(*chain.assumed, names.cuts)) if cut else chain
+
+
+def _by_drafted_position(counts: Mapping[Key, float], names: CounterNames, engine: str, uneven: bool) -> Chain:
+    """Read an engine that counts drafted tokens by position; every step drafts position 0."""
+    drafted, accepted = (
+        by_position(counts, f"{names.prefix}{name}", names.position) for name in (names.drafted, names.accepted)
+    )
+    if not drafted:
+        raise TraceError(f"`{names.prefix}{names.drafted}` is missing: totals have no positions; take {ask(engine)}")
+    chain = chain_from_counts(accepted, steps=drafted[0], drafted=drafted, uneven=uneven)
+    if len(drafted) > 1:
+        return chain
+    return Chain(chain.survival, chain.steps, assumed=(*chain.assumed, ONE_POSITION))
+
+
+ENTRY = TraceSource(
+    name="counters",
+    title="an engine's counters",
+    form="Prometheus text of vLLM, LMDeploy, llama.cpp or TensorRT-LLM, by position, summed over data-parallel "
+    "engines and instances; the same in answers of Prometheus' API and in AIPerf's `server_metrics_export.jsonl`; what "
+    "`LLM.get_metrics()` of vLLM returns, as JSON. `--before`: an earlier scrape, to count only what came after; "
+    "counters that fell are an error",
+    trace_holds="intervals by steps",
+    settings={
+        "before": "an earlier scrape, from which counting starts",
+        "model": "the model_name to read, where there are several",
+        "uneven": "count what short drafts left out as rejected",
+        "requests": "most texts that stand for the steps",
+        "steps": "number of counted steps, for a check",
+    },
+    assumes=(CUTS, ONE_POSITION),
+    holds=holds_samples,
+    chain=read_counters,
+    outputs=(
+        Output("vLLM", "totals by position", "`/metrics`; `LLM.get_metrics()` as JSON", first=3),
+        Output("llama.cpp", "totals by position", "its `/metrics` (`--metrics`)", first=3),
+        Output("TensorRT-LLM", "totals by position", "`/prometheus/metrics`", first=3),
+        Output("LMDeploy", "totals by position", "`/metrics`", first=1),
+        Output("AIPerf", "the server's totals by position", "`server_metrics_export.jsonl`", first=3),
+    ),
+)
