@@ -27,7 +27,7 @@ from executor.decoding.dynamic_growth import AskingGrowth
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.profile_settings import Settings
+from executor.profiling.profile_settings import Measuring
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.runners.loop_runner import LoopRunner
@@ -200,7 +200,7 @@ def profile(device: str) -> Any:
     """Sizes and depths that were measured."""
     target, drafter = models("medusa", device)
     sizes = {"max_nodes": 3, "rounds": 2, "steps": 1, "new_tokens": 12, "policies": True}
-    found = measure_profile(LoopRunner(target, drafter), random_prompts([5] * 4), Settings((1, 2), **sizes))
+    found = measure_profile(LoopRunner(target, drafter), random_prompts([5] * 4), Measuring(batch=(1, 2), **sizes))
     return [[times.batch, [n for n, _ in times.rest], [d for d, _ in times.draft]] for times in found.batches]
 
 

@@ -32,7 +32,7 @@ treeopt: errors registry settings defaults storage value_methods tree statistics
     traces.importers.sources tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
     plans planning comparison engines engines.connections engines.llama_cpp engines.openai engines.openvino
-    engines.sglang engines.vllm trackers results terminal charts report
+    engines.sglang engines.vllm results terminal charts report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
 executor: device kernels prompts verification target.positions target drafters.base checkpoints.tensors
     checkpoints.layer_settings drafters.* drafters models checkpoints.engine_files checkpoints decoding runners
@@ -54,7 +54,7 @@ EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelera
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
 LONGEST_COMMAND = 60  # lines
 LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy", "datasets", "jinja2", "altair", "vl_convert"}
-LAZY |= {"prometheus_client", "pyarrow", "mlflow", "wandb", "marimo", "uvicorn", "starlette"}
+LAZY |= {"prometheus_client", "pyarrow", "marimo", "uvicorn", "starlette"}
 MARIMO_PAGE = ("treeopt.explore.marimo_page", "marimo")  # marimo's format; only the server of the page loads it
 
 

@@ -242,7 +242,7 @@ def _rows(
 
 def _job(recipe: Recipe, settings: TrainSettings, *, rows: int, texts: int, device: str, precision: str) -> "Job":
     """Return the training that the settings describe."""
-    from executor.target.tensor_parallel import launched
+    from executor.target.tensor_parallel import launched_processes
     from executor.train.target_training import Lora
     from executor.train.training_run import Job, checkpoint, step_count
 
@@ -251,7 +251,7 @@ def _job(recipe: Recipe, settings: TrainSettings, *, rows: int, texts: int, devi
         epochs=settings.epochs or 1.0,
         batch=settings.batch,
         accumulate=settings.accumulate,
-        processes=launched(),
+        processes=launched_processes(),
     )
     data = [path.name for path in settings.data]
     return Job(

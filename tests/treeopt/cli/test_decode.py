@@ -42,9 +42,9 @@ from tests.helpers.command_line import (
 )
 from tests.helpers.models import generated
 from tests.helpers.slow_growth import POLICIES
+from treeopt.api.decode_prompts import SCHEMA
 from treeopt.api.token_sampling import RULES
 from treeopt.cli import main
-from treeopt.cli.options.decoded_output import SCHEMA
 from treeopt.comparison.mismatch_warnings import plan_model_warnings
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.plans.plan_json import load_plan, save_plan

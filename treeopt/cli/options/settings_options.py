@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 
 from treeopt.cli.options.completed_names import Model
-from treeopt.cli.options.value_types import Names, Numbers, Real, Tokens, Whole, numbers_text
+from treeopt.cli.options.value_types import Address, Names, Numbers, Real, Tokens, Whole, numbers_text
 from treeopt.cli.options.what_to_draft import Dynamic, Static
 from treeopt.policies import Policy
 from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of
@@ -17,7 +17,7 @@ from treeopt.tree import Tree
 
 Decorator = Callable[[Any], Any]
 BY_MEANING: Mapping[str, Any] = {}
-MODELS: Mapping[str, Any] = dict.fromkeys(("target", "drafter"), Model())
+MODELS: Mapping[str, Any] = {**dict.fromkeys(("target", "drafter"), Model()), "urls": Address()}
 
 
 def options_of(
@@ -70,7 +70,7 @@ def _option(each: "Field[Any]", type_: Any, *, required: bool) -> Decorator:
     settings: dict[str, Any] = {"help": meaning.help, "required": required}
     if not required:
         default: Any = each.default
-        settings["default"] = numbers_text(default) if default and _item(kind) is int else default
+        settings["default"] = numbers_text(default) if default and kind == tuple[int, ...] else default
         settings["show_default"] = default not in (None, (), "", frozenset())
     several = get_origin(kind) is tuple and _item(kind) is not int and not getattr(type_, "whole", False)
     return click.option(*names, type=type_ or _type(each, kind), multiple=several, **settings)

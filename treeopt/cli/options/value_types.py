@@ -99,6 +99,21 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # which click takes f
         return tuple(dict.fromkeys(numbers))
 
 
+class Address(click.ParamType):  # type: ignore[type-arg]
+    """A server's address with the draft length that it runs, such as `3=http://127.0.0.1:8000`."""
+
+    name = "k=url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, str]:
+        """Return the draft length and the address."""
+        if isinstance(value, tuple):
+            return value
+        length, equals, url = str(value).partition("=")
+        if not equals or not (length.isascii() and length.isdigit()) or len(length) > 3:
+            self.fail(f"{value!r} must be like 3=http://127.0.0.1:8000, the draft length and the address", param, ctx)
+        return int(length), url
+
+
 class Names(click.ParamType):  # type: ignore[type-arg]
     """Names between commas, each of them one of several."""
 
