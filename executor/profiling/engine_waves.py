@@ -15,7 +15,7 @@ from executor.profiling.profile_settings import Measuring
 from executor.runners.engine_runner import EngineRunner, draft_of
 from executor.runners.runner import Requests, Run, Tokens, Visit
 from simulate.profiles.calibration import engine_cell, engine_profile
-from simulate.profiles.measured_cells import Cell
+from simulate.profiles.cell_tables import Cell
 from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import Profile
 from treeopt.defaults import ENGINE_LENGTH, ENGINE_ROUNDS

@@ -180,7 +180,7 @@ def _check_points(name: str, points: Points, *, zero: bool) -> None:
 def interpolate(sizes: Floats | Ints, points: Sequence[tuple[int, float]]) -> Floats:
     """Return seconds on straight lines between points; of the shape of `sizes`.
 
-    >>> interpolated(np.array([2, 3]), ((2, 1.0), (4, 3.0))).tolist()
+    >>> interpolate(np.array([2, 3]), ((2, 1.0), (4, 3.0))).tolist()
     [1.0, 2.0]
     """
     table = np.array(points)

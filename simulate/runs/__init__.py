@@ -2,7 +2,6 @@
 
 * `batch_run`: every request of a trace decoded in a batch, by replay and a cost model.
 * `priced_steps`: seconds of the steps of a run, with padding to the next batch size that has a cost.
-* `request_prefill`: prefill seconds of each request, alone or as a share of prompts that are read together.
 * `timeline`: times, rates and latencies (TTFT, TPOT, inter-token, end to end) of a run, and the speedup of two runs.
 * `server_arrivals`: arrivals at a server: Poisson, drawn from a trace, or read from a request log.
 * `plan_switching`: the tree that a server drafts at each load, and when it changes.

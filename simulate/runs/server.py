@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from simulate.runs.plan_switching import Switching
-from simulate.runs.priced_steps import PAD, Seconds, price_steps
-from simulate.runs.request_prefill import Together, divide_prefill, per_request
+from simulate.runs.priced_steps import PAD, Seconds, Together, divide_prefill, per_request, price_steps
 from simulate.runs.server_arrivals import Workload
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from treeopt.cost_model import CostModel

@@ -24,7 +24,7 @@ def highest_rate(holds: Callable[[float], bool]) -> float:
     Raises:
         UsageError: it is true at `MOST`, too.
 
-    >>> 16.9 < carried(lambda rate: rate <= 17) <= 17
+    >>> 16.9 < highest_rate(lambda rate: rate <= 17) <= 17
     True
     """
     low = 1.0

@@ -11,9 +11,7 @@ from simulate.model_sizes.drafter_sizes import DrafterShape
 from simulate.model_sizes.hf_config import context_limit, parsed, quant_method
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import Profile
-from simulate.roofline.data_sheets import Hardware, find_hardware, own_hardware
-from simulate.roofline.fitted_constants import constants_of
-from simulate.roofline.interconnect import Link
+from simulate.roofline.data_sheets import Hardware, Link, constants_of, find_hardware, own_hardware
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.drafter_kinds import KINDS, WITHOUT_SIZES, kind_by_layers, kind_of_drafter
 from simulate.whatif.profile_transfer import transfer

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.worker_exchanges import recorder
-from treeopt.engines.driver import Draft, EngineRequest, EngineStep
+from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
 from treeopt.engines.openvino.driver import OpenVino
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
@@ -31,7 +31,7 @@ TARGET, DRAFTER, EAGLE3 = "stdlib-llama", "stdlib-llama-3-layers", "stdlib-eagle
 TREE = DynamicTree(nodes=6, depth=3, beam=2)
 
 # fp32 throughout: the engine's cache has 8 bits otherwise, and texts of different batches need not be equal
-EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": 1}
+EXACT = "INFERENCE_PRECISION_HINT=f32 KV_CACHE_PRECISION=f32 INFERENCE_NUM_THREADS=1"
 
 
 def models() -> Path:
@@ -137,17 +137,22 @@ def no_model(engine: OpenVino) -> list[list[Text]]:
 
 
 RUNS = {
-    "openvino-lookup": Run({"lookup_ngram": 3, "properties": EXACT}, chains),
-    "openvino-draft-model": Run({"draft_model": DRAFTER, "properties": EXACT}, chains),
-    "openvino-eagle3": Run({"draft_model": EAGLE3, "properties": EXACT}, trees),
+    "openvino-lookup": Run({"method": "prompt-lookup:3", "arguments": EXACT}, chains),
+    "openvino-draft-model": Run({"drafter": DRAFTER, "arguments": EXACT}, chains),
+    "openvino-eagle3": Run({"drafter": EAGLE3, "arguments": EXACT}, trees),
     "openvino-no-model": Run({}, no_model),
 }
+
+
+def settings(python: Path, target: str, **options: Any) -> DriverSettings:
+    """Return the settings of the driver."""
+    return DriverSettings("openvino", target, python=python, **options)
 
 
 def recorded(name: str, python: Path) -> list[list[Text]]:
     """Make a run; the current folder is that of the models, which a driver names as it is given them."""
     run = RUNS[name]
-    with OpenVino(python, "." if run.ask is no_model else TARGET, timeout_s=600, **run.options) as engine:
+    with OpenVino(settings(python, "." if run.ask is no_model else TARGET, **run.options)) as engine:
         return run.ask(engine)
 
 

@@ -12,14 +12,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, ROOT, SETUPS
+from tests.helpers.engine_setups import ENGINES as PLACES
+from tests.helpers.engine_setups import ENVIRONMENT, ROOT, SETUPS
 from tests.helpers.openvino_runs import RECORDINGS, prompts
 from tests.helpers.server_exchanges import program
-from treeopt.engines.driver import Driver, EngineRequest, EngineStep
-from treeopt.engines.driver_settings import EngineSettings, llama_server, make_engine
+from treeopt.engines import ENGINES
+from treeopt.engines.driver import Driver, DriverSettings, EngineRequest, EngineStep
+from treeopt.engines.llama_cpp.driver import llama_server
 from treeopt.storage.provenance import this_run
 
-MODELS = ENGINES / "models" / "servers"
+MODELS = PLACES / "models" / "servers"
 TARGET, EAGLE3 = "stdlib-llama", "stdlib-eagle3"
 LENGTH = 3
 NEW_TOKENS = 10
@@ -86,8 +88,8 @@ def asked() -> list[EngineRequest]:
 
 def engine(run: Run, python: Path) -> Driver:
     """Return the driver; models are named as the current folder has them."""
-    return make_engine(
-        EngineSettings(
+    return ENGINES[run.engine].start(
+        DriverSettings(
             run.engine,
             run.target,
             drafter=run.drafter,
@@ -122,7 +124,7 @@ def in_place_of(run: Run, folder: Path, *words: str) -> Path:
 
 def real(run: Run) -> Path:
     """Return the engine's own program."""
-    python = ENGINES / SETUPS[run.engine].python
+    python = PLACES / SETUPS[run.engine].python
     return llama_server(python) if run.engine == "llama.cpp" else python
 
 

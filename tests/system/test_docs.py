@@ -220,14 +220,14 @@ def test_the_table_of_commands_has_every_command():
 
 
 def test_the_rooms_are_the_folders_in_their_order():
-    """Kinds of drafters, one folder each, are one line."""
+    """Kinds of drafters and engines, one folder each, are one line."""
     from tests.system.test_architecture import PACKAGES, is_kind, rooms
 
     listed = []
     for row in re.findall(r"^\| (`\w+/.*?`) \|", TEXTS["docs/development/architecture.md"], flags=re.MULTILINE):
         first, *others = re.findall(r"`([\w/.*]+)`", row)
         listed += [first, *(f"{first.rpartition('/')[0]}/{name}" for name in others)]
-    due = ["executor.drafters.*" if is_kind(name) else name for name in rooms() if name not in PACKAGES]
+    due = [f"{name.rpartition('.')[0]}.*" if is_kind(name) else name for name in rooms() if name not in PACKAGES]
     assert [name.removesuffix(".py").replace("/", ".") for name in listed] == list(dict.fromkeys(due))
     for package in PACKAGES:
         folders = {str(path.parent.relative_to(ROOT)) for path in (ROOT / package).rglob("__init__.py")} - {package}

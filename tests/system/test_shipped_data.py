@@ -23,7 +23,7 @@ from executor.target.tokenizer import load_tokenizer
 from executor.train.recipes import RECIPES
 from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import RUN, load_profile
-from simulate.validation import find_validation
+from simulate.validation import predicted_vs_measured
 from tests.helpers.models import SMALL
 from tests.helpers.slow_params import slow_unless
 from treeopt.api.run_models import Models, load_models
@@ -125,20 +125,20 @@ def test_only_live_validations_check_a_plan(tmp_path, monkeypatch):
     entry = plan.entries[0]
     measured = Tree.from_paths(record["cells"][0]["tree"]["paths"])
     plan = replace(plan, entries=(replace(entry, choice=replace(entry.choice, tree=measured)),))
-    monkeypatch.setattr(find_validation, "shipped", lambda name: tmp_path)
+    monkeypatch.setattr(predicted_vs_measured, "shipped", lambda name: tmp_path)
     (tmp_path / "v.json").write_text(json.dumps(record))
     live = record["cells"][0]["measured"]["speedup"]["value"]
     for predicted, outside in ((live, False), (live + 0.2, True)):
         speedup = Estimate(predicted, predicted - 0.1, predicted + 0.1)
         choice = replace(plan.entries[0].choice, speedup=speedup)
-        (said,) = find_validation.live_checks(replace(plan, entries=(replace(entry, choice=choice),))).values()
+        (said,) = predicted_vs_measured.live_checks(replace(plan, entries=(replace(entry, choice=choice),))).values()
         assert ("outside the interval predicted" in said) == outside
     sampled = {"verification": "sample-and-match", "temperature": 1.0}
     for how, checked in (({}, True), ({"acceptance": "replay"}, False), (sampled, False)):
         (tmp_path / "v.json").write_text(json.dumps(record | {"meta": record["meta"] | how}))
-        assert bool(find_validation.live_checks(plan)) == checked
+        assert bool(predicted_vs_measured.live_checks(plan)) == checked
     plan = replace(plan, meta={**plan.meta, "trace": {**plan.meta["trace"], **sampled}})
-    assert find_validation.live_checks(plan)
+    assert predicted_vs_measured.live_checks(plan)
 
 
 @pytest.mark.parametrize("name", slow_unless(lambda name: name in ("medusa", "eagle3"), make_traces.DRAFTERS))

@@ -288,7 +288,7 @@ class _Run:
             "end": "stop" if tokens[-1] in self.stop else "length",
         }
         if self.settings.audit:
-            from executor.decoding.greedy_audit import audit_text
+            from executor.decoding.self_test import audit_text
 
             record["audit"] = asdict(audit_text(self.decoder.target, prompt, generation.tokens))
         return record
@@ -354,7 +354,7 @@ def _audit(records: list[dict[str, Any]], target: "Target") -> None:
     Raises:
         ExecutorError: a text fails it.
     """
-    from executor.decoding.greedy_audit import MARGIN, Audit
+    from executor.decoding.self_test import MARGIN, Audit
 
     total = Audit.total(Audit(**record["audit"]) for record in records)
     result = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.api.run_models import Models, load_target_and_drafter
 from treeopt.api.run_prompts import engine_tokenizer
 from treeopt.api.token_sampling import Sampling
-from treeopt.engines.driver_settings import ENGINES
+from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.settings import Settings, setting
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 class EngineSetup(Settings):
     """An engine in words, as options name it; without one, treeopt's own loop decodes."""
 
-    engine: str | None = setting(
-        None, choices=lambda: tuple(ENGINES), help="Run this engine in place of treeopt's own loop."
-    )
+    engine: str | None = setting(None, choices=ENGINES.driven, help="Run this engine in place of treeopt's own loop.")
     urls: tuple[tuple[int, str], ...] = setting(
         (),
         option="--url",
@@ -70,15 +68,15 @@ class EngineSetup(Settings):
             UsageError: the engine cannot be named so.
             EngineError: it is not there.
         """
-        from treeopt.engines.driver_settings import EngineSettings, make_engine
+        from treeopt.engines.driver import DriverSettings
 
         assert self.engine is not None
         tokenizer = engine_tokenizer(models.target)
         count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
         drafter = None if models.drafter is None else str(models.drafter)
         lookup = drafter if drafter is not None and drafter.startswith("prompt-lookup") else None
-        return make_engine(
-            EngineSettings(
+        return ENGINES[self.engine].start(
+            DriverSettings(
                 self.engine,
                 self.engine_target or str(models.target),
                 self.engine_drafter or (drafter if lookup is None else None),

@@ -14,8 +14,7 @@ from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.constraints import ChainOnly, Constraint
 from treeopt.defaults import BLOCKS, ENGINE_LENGTH, NEW_TOKENS, VALIDATED_BATCHES
-from treeopt.engines import ENGINE_RULES
-from treeopt.engines.rules_for_trace import engine_constraints
+from treeopt.engines import ENGINES, engine_rules
 from treeopt.plans.plan import Plan
 from treeopt.results.kinds import Validation
 from treeopt.settings import Settings, group, setting, takes
@@ -183,7 +182,7 @@ class _Run:
         trace, name = self.material.trace, self.settings.engine.engine
         if name is None:
             return ()
-        return (CHAINS, *(() if trace is None or name not in ENGINE_RULES else engine_constraints(name, trace)))
+        return (CHAINS, *(() if trace is None or name not in ENGINES.limiting() else engine_rules(name, trace)))
 
     def _warn_of_mismatches(self, plan: Plan) -> None:
         """Warn of a plan that was made for other models or another rule."""

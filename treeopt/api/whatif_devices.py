@@ -11,7 +11,7 @@ from treeopt.api.file_loading import as_trace, load_profile
 from treeopt.api.messages import Progress, silent, warn
 from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.defaults import BYTES, NODES
-from treeopt.engines.rules_for_trace import engine_constraints
+from treeopt.engines import engine_rules
 from treeopt.errors import UsageError
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Plan
@@ -144,7 +144,7 @@ class WhatIf:
 
         settings = self.settings
         trace, own_rules = ranks_and_rules(self.trace, settings.seed)
-        search = self.search.changed(rules=(*own_rules, *engine_constraints(settings.engine, trace)))
+        search = self.search.changed(rules=(*own_rules, *engine_rules(settings.engine, trace)))
         with progress("searching", len(self.places)) as done:
             scenarios = explore(trace, self.places, search, done=done)
         found = (warning for scenario in scenarios for warning in scenario.warnings)

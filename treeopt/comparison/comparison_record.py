@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from treeopt.comparison.compare_drafters import SCHEMA
-from treeopt.plans.plan_records import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
+from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.storage.typed_records import Count, Index, Positive, Record
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from simulate.validation.find_validation import live_checks
+from simulate.validation.predicted_vs_measured import live_checks
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.api.messages import LOG
 from treeopt.api.search_trace import search

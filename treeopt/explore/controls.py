@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from treeopt.defaults import NODES, WHATIF_CONTEXT
-from treeopt.engines import ENGINE_RULES, METHODS, method_for
+from treeopt.engines import ENGINES
 from treeopt.explore.offered_files import COUNTS, SIZES, Offer, devices
 from treeopt.explore.questions import ALL_POLICIES, ANY_TREE, MEASURED, NO_POLICIES, PREDICTED, SOURCES
 from treeopt.plans.plan import Plan
@@ -52,7 +52,7 @@ def limits(deepest: int) -> "ui.dictionary":
     """Return `batches`, `engine`, `objective`, `nodes`, `depth` and `tpot`; `deepest` is the depth of the trace."""
     return _group(
         batches=_text("Batch sizes", BATCHES),
-        engine=_choice("Engine", [ANY_TREE, *ENGINE_RULES]),
+        engine=_choice("Engine", [ANY_TREE, *ENGINES.limiting()]),
         objective=_choice("Objective", list(OBJECTIVES), value=THROUGHPUT.name),
         nodes=_slider("Nodes, at most", NODES),
         depth=_slider("Depth, at most", deepest),
@@ -89,10 +89,10 @@ def shown_batch(plan: Plan) -> "ui.radio":
 def handover(engine: str, plan: Plan) -> "ui.dictionary":
     """Return `method`, `model` and `batch` of an export; the method is the engine's first for the plan's drafter."""
     batches = {ALL: None, **{str(entry.batch): entry.batch for entry in plan.entries}}
-    methods = {BY_DRAFTER: None, **{name: name for name in METHODS.get(engine, ())}}
-    fitting = method_for(engine, look(plan.meta, "trace", "drafter", "kind"))
+    offered, fitting = ENGINES[engine].choices, ENGINES[engine].fitting(look(plan.meta, "trace", "drafter", "kind"))
+    methods = {BY_DRAFTER: None, **{name: name for name in offered}}
     return _group(
-        method=_choice("Drafting method", methods, value=fitting),
+        method=_choice("Drafting method", methods, value=next((name for name in fitting if name in offered), None)),
         model=_text("Checkpoint of the drafter", "", placeholder="not named"),
         batch=_choice("Batch sizes", batches),
     )

@@ -1,6 +1,5 @@
 """Files to download: the plan, the engine's configuration, the report; each as the commands write it."""
 
-import inspect
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,11 +45,11 @@ def exported(answer: Answer, *, method: str | None = None, model: str = "", batc
         EngineError: the engine cannot run the plan.
     """
     engine = answer.question.engine
-    if engine is None or engine not in ENGINES:
+    if engine is None or engine not in ENGINES.exporting():
         raise UsageError(f"there is no exporter for {engine}: download the plan")
-    known = inspect.signature(ENGINES[engine]).parameters
-    given = {"method": method, "model": model, "batch": batch}
-    return ENGINES[engine](answer.plan, **{name: value for name, value in given.items() if value and name in known})
+    entry = ENGINES[engine]
+    method = method if "method" in entry.takes else None
+    return entry.export(answer.plan, method=method, model=model or None, batch=batch)
 
 
 def attempt_export(answer: Answer, **choices: Any) -> Export | Failure:

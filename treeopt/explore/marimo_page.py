@@ -114,7 +114,7 @@ def _(answer, answer_charts, markup, mo, shown):
 def _(ENGINES, answer, answered, controls, mo):
     mo.stop(not answered)
     engine = answer.question.engine
-    export_choices = controls.handover(engine, answer.plan) if engine in ENGINES else None
+    export_choices = controls.handover(engine, answer.plan) if engine in ENGINES.exporting() else None
     return engine, export_choices
 
 

@@ -90,7 +90,7 @@ def policy_text(policy: Policy) -> str:
     """Return the policy's kind and settings as readable text.
 
     >>> from treeopt.policies.opt_tree import OptTree
-    >>> named(OptTree(nodes=8, depth=3, threshold=0.1))
+    >>> policy_text(OptTree(nodes=8, depth=3, threshold=0.1))
     'OptTree(nodes=8, depth=3, threshold=0.1)'
     """
     values = ", ".join(f"{name}={value}" for name, value in settings(policy).items() if value is not None)

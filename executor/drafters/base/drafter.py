@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from executor.device.upload import to_device
+from executor.device import to_device
 from executor.target.features import Taps
 from executor.target.target_model import Target
 

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from executor.decoding.candidate_pool import Chances
-from executor.decoding.dynamic_growth import AskingGrowth, DynamicGrowth
+from executor.decoding.dynamic_growth import AskingGrowth, Chances, DynamicGrowth
 from executor.decoding.static_growth import StaticGrowth
 from executor.verification.acceptance_rules import Greedy
 from executor.verification.tree_tensors import Topology

@@ -428,7 +428,7 @@ def clock(monkeypatch):
         return verify(self, tokens, *rest, **more)
 
     monkeypatch.setattr(Target, "verify", timed)
-    for module in ("executor.device.clock", "executor.decoding.decoder", "executor.profiling.loop_blocks"):
+    for module in ("executor.device", "executor.decoding.decoder", "executor.profiling.loop_blocks"):
         monkeypatch.setattr(f"{module}.time", made)
     monkeypatch.setattr("executor.profiling.measure_steps.time", made)
     return made

@@ -70,7 +70,7 @@ def clock(monkeypatch) -> Clock:
 
     monkeypatch.setattr(Target, "verify", timed_verify)
     monkeypatch.setattr(MedusaHeads, "level", timed_level)
-    for module in ("executor.device.clock", "executor.decoding.decoder"):
+    for module in ("executor.device", "executor.decoding.decoder"):
         monkeypatch.setattr(f"{module}.time", found)
     return found
 

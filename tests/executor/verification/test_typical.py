@@ -23,7 +23,7 @@ from treeopt.replay.static_tree import accepted_lengths, covers, deepest, replay
 from treeopt.results.trace import describe
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow
-from treeopt.searchers.static_trees.renewal import improve
+from treeopt.searchers.static_trees.local_search import improve
 from treeopt.traces.merge_split import concatenate_traces, halves, merge_traces
 from treeopt.traces.trace import Trace, load_trace, save_trace
 from treeopt.tree import Tree

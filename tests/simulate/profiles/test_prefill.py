@@ -19,8 +19,8 @@ from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_pr
 from simulate.roofline.roofline_model import PIECE, Overheads
 from simulate.runs.batch_run import run
 from simulate.runs.plan_switching import Switching
+from simulate.runs.priced_steps import divide_prefill
 from simulate.runs.prompt_costs import FREE
-from simulate.runs.request_prefill import divide_prefill
 from simulate.runs.server import serve
 from simulate.runs.server_arrivals import Workload, read_requests
 from simulate.whatif.predicted_profile import joined, tabulated

@@ -3,8 +3,7 @@ import math
 
 import pytest
 
-from simulate.roofline.data_sheets import SCHEMA, Fitted, Hardware, find_hardware, load_hardware
-from simulate.roofline.interconnect import Link
+from simulate.roofline.data_sheets import SCHEMA, Fitted, Hardware, Link, find_hardware, load_hardware
 from treeopt.errors import CostError
 
 ENTRY = {

@@ -16,8 +16,7 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware
 from simulate.roofline.device_memory import sequence_bytes, weights_bytes
-from simulate.roofline.forward_time import Kernels
-from simulate.roofline.matrix_products import tiled_rows
+from simulate.roofline.forward_time import Kernels, tiled_rows
 from simulate.roofline.roofline_model import Overheads, Roofline
 from simulate.whatif.profile_transfer import transfer
 from tests.benchmarks.published_speedups import published_speedups

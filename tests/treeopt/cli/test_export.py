@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.command_line import done, read_json, refused, run, validate
 from tests.helpers.small_plans import entry, plan_of
-from treeopt.engines.drafting_methods import METHODS
+from treeopt.engines import ENGINES
 from treeopt.plans.plan_json import load_plan, save_plan
 from treeopt.results.plan import next_lines
 from treeopt.tree import Tree
@@ -45,7 +45,7 @@ def test_export_refuses(small_plan, tmp_path, unchanged):
     refused(run("export", tmp_path, *words), str(tmp_path), "directory", code=None)
     refused(run("export", small_plan, "--format", "medusa"), "1, 4", code=2)
     refused(run("export", small_plan, "--format", "medusa", "--batch", "2"), "batch 2", "1, 4", code=2)
-    refused(run("export", small_plan, "--format", "tgi"), "tgi", "medusa", code=2)
+    refused(run("export", small_plan, "--format", "sequoia"), "sequoia", "medusa", code=2)
     refused(run("export", small_plan, *words, "--method", "m"), "--method", "medusa", code=2)
     refused(run("export", small_plan, *words, "--heads", "1"), "Medusa", "depth")
     refused(run("export", small_plan, *words, "--output", tmp_path / "none" / "o"), "none", code=2)
@@ -106,20 +106,20 @@ def test_a_plan_may_say_anything_of_its_trace(plan_file, tiny, meta):
     assert "predicted" in validate(tiny, plan_file, "--requests", "4").stdout
 
 
-KINDS = sorted({kind for methods in METHODS.values() for kinds in methods.values() for kind in kinds})
+KINDS = sorted({kind for engine in ENGINES.values() for method in engine.methods.values() for kind in method.kinds})
 
 
-@pytest.mark.parametrize("engine", [*METHODS, "medusa"])
-@pytest.mark.parametrize("kind", [*KINDS, "medusa", "ngram", None])
+@pytest.mark.parametrize("engine", ENGINES.exporting())
+@pytest.mark.parametrize("kind", [*KINDS, "ngram", None])
 def test_the_proposed_export_runs_or_says_what_to_choose_from(tmp_path, engine, kind):
     path = tmp_path / "plan.json"
     plan = plan_of(entry(1, Tree.chain(3)), drafter=None if kind is None else {"kind": kind})
     plan = replace(plan, meta={**plan.meta, "search": {"engine": engine}})
     save_plan(plan, path)
-    (line,) = next_lines(plan, str(path))
-    methods = tuple(METHODS.get(engine, ()))
+    (line,) = next_lines(plan, file=str(path))
+    methods = ENGINES[engine].choices
     offered = methods if "--method METHOD" in line.command else ("",)
-    fits = kind in {each for kinds in METHODS.get(engine, {}).values() for each in kinds}
+    fits = bool(ENGINES[engine].fitting(kind))
     assert ("METHOD" in line.command) == (bool(methods) and not fits and engine != "sglang")
     assert all(f" {method}" in line.text for method in offered)
     if methods and kind is not None:

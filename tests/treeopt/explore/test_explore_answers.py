@@ -17,7 +17,7 @@ from simulate.whatif.price_per_token import HOUR_S, MILLION
 from tests.helpers.command_line import done, small_profile, small_trace
 from treeopt.cli import main
 from treeopt.defaults import NODES
-from treeopt.engines import ENGINE_RULES, METHODS
+from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.explore import answers, downloads, markup, token_prices
 from treeopt.explore.answer_charts import Drawing, charts_of
@@ -272,8 +272,8 @@ def test_an_export_that_lacks_a_setting_is_one_line(offer):
     assert failed.line.endswith('set "Drafting method"')
     failed = downloads.attempt_export(found, method="eagle", model="", batch=None)
     assert failed.line.endswith('set "Checkpoint of the drafter"')
-    without = downloads.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "hydra"}), offer))
-    assert without == answers.Failure("there is no exporter for hydra: download the plan")
+    without = downloads.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "sequoia"}), offer))
+    assert without == answers.Failure("there is no exporter for sequoia: download the plan")
 
 
 def test_charts_are_of_the_plan_and_follow_the_theme(answered):
@@ -330,7 +330,7 @@ def test_given_files_are_read_by_path(folder):
     assert next(iter(named.targets)) == folder.name
 
 
-@pytest.mark.parametrize("engine", sorted(set(METHODS) & set(ENGINE_RULES)))
+@pytest.mark.parametrize("engine", [name for name in ENGINES.exporting() if ENGINES[name].choices])
 def test_the_method_is_the_engine_s_own_for_the_drafter(answered, engine):
     pytest.importorskip("marimo", reason="the extra `explore` is not installed")
     from treeopt.explore import controls
@@ -338,7 +338,9 @@ def test_the_method_is_the_engine_s_own_for_the_drafter(answered, engine):
     for kind in ("eagle", "eagle3", "language-model", "prompt-lookup", "medusa", ["x"], None):
         trace = {"drafter": {"kind": kind}}
         chosen = controls.handover(engine, replace(answered.plan, meta={"trace": trace})).value["method"]
-        runs = [method for method, kinds in METHODS[engine].items() if isinstance(kind, str) and kind in kinds]
+        runs = [
+            name for name, method in ENGINES[engine].methods.items() if isinstance(kind, str) and kind in method.kinds
+        ]
         assert chosen == (runs[0] if runs else None)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.slow_growth import AWARE, CALIBRATION, POLICIES
 from treeopt.errors import TreeError
-from treeopt.plans.plan_records import PolicyRecord
+from treeopt.plans.plan_json import PolicyRecord
 from treeopt.policies import DynamicTree, OptTree
 from treeopt.policies.policy_kinds import policy_of, to_record
 from treeopt.storage.json_records import RecordError

@@ -10,8 +10,6 @@ import pytest
 from tests.helpers import command_line
 from tests.helpers.command_line import done, refused
 from tests.helpers.printed_results import RESULTS, printed, record, words
-from treeopt.errors import counted
-from treeopt.results.words import device_words
 
 DRAWN = 200
 Expected = tuple[str, tuple[str, ...], str]  # command, words of the row, number as it must stand there
@@ -140,21 +138,10 @@ def test_the_answer_holds_the_numbers_of_the_plan():
         assert f"{ranged(choice['speedup'])} times plain decoding, {rate:,.0f} tokens/s." in shown
 
 
-def test_one_thing_has_no_plural_and_thousands_have_commas():
-    assert device_words({"device": "cpu, 1 threads"}) == "cpu, 1 thread"
-    shown = " ".join((*printed(RESULTS["doctor"](), 200), *printed(RESULTS["validate"](), 200)))
-    assert "1 thread " in shown
-    assert "1 threads" not in shown
-    assert counted(1, "request") == "1 request"
-    conditions = record("run")["conditions"][0]
-    assert re.match(r"\d{1,3}(,\d{3})* requests, \d{1,3}(,\d{3})* tokens\.", conditions)
-
-
 @pytest.mark.parametrize(
     ("limit", "message"),
     [
         ("0", "0 must be above 0"),
-        ("soon", "'soon' is not a number"),
         ("1e-4", "no batch size takes at most 0.0001 ms per token: the fastest configuration takes "),
     ],
 )

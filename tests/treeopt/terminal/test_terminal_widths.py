@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.console_blocks import check_options
 from tests.helpers.printed_results import CODES, RESULTS, folder, printed, record, sent
-from treeopt.engines import ENGINE_RULES, ENGINES, METHODS
+from treeopt.engines import ENGINES
 from treeopt.plans.plan_json import load_plan
 from treeopt.results.blocks import Blocks, Cell, Column, Line, Row, Table, number, word
 from treeopt.results.plan import ENTRY as PLAN_KIND
@@ -117,7 +117,7 @@ def test_the_command_to_run_next_exists(name):
             check_options(shlex.split(block.command)[1:])
 
 
-@pytest.mark.parametrize("engine", ENGINE_RULES)
+@pytest.mark.parametrize("engine", ENGINES.limiting())
 def test_a_plan_for_an_engine_is_exported_to_it_next(engine):
     """With a method where its export needs one; rules of a project that has no export lead to a check."""
     plan = load_plan(folder() / "plan.json") if blocks_of("search") else None
@@ -125,11 +125,11 @@ def test_a_plan_for_an_engine_is_exported_to_it_next(engine):
     (line,) = [block for block in PLAN_KIND.blocks(plan) if isinstance(block, Line) and block.command]
     command = shlex.split(line.command)
     check_options(command[1:])
-    if engine not in ENGINES:
+    if engine not in ENGINES.exporting():
         assert command[:2] == ["treeopt", "validate"]
         return
     assert command[:5] == ["treeopt", "export", "plan.json", "--format", engine]
-    assert ("--method" in command) == (engine in METHODS and engine != "sglang")
+    assert ("--method" in command) == (bool(ENGINES[engine].choices) and engine != "sglang")
 
 
 # --- how tables shrink

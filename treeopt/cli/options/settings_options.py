@@ -8,16 +8,21 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from treeopt.cli.options.completed_names import Model
+from treeopt.cli.options.completed_names import EngineName, Model
 from treeopt.cli.options.value_types import Address, Names, Numbers, Real, Tokens, Whole, numbers_text
 from treeopt.cli.options.what_to_draft import Dynamic, Static
+from treeopt.engines import ENGINES
 from treeopt.policies import Policy
 from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of
 from treeopt.tree import Tree
 
 Decorator = Callable[[Any], Any]
 BY_MEANING: Mapping[str, Any] = {}
-MODELS: Mapping[str, Any] = {**dict.fromkeys(("target", "drafter"), Model()), "urls": Address()}
+MODELS: Mapping[str, Any] = {
+    **dict.fromkeys(("target", "drafter"), Model()),
+    "urls": Address(),
+    "engine": EngineName(ENGINES.driven),
+}
 
 
 def options_of(

@@ -1,9 +1,49 @@
-"""Free memory of the device or the machine, within the limits of containers and batch systems."""
+"""The device that models run on: its clock, its free memory within the limits of containers, uploads to it."""
 
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+
+Mark = float | torch.cuda.Event
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Makes timestamps of a device; on CUDA a timestamp is an event on the stream, and making it does not wait."""
+
+    device: torch.device
+
+    @property
+    def queued(self) -> bool:
+        """True if the device runs behind the host, so that work of the host meanwhile takes none of its time."""
+        return self.device.type == "cuda"
+
+    def mark(self) -> Mark:
+        """Return the host's time; on CUDA an event that is reached when all work submitted so far is done."""
+        if not self.queued:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+
+def elapsed_s(start: Mark, end: Mark) -> float:
+    """Return the seconds between two marks of one clock; on CUDA both must have been reached.
+
+    >>> elapsed_s(1.0, 3.5)
+    2.5
+    """
+    if isinstance(start, torch.cuda.Event):
+        assert isinstance(end, torch.cuda.Event)
+        return float(start.elapsed_time(end)) / 1e3
+    assert isinstance(end, float)
+    return end - start
+
 
 # Control groups, version 2 and 1: their folder; files with the limit and the use; the part of it that can be reclaimed.
 GROUPS = {
@@ -52,3 +92,14 @@ def group_limits(groups: Path) -> Iterator[int]:
             except (OSError, ValueError):  # no such file, or `max`
                 pass
             place = place.parent
+
+
+def to_device(values: Any, device: torch.device) -> Tensor:
+    """Return nested lists of equally long rows as a tensor on the device.
+
+    On CUDA the copy goes through pinned memory, which torch does not reuse before the copy is done: from other memory
+    the host would wait until the device has finished all work submitted before.
+    """
+    if device.type != "cuda":
+        return torch.tensor(values, device=device)
+    return torch.tensor(values, pin_memory=True).to(device, non_blocking=True)
