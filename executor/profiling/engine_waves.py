@@ -16,14 +16,14 @@ from executor.runners.engine_runner import EngineRunner, draft_of
 from executor.runners.runner import Requests, Run, Tokens, Visit
 from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.cell_tables import Cell
-from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import Profile
+from simulate.profiles.step_tables import Prefill
 from treeopt.defaults import ENGINE_LENGTH, ENGINE_ROUNDS
 from treeopt.engines.driver import Draft
 from treeopt.errors import EngineError, UsageError, counted
 from treeopt.policies import DynamicTree
 from treeopt.policies import settings as settings_of
-from treeopt.replay.priced_walk import ALL_STEPS
+from treeopt.replay.static_tree import ALL_STEPS
 
 WAVES = 4  # runs of a full batch per configuration and round
 RARE = 0.5  # share of a chain's tokens below which it is rarely drafted

@@ -35,8 +35,8 @@ from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.calibration import profile_of
 from simulate.profiles.cell_tables import Cell
-from simulate.profiles.prefill import Prefill, ladder
 from simulate.profiles.profile import Profile
+from simulate.profiles.step_tables import Prefill, ladder
 from treeopt.defaults import ROUNDS
 from treeopt.errors import ExecutorError, TreeoptError, UsageError, counted
 from treeopt.traces.trace import Trace

@@ -19,8 +19,8 @@ from executor.models.fingerprint import tokens_hash
 from executor.profiling.configurations import REQUIRED, Configuration
 from executor.profiling.profile_settings import Measuring
 from executor.runners.runner import Run, Runner, Tokens, Visit, Visits, resumable
-from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import PrefillRecord, Profile
+from simulate.profiles.step_tables import Prefill
 from treeopt.errors import CostError, UsageError
 from treeopt.registry import load
 from treeopt.storage.typed_records import Count, NotNegative

@@ -9,7 +9,7 @@ from simulate.profiles.profile import Profile
 from simulate.runs.timeline import Floats, Ints
 from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, UsageError
-from treeopt.replay.priced_walk import step_seconds as price_along
+from treeopt.replay.static_tree import step_seconds as price_along
 from treeopt.tree import Tree
 
 Seconds = Callable[[int, int | None], float]  # batch size, context -> seconds of a step
@@ -28,7 +28,7 @@ def price_steps(
         tree: drafted at every step; None decodes plainly.
         cost: seconds of a step.
         committed: tokens per sequence that every step commits: the mean of the run.
-        drafted: steps by the levels that were proposed, see `treeopt.replay.priced_walk.step_seconds`.
+        drafted: steps by the levels that were proposed, see `treeopt.replay.static_tree.step_seconds`.
         pad_to: largest batch size that is tried; 0: no padding.
     """
 

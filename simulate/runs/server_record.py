@@ -11,13 +11,10 @@ import numpy as np
 
 from simulate.profiles.profile import Profile
 from simulate.runs.batch_record import run_conditions
-from simulate.runs.plan_switching import Switching, static_entry
 from simulate.runs.prompt_costs import Prompts
-from simulate.runs.server import Served, serve
-from simulate.runs.server_arrivals import Workload
-from simulate.runs.server_capacity import highest_rate, keeps_up
-from simulate.runs.server_load import Load
-from simulate.runs.service_levels import FULL, figures, piles_up, replicate
+from simulate.runs.server import Served, Switching, serve, static_entry
+from simulate.runs.server_load import Load, Workload
+from simulate.runs.service_levels import FULL, figures, highest_rate, keeps_up, piles_up, replicate
 from treeopt.errors import UsageError
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Plan

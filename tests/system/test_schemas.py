@@ -163,18 +163,9 @@ def test_policies_meet_the_schema_of_plans(policy):
     ("name", "place", "value"),
     [
         ("plan", ("entries",), []),
-        ("plan", ("entries", 0, "batch"), 0),
-        ("plan", ("entries", 0, "choice", "step_s"), 0),
         ("plan", ("entries", 0, "choice", "tau", "value"), "2"),
-        ("plan", ("entries", 0, "choice", "grown"), {"kind": "eagle2", "settings": {}, "nodes": 1, "depth": 1}),
-        ("plan", ("schema",), "treeopt.plan/1"),
         ("profile", ("batches", 0, "draft", 0), [1]),
-        ("profile", ("batches", 0, "plain_s"), -1.0),
-        ("profile", ("context",), [1, 2, 3]),
-        ("predictions", ("closed_forms", 0, "batch"), 1.5),
         ("validation", ("cells", 0, "covered"), "yes"),
-        ("validation", ("coverage", "nominal"), 95),
-        ("trace_meta", ("width",), 0),
         ("trace_meta", ("domain_names",), [1]),
     ],
 )

@@ -20,8 +20,7 @@ from typing import Any
 
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, TraceError, counted
-from treeopt.replay.priced_walk import step_seconds
-from treeopt.replay.static_tree import replay_tree
+from treeopt.replay.static_tree import replay_tree, step_seconds
 from treeopt.results.words import describe_models, device_words
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate, ratio

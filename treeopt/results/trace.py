@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from treeopt.errors import counted
 from treeopt.planning.learning_curve import WIDE, LearningCurve
-from treeopt.replay.priced_walk import plain_share
 from treeopt.replay.sampled_rules import with_drawn_ranks
-from treeopt.replay.static_tree import accepted_lengths, replay_tree
+from treeopt.replay.static_tree import accepted_lengths, plain_share, replay_tree
 from treeopt.results.blocks import Block, Column, Line, Table
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import describe_models, interval, shown

@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from executor.drafters.base.decoder_layer import LayerCache, Unrolled
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.drafters.hydra.prefix_attention import Prefix
-from executor.target.features import keep_last, pick_rows, put_last
+from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 
 

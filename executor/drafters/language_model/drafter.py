@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.drafters.base.drafter import Admitted, Committed, Forced
-from executor.target.features import pick_rows
+from executor.target.causal_model import pick_rows
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import below

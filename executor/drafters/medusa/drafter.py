@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.drafters.base.drafter import Admitted, Committed, Forced
-from executor.target.features import keep_last, pick_rows, put_last
+from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 
 

@@ -9,7 +9,7 @@ from executor.runners.engine_runner import EngineRunner
 from treeopt.cost_model import StepShape
 from treeopt.engines.driver import EngineStep
 from treeopt.errors import UsageError
-from treeopt.replay.priced_walk import step_seconds
+from treeopt.replay.static_tree import step_seconds
 from treeopt.tree import Tree
 
 PLAIN_S, TOKEN_S = 0.010, 0.004

@@ -33,7 +33,7 @@ from tests.helpers.slow_params import slow_unless
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, ExecutorError, UsageError
 from treeopt.policies import growths
-from treeopt.statistics.robust_mean import trimmed_mean
+from treeopt.statistics.clustered_estimate import trimmed_mean
 from treeopt.tree import Tree
 
 
@@ -591,22 +591,3 @@ def test_contexts_are_measured_at_the_lengths_asked_for(models, clock):
     assert profile.context[1] >= far
     with pytest.raises(CostError, match="context 5 lies outside"):
         profile.plain_s(batch=1, context=5)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"batches": (0,)}, "batch sizes must be at least 1"),
-        ({"batches": ()}, "batch sizes must be at least 1"),
-        ({"batches": (9,)}, "batch 9 needs at least that many prompts, got 8"),
-        ({"batches": (1,), "max_nodes": 64}, "max-nodes must be in 1..63"),
-        ({"batches": (1,), "rounds": 1}, "at least 2 rounds"),
-        ({"batches": (1,), "contexts": (1,)}, "contexts must be at least 2 tokens"),
-        ({"batches": (1,), "max_depth": 6}, "max-depth must be in 1..5"),
-        ({"batches": (1,), "policies": True, "graphs": True}, "policies ask the host at each step"),
-        ({"batches": (1,), "graphs": True}, "graphs are for CUDA devices, got cpu"),
-    ],
-)
-def test_settings_without_meaning(models, settings, message):
-    with pytest.raises(UsageError, match=message):
-        measured(models, random_prompts([5] * 8), **settings)

@@ -53,17 +53,9 @@ def test_ablations_are_changes_by_name():
     ("change", "words"),
     [
         ("depth=3", ("'depth=3'", "NAME=VALUE", "depths")),
-        ("depths", ("NAME=VALUE",)),
-        ("name=x", ("NAME=VALUE",)),
         ("depths=3.5", ("depths must be an integer, got 3.5",)),
-        ("depths=0", ("depths must be at least 1, got 0",)),
-        ("learning_rate=fast", ("learning_rate must be a number, got fast",)),
         ("learning_rate=nan", ("learning_rate must be a number of at least 0, got nan",)),
-        ("learning_rate=0", ("learning_rate must be above 0",)),
-        ("decay=-1", ("decay must be a number of at least 0, got -1.0",)),
         ("beta2=1", ("beta2 must be below 1",)),
-        ("detached=yes", ("detached must be true or false, got yes",)),
-        ("schedule=step", ("schedule must be one of constant, linear, cosine, got step",)),
         ("hard_ce_weight=0", ("one of hard_ce_weight", "all are 0")),
     ],
 )
@@ -77,11 +69,7 @@ def test_changes_without_meaning(change, words):
     ("recipe", "change", "words"),
     [
         ("hass", "layers=2", "layers applies only to medusa and hydra drafters, recipe hass trains eagle"),
-        ("medusa1", "dropout=0.2", "dropout applies only to hydra"),
-        ("medusa1", "prefix=true", "prefix applies only to hydra"),
         ("hydra++", "detached=true", "detached applies only to eagle and eagle3"),
-        ("hydra", "router_ce_weight=1", "router_ce_weight applies only to eagle"),
-        ("eagle", "draft_vocabulary=100", "draft_vocabulary applies only to eagle3"),
         ("eagle", "router_groups=4", "only router_ce_weight above 0 trains"),
     ],
 )

@@ -24,8 +24,8 @@ from executor.verification.acceptance_rules import Greedy
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from simulate.model_sizes.model_shape import Shape
-from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import BatchTimes, Profile
+from simulate.profiles.step_tables import Prefill
 from simulate.validation.end_to_end import Runs, whole_runs
 from simulate.validation.predicted_vs_measured import comparison_record
 from simulate.validation.predictions import closed_forms, ways_of

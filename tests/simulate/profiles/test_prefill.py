@@ -14,15 +14,14 @@ from executor.decoding.decoder import Decoder
 from executor.decoding.step_results import Step
 from executor.profiling.loop_blocks import PASSES, measure_prefill
 from executor.verification.acceptance_rules import Greedy
-from simulate.profiles.prefill import Prefill, ladder
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
+from simulate.profiles.step_tables import Prefill, ladder
 from simulate.roofline.roofline_model import PIECE, Overheads
 from simulate.runs.batch_run import run
-from simulate.runs.plan_switching import Switching
 from simulate.runs.priced_steps import divide_prefill
 from simulate.runs.prompt_costs import FREE
-from simulate.runs.server import serve
-from simulate.runs.server_arrivals import Workload, read_requests
+from simulate.runs.server import Switching, serve
+from simulate.runs.server_load import Workload, read_requests
 from simulate.whatif.predicted_profile import joined, tabulated
 from simulate.whatif.profile_transfer import transfer
 from tests.helpers.command_line import done, refused
@@ -60,22 +59,6 @@ def test_a_ladder_holds_both_ends_and_leaves_no_wide_gap(low, high):
     found = ladder(low, high)
     assert (found[0], found[-1]) == (low, high)
     assert all(a < b <= 2 * a for a, b in pairwise(found))
-
-
-@pytest.mark.parametrize(
-    ("points", "message"),
-    [
-        (((),), "prefill.plain is empty"),
-        ((((8, 0.1), (8, 0.2)),), r"prefill.plain\[1\] must have rising tokens of at least 1, found 8"),
-        ((((0, 0.1),),), r"prefill.plain\[0\] must have rising tokens"),
-        ((((8, 0.1),), ((8, -0.1),)), r"prefill.drafted\[0\] must have seconds of 0 or more, found -0.1"),
-        ((((8, 0.1),), ((8, float("nan")),)), r"prefill.drafted\[0\] must have seconds"),
-    ],
-)
-def test_points_that_cannot_be_are_refused(points, message):
-    plain, drafted = (*points, ((8, 0.1),))[:2]
-    with pytest.raises(CostError, match=message):
-        Prefill(plain, drafted)
 
 
 def test_tokens_lie_between_what_is_known_or_are_read_in_parts():
@@ -240,26 +223,6 @@ def test_prefill_is_carried_over_with_its_utilisation():
     for context in (250, 8192):  # measured from 200 to 400 tokens: nobody knows longer prompts
         found = transfer(measured, measured_on=here, to=double, context=context).prefill
         assert found == (carried if context == 250 else None)
-
-
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        ({"plain": []}, "prefill: `drafted` is missing"),
-        ({"plain": [[8, 0.1]], "drafted": [[8]]}, r"prefill.drafted\[0\] must be a list of length 2, found \[8\]"),
-        ({"plain": [[8, 0.1], [4, 0.1]], "drafted": [[8, 1]]}, r"prefill.plain\[1\] must have rising tokens"),
-        ([1], "`prefill` must be an object or null"),
-    ],
-)
-def test_broken_files_are_refused(files, tmp_path, broken, message):
-    record = json.loads((files / "p.json").read_text("utf-8"))
-    assert record["prefill"] is None
-    (tmp_path / "p.json").write_text(json.dumps(record | {"prefill": broken}), "utf-8")
-    with pytest.raises(CostError, match=message):
-        load_profile(tmp_path / "p.json")
-    del record["prefill"]
-    (tmp_path / "p.json").write_text(json.dumps(record), "utf-8")
-    assert load_profile(tmp_path / "p.json").prefill is None
 
 
 def test_a_run_takes_prefill_from_its_profile(files, knowing):

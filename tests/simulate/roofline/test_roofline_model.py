@@ -410,24 +410,6 @@ def test_an_ambiguous_name_lists_the_devices_it_could_be():
         find_hardware("a100")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"context": -1}, "context must be 0 or more, got -1"),
-        ({"committed": 0.5}, "committed must be 1 or more, got 0.5"),
-        ({"weight_bytes": 0}, "weight_bytes must be above 0 and at most 1024, got 0"),
-        ({"weight_bytes": 1e308}, "weight_bytes must be above 0 and at most 1024, got 1e"),
-        ({"draft_bytes": 0}, "draft_bytes must be above 0 and at most 1024, got 0"),
-        ({"kv_bytes": float("nan")}, "kv_bytes must be above 0 and at most 1024, got nan"),
-        ({"spread": 2.0}, "spread must be above 0 and at most 1, got 2.0"),
-        ({"captured": (8, 4)}, "captured must be rising sizes"),
-    ],
-)
-def test_settings_without_meaning_are_refused(settings, message):
-    with pytest.raises(CostError, match=message):
-        roofline(**settings)
-
-
 def test_what_cannot_be_seen_is_refused():
     cost = roofline(replace(L3, window=1000))
     assert cost.verify(10, batch=1, context=990).total_s > 0

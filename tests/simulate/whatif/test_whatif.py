@@ -434,21 +434,6 @@ def test_warnings_of_the_searches_are_told_once(files):
     assert [result.output.count(f"Warning: {each}.") for each in due] == [1] * len(due)
 
 
-@pytest.mark.parametrize(
-    ("words_of", "message"),
-    [
-        ({"weight-bytes": "1e90"}, "weight_bytes must be above 0 and at most 1024, got 1e+90"),
-        ({"kv-bytes": "1e90"}, "kv_bytes must be above 0 and at most 1024, got 1e+90"),
-        ({"bandwidth": "1e90", "flops": "1", "like": "h100"}, "bandwidth must be a finite number from 1 to 1e+30"),
-        ({"bandwidth": "1", "flops": "1e-308", "like": "h100"}, "flops must be a finite number from 1 to 1e+30"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_absurd_figures_are_refused_before_they_overflow(files, words_of, message):
-    asked = [word for name, value in words_of.items() for word in (f"--{name}", value)]
-    refused(run(*words(files, *asked, "--batch", "1", hardware="h100")), message)
-
-
 def test_the_largest_figures_that_are_taken_are_computed_with(files):
     """Warnings of numpy are errors here."""
     largest = ["--weight-bytes", "1024", "--kv-bytes", "1024", "--batch", "1,2147483648", "--context", "2147483648"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simulate.profiles.profile import load_profile
-from tests.helpers.pictures import FOLDER, pictures
+from tests.benchmarks.pictures import FOLDER, pictures
 from tests.helpers.small_plans import choice, entry, plan_of
 from tests.helpers.strategies import drawn_trace
 from treeopt import draw_speedups, draw_tau

@@ -11,10 +11,9 @@ import pytest
 
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, save_profile
 from simulate.runs.batch_run import run
-from simulate.runs.plan_switching import Switching
 from simulate.runs.prompt_costs import FREE
-from simulate.runs.server import serve
-from simulate.runs.server_arrivals import draw_requests, poisson
+from simulate.runs.server import Switching, serve
+from simulate.runs.server_load import draw_requests, poisson
 from simulate.runs.timeline import speedup
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
@@ -23,7 +22,6 @@ from treeopt.planning.baselines import STATIC
 from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan import Grown
 from treeopt.plans.plan_json import load_plan, save_plan
-from treeopt.replay.sampled_rules import drawn_ranks
 from treeopt.traces.trace import Trace, load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -127,48 +125,6 @@ def test_plain_decoding_stands_alone(files):
     assert len(record["ways"]) == 1
 
 
-def test_single_tokens_have_no_time_between_them(files, tmp_path):
-    save_trace(load_trace(files / "t.npz").select(np.array([2, 6])), tmp_path / "short.npz")
-    settings = ["simulate", "--trace", tmp_path / "short.npz", "--profile", files / "p.json", "--batch", "1"]
-    record = json.loads(done(*settings, "--json").stdout)
-    assert record["ways"][0]["tpot_s"] == {"p50": None, "p95": None, "p99": None}
-    assert record["ways"][0]["e2e_s"]["p50"]["value"] == 0.01
-    done(*settings)
-
-
-@pytest.mark.parametrize("key", [{"weights": "3"}, {"settings": "t"}])
-@pytest.mark.parametrize("part", ["target", "drafter"])
-def test_files_of_other_models_are_warned_of(files, tmp_path, part, key):
-    """The trace's models are the profile's and the plan's, but for one of the two."""
-    meta = {"target": {"name": "t", "weights": "1"}, "drafter": {"kind": "medusa", "weights": "2"}}
-    other = meta | {part: meta[part] | key}
-    if key.keys() == {"settings"}:
-        meta |= {part: meta[part] | {"settings": "s"}}
-    save_profile(replace(load_profile(files / "p.json"), meta=meta), tmp_path / "p.json")
-    save_plan(replace(load_plan(files / "plan.json"), meta={"trace": meta}), tmp_path / "plan.json")
-    for own, warned in ((meta, False), (other, True)):
-        save_trace(replace(load_trace(files / "t.npz"), meta=own), tmp_path / "t.npz")
-        said = ("simulate", "--trace", tmp_path / "t.npz", "--profile", tmp_path / "p.json", "--plan")
-        for more in (["--batch", "4", "--pad"], ["--arrivals", "5", "--requests", "9", "--pad"]):
-            lines = [
-                line for line in done(*said, tmp_path / "plan.json", *more).stderr.splitlines() if FREE not in line
-            ]
-            assert len(lines) == 2 * warned
-            for line, file in zip(lines, ("profile", "plan"), strict=False):
-                assert line.startswith(f"Warning: trace and {file} name different {part}s or number types: t (")
-
-
-def test_a_plan_of_another_rule_is_warned_of(files, tmp_path):
-    told = {"verification": "greedy", "temperature": 0.0}
-    save_plan(replace(load_plan(files / "plan.json"), meta={"trace": told}), tmp_path / "plan.json")
-    said = words(files, "--trace", tmp_path / "t.npz", "--plan", tmp_path / "plan.json", "--batch", "1")
-    for own in (told, told | {"verification": "sample-and-match", "temperature": 1.0}):
-        save_trace(replace(load_trace(files / "t.npz"), meta=own), tmp_path / "t.npz")
-        shown = done(*said).stderr
-        assert ("with verification greedy, this run uses sample-and-match" in shown) == (own is not told)
-        assert ("with temperature 0.0, this run uses 1.0" in shown) == (own is not told)
-
-
 # --- a server
 
 
@@ -205,18 +161,6 @@ def test_a_server_of_a_plan(files, tmp_path):
         assert text in shown
 
 
-def test_a_plan_of_another_device_is_warned_of(files, tmp_path):
-    profile = load_profile(files / "p.json")
-    for name in ("H100 SXM", "2 x H100 SXM"):
-        save_profile(replace(profile, meta={**profile.meta, "device": name}), tmp_path / f"{name}.json")
-    there = load_profile(tmp_path / "2 x H100 SXM.json")
-    save_plan(search(load_trace(files / "t.npz"), there, batch=4), tmp_path / "plan.json")
-    asked = ["simulate", "--trace", files / "t.npz", "--plan", tmp_path / "plan.json", "--profile"]
-    told = "Warning: the plan's step times are for 2 x H100 SXM, the profile's for H100 SXM"
-    assert told in done(*asked, tmp_path / "H100 SXM.json").output
-    assert "step times are for" not in done(*asked, tmp_path / "2 x H100 SXM.json").output
-
-
 @pytest.mark.parametrize(("arrivals", "piles"), [("5", False), ("200", True)])
 def test_requests_that_pile_up_are_told(files, arrivals, piles):
     found = done(*words(files, "--tree", "2", "--batch", "2", "--arrivals", arrivals, "--requests", "200", "--json"))
@@ -227,27 +171,6 @@ def test_requests_that_pile_up_are_told(files, arrivals, piles):
     for way, warning in zip(ways, warnings, strict=False):
         assert warning.startswith(f"requests pile up with {way} (")
         assert f"Warning: {warning}." in found.stderr
-
-
-def test_a_server_near_its_limit_is_told_of(files):
-    """Without speculation, which is the slower: at 8.5 a second its rows are taken, but no queue grows for sure."""
-    asked = words(files, "--tree", "2", "--batch", "2", "--arrivals", "8.5", "--requests", "1000", "--json")
-    record = json.loads(done(*asked).stdout)
-    taken = [way["figures"]["running"]["value"] for way in record["ways"]]
-    assert taken[0] < 1.94 < taken[1]
-    _, warning = record["warnings"]
-    assert warning.startswith(f"no speculation is near its limit ({taken[1]:.2f} of 2 rows are taken)")
-
-
-def test_a_plan_is_said_to_have_seen_its_own_requests(files, tmp_path):
-    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
-    for name in ("a", "b"):
-        save_trace(replace(trace, meta={**trace.meta, "text_sha256": name}), tmp_path / f"{name}.npz")
-    save_plan(search(load_trace(tmp_path / "a.npz"), profile, batch=4), tmp_path / "plan.json")
-    for name, seen in (("a", True), ("b", False)):
-        asked = ["simulate", "--trace", tmp_path / f"{name}.npz", "--profile", files / "p.json"]
-        shown = done(*asked, "--plan", tmp_path / "plan.json").stdout
-        assert ("chosen on 12 of these requests, which flatters them" in shown) == seen
 
 
 def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):
@@ -264,14 +187,6 @@ def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):
     lines[7]["prompt_tokens"] = 900
     log.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines))
     refused(command(*settings), f"(the longest is that of {log}: line 9): context", "profile measured, 8 to 200 tokens")
-
-
-def test_a_server_that_only_prefills_has_no_shares_of_its_steps(files):
-    """Warnings of numpy are errors here."""
-    server = words(files, "--batch", "2", "--arrivals", "3", "--requests", "9", "--prefill-s", "1e9")
-    (plain,) = json.loads(done(*server, "--json").stdout)["ways"]
-    assert plain["figures"]["way_0"] is None
-    done(*server)
 
 
 def test_a_server_that_cannot_be_is_refused(files, tmp_path):
@@ -325,19 +240,3 @@ def test_what_cannot_be_is_refused(files, tmp_path):
     save_trace(drawn, tmp_path / "drawn.npz")
     settings = ["simulate", "--trace", tmp_path / "drawn.npz", "--profile", files / "p.json", "--batch", "1"]
     refused(command(*settings), "rule specinfer draws its candidates and needs the array `kept`")
-
-
-def test_drawn_candidates_are_judged_by_what_is_kept(files, tmp_path):
-    trace = load_trace(files / "t.npz")
-    kept = np.zeros((trace.anchors, trace.depth, trace.width), dtype=np.float16)
-    kept[trace.rank >= 0, 0] = 0.5
-    drawn = Trace(trace.request, trace.position, trace.rank, trace.width, {"verification": "specinfer"}, kept=kept)
-    save_trace(drawn, tmp_path / "drawn.npz")
-    settings = ["simulate", "--trace", tmp_path / "drawn.npz", "--profile", files / "p.json", "--batch", "1"]
-    record = json.loads(done(*settings, "--tree", "1", "--seed", "5", "--json").stdout)
-    same = drawn_ranks(draw_requests, np.random.default_rng(5))
-    due = run(same, Tree.chain(1), load_profile(files / "p.json"), batch=1)
-    assert record["ways"][0]["total_s"] == due.total_s
-    assert "accepted tokens are drawn, given the texts" in record["conditions"][-2]
-    refused(command(*settings, "--tree", "[[1]]"), "skips rank 0")
-    refused(command(*settings, "--tree", "[[1]]", "--arrivals", "1"), "skips rank 0")

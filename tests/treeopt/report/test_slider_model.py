@@ -7,8 +7,7 @@ import pytest
 
 from simulate.profiles.profile import load_profile
 from treeopt.cost_model import StepShape
-from treeopt.replay.priced_walk import step_seconds
-from treeopt.replay.static_tree import replay_tree
+from treeopt.replay.static_tree import replay_tree, step_seconds
 from treeopt.report.slider_model import Drafted, Setting, chain_tokens, conditional_rates, recompute, slider_data
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.storage.atomic_files import shipped

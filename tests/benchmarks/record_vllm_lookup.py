@@ -1,7 +1,7 @@
 """Record what vLLM's own n-gram proposer drafts, for tests/executor/drafters/vllm_lookup.json.
 
 Usage, in an environment with vLLM:
-`python tests/helpers/record_vllm_lookup.py tests/executor/drafters/vllm_lookup.json`.
+`python tests/benchmarks/record_vllm_lookup.py tests/executor/drafters/vllm_lookup.json`.
 """
 
 import importlib.metadata

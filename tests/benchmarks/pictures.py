@@ -1,4 +1,4 @@
-"""The pictures that README shows, drawn from shipped files: `python -m tests.helpers.pictures` writes them again."""
+"""The pictures that README shows, drawn from shipped files: `python -m tests.benchmarks.pictures` writes them again."""
 
 import json
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 Recording them again needs the engines below `.engines`:
 
-    python -m tests.helpers.server_runs [NAME ...]
+    python -m tests.benchmarks.server_runs [NAME ...]
 """
 
 import json
@@ -12,9 +12,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks.openvino_runs import RECORDINGS, prompts
 from tests.helpers.engine_setups import ENGINES as PLACES
 from tests.helpers.engine_setups import ENVIRONMENT, ROOT, SETUPS
-from tests.helpers.openvino_runs import RECORDINGS, prompts
 from tests.helpers.server_exchanges import program
 from treeopt.engines import ENGINES
 from treeopt.engines.driver import Driver, DriverSettings, EngineRequest, EngineStep
