@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from executor.train.recipes import RECIPES, Recipe, replaced
+from executor.drafters.base.recipe import Recipe, recipes, replaced
 from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.run_models import Models, check_weights, quiet_libraries, slow_type_warnings
 from treeopt.api.run_prompts import leave_out
@@ -31,7 +31,7 @@ class TrainSettings(Settings):
     """The settings of `train`: models, recipe and changes to it, texts, how long it runs, what is kept."""
 
     models: Models = group(Models)
-    recipe: str = setting(choices=tuple(RECIPES), help="How the drafter is trained.")
+    recipe: str = setting(choices=recipes, help="How the drafter is trained.")
     changes: tuple[str, ...] = setting((), option="--set", help="Change the recipe, NAME=VALUE, for example depths=4.")
     data: tuple[Path, ...] = setting(
         form="folder",
@@ -77,7 +77,7 @@ class TrainSettings(Settings):
             raise UsageError("give either --steps or --epochs")
         if (self.distill_temperature, self.distill_tokens) != (None, None) and not self.self_distill:
             raise UsageError("--distill-temperature and --distill-tokens need --self-distill")
-        if self.models.quantize and RECIPES[self.recipe].trainable == "backbone":
+        if self.models.quantize and recipes()[self.recipe].trainable == "backbone":
             raise UsageError(
                 f"--quantize: recipe {self.recipe} trains the target, whose weights must not be quantised: omit it, "
                 "or choose another recipe"
@@ -90,7 +90,7 @@ class TrainSettings(Settings):
             UsageError: a change without meaning.
         """
         rate = [] if self.learning_rate is None else [f"learning_rate={self.learning_rate}"]
-        return replaced(RECIPES[self.recipe], [*self.changes, *rate])
+        return replaced(recipes()[self.recipe], [*self.changes, *rate])
 
 
 def is_first() -> bool:
