@@ -40,9 +40,9 @@ from tests.helpers.command_line import (
 )
 from tests.helpers.models import generated
 from tests.helpers.slow_growth import POLICIES
+from treeopt.api.decode_prompts import SCHEMA
 from treeopt.api.token_sampling import RULES
 from treeopt.cli import main
-from treeopt.cli.options.decoded_output import SCHEMA
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.plans.plan_json import save_plan
 from treeopt.policies.policy_kinds import identity
