@@ -1,6 +1,5 @@
 """Training drafters by published recipes.
 
-* `recipes`: the recipes (Medusa, Hydra, EAGLE, HASS, CORAL, EAGLE-3), and how one is changed.
 * `training_run`: one run, from rows to a folder.
 * `trainer`: the Hugging Face Trainer for drafters.
 * `new_drafter`: the drafter that training begins with.

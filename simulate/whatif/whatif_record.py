@@ -11,7 +11,7 @@ from simulate.whatif.price_per_token import Offer, cheapest
 from simulate.whatif.scenarios import Scenario, limits
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.engines import ENGINES
-from treeopt.plans.plan_records import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
+from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.results.words import describe_models, describe_rule
 from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import Count, Index, NotNegative, Positive, Record

@@ -16,14 +16,14 @@ from data.make import make_models as build
 from data.make import make_traces, stdlib_corpus
 from executor.checkpoints import load_drafter, trained_for
 from executor.decoding.decoder import Decoder
+from executor.drafters.base.recipe import recipes
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import read_prompts
 from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
-from executor.train.recipes import RECIPES
 from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import RUN, load_profile
-from simulate.validation import find_validation
+from simulate.validation import predicted_vs_measured
 from tests.helpers.models import SMALL
 from tests.helpers.slow_params import slow_unless
 from treeopt.api.run_models import Models, load_models
@@ -125,20 +125,20 @@ def test_only_live_validations_check_a_plan(tmp_path, monkeypatch):
     entry = plan.entries[0]
     measured = Tree.from_paths(record["cells"][0]["tree"]["paths"])
     plan = replace(plan, entries=(replace(entry, choice=replace(entry.choice, tree=measured)),))
-    monkeypatch.setattr(find_validation, "shipped", lambda name: tmp_path)
+    monkeypatch.setattr(predicted_vs_measured, "shipped", lambda name: tmp_path)
     (tmp_path / "v.json").write_text(json.dumps(record))
     live = record["cells"][0]["measured"]["speedup"]["value"]
     for predicted, outside in ((live, False), (live + 0.2, True)):
         speedup = Estimate(predicted, predicted - 0.1, predicted + 0.1)
         choice = replace(plan.entries[0].choice, speedup=speedup)
-        (said,) = find_validation.live_checks(replace(plan, entries=(replace(entry, choice=choice),))).values()
+        (said,) = predicted_vs_measured.live_checks(replace(plan, entries=(replace(entry, choice=choice),))).values()
         assert ("outside the interval predicted" in said) == outside
     sampled = {"verification": "sample-and-match", "temperature": 1.0}
     for how, checked in (({}, True), ({"acceptance": "replay"}, False), (sampled, False)):
         (tmp_path / "v.json").write_text(json.dumps(record | {"meta": record["meta"] | how}))
-        assert bool(find_validation.live_checks(plan)) == checked
+        assert bool(predicted_vs_measured.live_checks(plan)) == checked
     plan = replace(plan, meta={**plan.meta, "trace": {**plan.meta["trace"], **sampled}})
-    assert find_validation.live_checks(plan)
+    assert predicted_vs_measured.live_checks(plan)
 
 
 @pytest.mark.parametrize("name", slow_unless(lambda name: name in ("medusa", "eagle3"), make_traces.DRAFTERS))
@@ -284,6 +284,6 @@ def test_drafters_are_trained_beside_the_shipped_target(tmp_path, monkeypatch):
         assert (log["target"]["name"], log["precision"]) == (build.NAME, "bfloat16")
     build.build(tmp_path, "bigram")
     assert load_drafter(tmp_path / "models" / "stdlib-bigram", target).order == 2
-    assert set(build.DRAFTERS) == set(RECIPES)
+    assert set(build.DRAFTERS) == set(recipes())
     with pytest.raises(UsageError, match="the name must be target or one of unigram, bigram, medusa1"):
         build.build(tmp_path, "nothing")

@@ -8,7 +8,7 @@ from treeopt.api.page.read_results import report_page
 from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
 from treeopt.errors import TreeoptError, UsageError
-from treeopt.explore.answers import Answer, Failure
+from treeopt.explore.answers import Answer
 from treeopt.plans.plan_json import to_json
 
 PLAN_FILE = "plan.json"
@@ -52,12 +52,12 @@ def exported(answer: Answer, *, method: str | None = None, model: str = "", batc
     return entry.export(answer.plan, method=method, model=model or None, batch=batch)
 
 
-def attempt_export(answer: Answer, **choices: Any) -> Export | Failure:
-    """Return the export, or its error as one line."""
+def attempt_export(answer: Answer, **choices: Any) -> Export | TreeoptError:
+    """Return the export, or its error."""
     try:
         return exported(answer, **choices)
     except TreeoptError as error:
-        return Failure.of(error)
+        return error
 
 
 def export_file(export: Export, engine: str) -> str:

@@ -1,5 +1,7 @@
 """Rotary positions in every spelling: used, or refused by file and field; nothing is passed over."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -169,27 +171,24 @@ def test_positions_that_are_not_supported_are_refused(tmp_path, target, plain, s
 
 LLAMA_3, LINEAR = {"rope_type": "llama3", **LLAMA3}, {"rope_type": "linear", "factor": 2.0}
 LONGER = LONG | {"long_factor": LONG["short_factor"]}
-NOT_POSITIVE = [
-    (kind, field, value)
-    for kind, fields in (
-        (LINEAR, ["factor"]),
-        ({"rope_type": "dynamic", "factor": 2.0}, ["factor"]),
-        (YARN, ["factor", "attention_factor", "beta_fast", "beta_slow", "original_max_position_embeddings"]),
-        (LLAMA_3, ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]),
-        (LONGER, ["factor", "attention_factor", "original_max_position_embeddings"]),
-    )
-    for field in fields
-    for value in (0, float("nan"), 10**400, "4", True)
+FIELDS = [
+    *((YARN, field) for field in ("factor", "attention_factor", "beta_slow", "original_max_position_embeddings")),
+    *((LLAMA_3, field) for field in ("factor", "low_freq_factor", "high_freq_factor")),
+    (LINEAR, "factor"),
+    (LONGER, "attention_factor"),
 ]
+IMPOSSIBLE = (0, -2.0, float("nan"), float("inf"), 10**400, "4", True, [2.0])
+NOT_POSITIVE = [(*of, value) for of, value in zip(FIELDS, itertools.cycle(IMPOSSIBLE))]
 
 
 @pytest.mark.parametrize(("kind", "field", "value"), NOT_POSITIVE)
 def test_impossible_numbers_of_positions_are_refused_by_field(tmp_path, target, plain, kind, field, value):
+    name = "rope_scaling" if kind is YARN else "rope_parameters"
     config = {key: value for key, value in plain[2].items() if not key.startswith("rope")}
-    put_down(tmp_path, plain[1], config | {"rope_scaling": kind | {field: value}})
+    put_down(tmp_path, plain[1], config | {name: kind | {field: value}})
     with pytest.raises(ExecutorError, match=r"config\.json: ") as caught:
         load_drafter(tmp_path, target)
-    assert f"rope_scaling.{field} must be a positive number, found {value!r:.60}" in str(caught.value)
+    assert f"{name}.{field} must be a positive number, found {value!r:.60}" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.openvino_runs import RECORDINGS, recorded
+from tests.benchmarks.openvino_runs import RECORDINGS, recorded
 from tests.helpers.worker_exchanges import interpreter, replayer
 from treeopt.engines.driver import DriverSettings, EngineRequest
 from treeopt.engines.openvino.driver import OpenVino

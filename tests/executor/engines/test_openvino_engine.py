@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.openvino_runs import (
+from tests.benchmarks.openvino_runs import (
     DRAFTER,
     EAGLE3,
     EXACT,

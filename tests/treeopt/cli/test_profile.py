@@ -4,7 +4,7 @@ import pytest
 
 from executor.target.target_model import Target
 from simulate.profiles.profile import load_profile
-from tests.helpers.command_line import CONTEXT, HEADS, MEASURE, RANDOM, TEXTS, collect, done, measure, refused, run
+from tests.helpers.command_line import HEADS, MEASURE, RANDOM, TEXTS, collect, done, measure, refused, run
 
 
 def test_a_profile_covers_what_was_asked_for(made):
@@ -66,18 +66,8 @@ def test_profiles_need_one_source_of_prompts(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("more", "code", "words"),
     [
-        (["--batch", "0"], 2, ["batch", "0"]),
         (["--batch", "9"], 2, ["batch 9", "8"]),
-        (["--batch", "4-2"], 2, ["batch", "4-2"]),
-        (["--context", "1"], 2, ["contexts", "1"]),
-        (["--context", "many"], 2, ["context", "many"]),
-        (["--budget", "0"], 2, ["budget", "0"]),
-        (["--max-nodes", "64"], 2, ["max-nodes", "64"]),
-        (["--rounds", "1"], 2, ["rounds", "1"]),
-        (["--steps", "0"], 2, ["steps", "0"]),
         (["--rule", "sequoia"], 2, ["--rule", "--temperature"]),
-        (["--rule", "sequoia", "--temperature", "1", "--policies"], 2, ["sequoia", "draws its candidates"]),
-        (["--new-tokens", "500"], 1, ["context", str(CONTEXT)]),
         (["--new-tokens", "1", "--requests", "1"], 2, ["new-tokens"]),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,

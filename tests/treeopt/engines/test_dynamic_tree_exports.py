@@ -201,7 +201,7 @@ def test_openvino_would_take_a_negative_length() -> None:
 
 def test_openvino_verdicts_are_still_those_of_the_installed_release() -> None:
     pytest.importorskip("openvino_genai", reason="OpenVINO GenAI has its own environment")
-    from tests.helpers.record_verdicts import openvino as recorded
+    from tests.benchmarks.record_verdicts import openvino as recorded
 
     assert recorded() == VERDICTS
 
