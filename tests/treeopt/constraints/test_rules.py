@@ -116,23 +116,6 @@ def test_no_rule_keeps_an_engine_from_drafting_nothing(chosen: list[Constraint])
     assert all(rule.name and rule.source == SOURCE for rule in chosen)
 
 
-@pytest.mark.parametrize(
-    ("rule", "paths", "message"),
-    [
-        (SizesAmong((2,), SOURCE), [(0,)], "path [0] is node 1, only trees of 2 nodes can be run"),
-        (SizesAmong((2, 4, 8), SOURCE), [(0,)], "path [0] is node 1, only trees of 2, 4 or 8 nodes can be run"),
-        (ExpandPrefix(SOURCE), [(2, 0), (0, 0)], "path [2, 0] continues rank 2 while rank 1 has no children"),
-        (
-            ContiguousRanks(SOURCE),
-            [(0,), (0, 2)],
-            "path [0, 2] skips rank 0, siblings must have the ranks 0, 1, 2, ...",
-        ),
-    ],
-)
-def test_messages(rule: Constraint, paths: list[tuple[int, ...]], message: str) -> None:
-    assert rule.check(Tree.from_paths(paths)) == message
-
-
 @pytest.mark.parametrize("made", [lambda: SizesAmong((), SOURCE), lambda: LevelsAtMost((3, 0), SOURCE)])
 def test_rules_that_leave_nothing_are_refused(made: Callable[[], Constraint]) -> None:
     with pytest.raises(UsageError, match="at least 1"):
