@@ -25,6 +25,7 @@ from executor.verification.tree_tensors import Topology
 from tests.helpers.model_families import BASE, FAMILIES
 from tests.helpers.models import CONFIGS, SMALL, generated, random_heads, random_prompts, small_model
 from tests.helpers.sharded import TREE, decoded
+from tests.helpers.slow_params import slow_unless
 from tests.system.test_data import byte_tokenizer
 from treeopt.cli import main
 from treeopt.errors import ExecutorError
@@ -573,7 +574,9 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said"), [*PUBLISHED, *((name, {}) for name in FAMILIES)])
+@pytest.mark.parametrize(
+    ("name", "said"), slow_unless(lambda name, said: bool(said), [*PUBLISHED, *((name, {}) for name in FAMILIES)])
+)
 def test_positions_that_a_family_uses_are_taken(tmp_path, name, said):
     kind, words = FAMILIES[name]
     words = words if "n_embd" in words else BASE | words
