@@ -54,4 +54,4 @@ def _device(device: str) -> dict[str, Any]:
         return {"device": facts(device), "trials": [asdict(trial) for trial in trials(device)]}
     except (ImportError, OSError, TreeoptError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return {"trials": [{"name": f"the device {device} can be used", "holds": False, "told": reason}]}
+        return {"trials": [{"name": f"the device {device} can be used", "holds": False, "detail": reason}]}
