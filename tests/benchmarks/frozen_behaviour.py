@@ -83,6 +83,7 @@ EXPORTS = {
 }
 # Keys whose values differ from run to run or from machine to machine.
 PASSING = {"provenance", "command", "date", "commit", "processor", "software", "cores", "treeopt", "sha256", "seconds"}
+PASSING |= {"shapes", "drain", "fixed_shape", "lock_step", "hysteresis"}  # settings that are gone
 
 Row = dict[str, Any]
 

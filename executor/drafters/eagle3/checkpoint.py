@@ -16,7 +16,7 @@ Layers of the target. Numbers at the top level, and `layer_ids` in `eagle_config
 `hidden_states`: number i is the input of layer i. vLLM and speculators read them so. The other numbers in
 `eagle_config` are SpecForge's and count outputs of layers; SGLang adds 1 to them for most targets. Where they are
 EAGLE's usual three, or name an input that is no layer's output, they count inputs too, as SGLang reads them for
-DeepSeek's kind (sglang#25454); and for gpt-oss always (sglang#32334). Engines collect features in the order of the
+DeepSeek's kind (sglang#25454); and for gpt-oss always (sglang#32334). DeepSpec's `target_layer_ids` count outputs. Engines collect features in the order of the
 layers, so that the order of numbers says nothing; an empty list names the usual layers. With `use_aux_hidden_state`
 false a drafter reads the input of the target's LM head alone.
 """
@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.config_fields import eagle_fields
 from executor.checkpoints.layer_settings.layer_config import config_of, layer_fields
+from executor.checkpoints.layer_settings.positions import window_of
 from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes, layer_switches, note_missing
 from executor.checkpoints.tensors.detect_layout import plain
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
@@ -334,6 +334,7 @@ def _is_not_specforge(stored: Stored) -> bool:
 
 
 LAYER_LISTS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+OUTPUT_LISTS = ("target_layer_ids",)  # DeepSpec's, outputs of layers
 Named = tuple[str, list[int]]  # a field, and its list
 INPUTS, OUTPUTS = "hidden_states", "layer_outputs"
 BOUNDARIES = ("gpt_oss",)  # targets for which engines count inputs everywhere
@@ -412,6 +413,7 @@ def _named_layers(stored: Stored, layers: int, target: str) -> tuple[list[int] |
         return ids, str(stored.facts.get("aux_convention"))
     nested = eagle_fields(stored)
     inputs = _lists(stored, stored.config, LAYER_LISTS) + _lists(stored, nested, ("layer_ids",), "eagle_config.")
+    inputs += [(name, [i + 1 for i in ids]) for name, ids in _lists(stored, stored.config, OUTPUT_LISTS)]
     others = _lists(stored, nested, LAYER_LISTS, "eagle_config.")
     _check_same(stored, inputs, others)
     if inputs or not others or target in BOUNDARIES:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.config_fields import check_fields
 from executor.checkpoints.layer_settings.layer_config import config_of, fields, layer_fields
+from executor.checkpoints.layer_settings.positions import window_of
 from executor.checkpoints.layer_settings.stated_sizes import note_sizes
 from executor.checkpoints.tensors.detect_layout import plain_name
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored

@@ -17,7 +17,7 @@ from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
 from tests.helpers.command_line import CONTEXT, done, read_json, refused, run, write_drafter, write_target
 from tests.helpers.slow_params import slow_unless
-from treeopt.cli.commands.train import SCHEMA
+from treeopt.api.train_drafter import SCHEMA
 
 ROOT = Path(__file__).parent.parent.parent.parent
 SHORT = ("--steps", "3", "--batch", "2", "--length", "16", "--held-out", "0.2")
