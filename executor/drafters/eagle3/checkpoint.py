@@ -16,9 +16,9 @@ Layers of the target. Numbers at the top level, and `layer_ids` in `eagle_config
 `hidden_states`: number i is the input of layer i. vLLM and speculators read them so. The other numbers in
 `eagle_config` are SpecForge's and count outputs of layers; SGLang adds 1 to them for most targets. Where they are
 EAGLE's usual three, or name an input that is no layer's output, they count inputs too, as SGLang reads them for
-DeepSeek's kind (sglang#25454); and for gpt-oss always (sglang#32334). DeepSpec's `target_layer_ids` count outputs. Engines collect features in the order of the
-layers, so that the order of numbers says nothing; an empty list names the usual layers. With `use_aux_hidden_state`
-false a drafter reads the input of the target's LM head alone.
+DeepSeek's kind (sglang#25454); and for gpt-oss always (sglang#32334). DeepSpec's `target_layer_ids` count outputs.
+Engines collect features in the order of the layers, so that the order of numbers says nothing; an empty list names the
+usual layers. With `use_aux_hidden_state` false a drafter reads the input of the target's LM head alone.
 """
 
 import re
