@@ -205,21 +205,6 @@ def test_no_budget_leaves_out_some_of_the_trees_drawn_anew(models, monkeypatch):
     assert 0 < refused < 5
 
 
-def test_measuring_policies_goes_on_after_an_interruption(models, tmp_path):
-    work, given = tmp_path / "p.work", {**WITH_POLICIES, "max_nodes": 4, "max_depth": 2, "new_tokens": 9}
-    prompts = random_prompts([5] * 8)
-
-    def stop(blocks):
-        if len(work.read_text().splitlines()) > 60:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        measured(models, prompts, work=work, progress=stop, **given)
-    with pytest.raises(UsageError, match="was begun with policies true, not false"):
-        measured(models, prompts, work=work, **(given | {"policies": False}))
-    assert set(measured(models, prompts, work=work, **given).growths) == set(growths())
-
-
 def test_ways_stay_small_and_shallow():
     assert max(way.tree.depth for _, way in ranked_configurations((1,), (None,), max_nodes=63, max_depth=2)) == 2
     assert max(way.tree.nodes for _, way in ranked_configurations((1,), (None,), max_nodes=7, max_depth=5)) == 7
@@ -303,7 +288,7 @@ def test_a_machine_that_slows_down_for_a_while_changes_no_ratio(models, monkeypa
         assert ratios == pytest.approx([1.25 + shape.batch * (shape.tokens - 1) / 4 for shape in shapes])
 
 
-@pytest.mark.parametrize("done", [2, 3, 4, 5])
+@pytest.mark.parametrize("done", [2, 5])
 def test_a_machine_that_changes_during_an_interruption_changes_no_ratio(models, monkeypatch, tmp_path, done):
     prompts, work, left = random_prompts([5] * 4), tmp_path / "work", []
     told = {"batches": (1,), "max_nodes": 7, "max_depth": 3, "rounds": 2, "steps": 2, "work": work}
@@ -597,7 +582,6 @@ def test_contexts_are_measured_at_the_lengths_asked_for(models, clock):
     ("settings", "message"),
     [
         ({"batches": (0,)}, "batch sizes must be at least 1"),
-        ({"batches": ()}, "batch sizes must be at least 1"),
         ({"batches": (9,)}, "batch 9 needs at least that many prompts, got 8"),
         ({"batches": (1,), "max_nodes": 64}, "max-nodes must be in 1..63"),
         ({"batches": (1,), "rounds": 1}, "at least 2 rounds"),

@@ -78,20 +78,9 @@ def test_a_request_that_fits_the_context_is_decoded(tiny, tmp_path):
 
 PROMPTS = {
     "missing": (None, [], 1, "No such file"),
-    "empty": (b"", [], 1, "no prompts"),
-    "blank": (b"\n\n", [], 1, "no prompts"),
     "not JSON": (b'{"text": "abc"}\nabc\n', [], 1, "line 2"),
-    "a list": (b'["abc"]\n', [], 1, "line 1"),
-    "a number": (b"5\n", [], 1, "line 1"),
-    "no text": (b'{"text": "abc"}\n\n{"txt": "abc"}\n', [], 1, "line 3"),
-    "text a number": (b'{"text": 5}\n', [], 1, "line 1"),
-    "text empty": (b'{"text": ""}\n', [], 1, "line 1"),
     "text of one token": (b'{"text": "abc"}\n{"text": "a"}\n', [], 2, "token"),
-    "half a character": (b'{"text": "ab\\ud800c"}\n', [], 1, "line 1"),
-    "other bytes": (b"\xff\xfe", [], 1, "prompts.jsonl"),
-    "too few": (b'{"text": "abc"}\n' * 5, ["--requests", "6"], 2, "6 prompts"),
     "too few after skip": (b'{"text": "abc"}\n' * 5, ["--requests", "3", "--skip", "3"], 2, "skipping 3"),
-    "all skipped": (b'{"text": "abc"}\n' * 5, ["--skip", "5"], 2, "skipping 5"),
 }
 
 
@@ -121,24 +110,14 @@ def test_prompts_may_hold_any_character(tiny, tmp_path):
     ("more", "code", "words"),
     [
         (["--depth", "4"], 1, ["depth", "1..3", "4"]),
-        (["--depth", "0"], 2, ["depth", "0"]),
         (["--width", "321"], 1, ["width", "320", "321"]),
-        (["--width", "0"], 2, ["width", "0"]),
         (["--dtype", "float8"], None, ["dtype", "float32", "float8"]),
         (["--device", "gpu"], None, ["device", "gpu"]),
-        (["--device", ""], None, ["device"]),
-        (["--device", "cuda:99"], None, ["device", "cuda:99"]),
-        (["--device", "meta"], None, ["device", "meta"]),
-        (["--temperature", "-1"], 2, ["temperature", "-1"]),
         (["--temperature", "nan"], 2, ["temperature", "nan"]),
-        (["--temperature", "inf"], 2, ["temperature", "inf"]),
-        (["--new-tokens", "0"], 2, ["new-tokens", "0"]),
         (["--new-tokens", "500"], 1, ["context", str(CONTEXT)]),
-        (["--batch", "0"], 2, ["batch", "0"]),
-        (["--requests", "0"], 2, ["requests", "0"]),
-        (["--threads", "0"], 2, ["threads", "0"]),
+        (["--stride", "2"], 2, ["--stride applies only to candidates"]),
+        (["--draws", "2"], 2, ["--draws is for rule sequoia, not greedy"]),
         (["--threads", "100000000"], 2, [f"threads must be in 1..{4 * os.cpu_count()}", "cores", "100000000"]),
-        (["--seed", "99999999999999999999"], None, ["seed"]),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
 )
