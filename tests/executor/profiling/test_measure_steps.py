@@ -233,12 +233,12 @@ def test_a_schedule_fits_its_budget(rounds, budget_s):
     except UsageError:
         assert 2 * MARGIN * sum(block_s(way) for _, way in RANKED[:least]) > budget_s
         return
-    assert found.rounds * MARGIN * sum(map(block_s, found.ways)) <= budget_s + 1e-9
-    assert (*found.ways, *found.left_out) == tuple(way for _, way in RANKED)
-    assert len(found.ways) >= least
-    assert found.rounds >= min(rounds, 3) or len(found.ways) < least + len(RANKED)
+    assert found.rounds * MARGIN * sum(map(block_s, found.configurations)) <= budget_s + 1e-9
+    assert (*found.configurations, *found.left_out) == tuple(way for _, way in RANKED)
+    assert len(found.configurations) >= least
+    assert found.rounds >= min(rounds, 3) or len(found.configurations) < least + len(RANKED)
     if found.left_out:  # one more would not have fitted
-        more = sum(map(block_s, [*found.ways, found.left_out[0]]))
+        more = sum(map(block_s, [*found.configurations, found.left_out[0]]))
         assert found.rounds * MARGIN * more > budget_s
     if found.rounds == rounds and not found.left_out:
         return
@@ -503,7 +503,7 @@ def test_a_broken_work_file_is_refused(models, clock, tmp_path):
     for line, record in (
         (0, {}),
         (1, {"prefill": {"plain": [], "drafted": []}}),
-        (2, {"planned": {"ways": 1, "rounds": 2, "took_s": 0.0}}),
+        (2, {"planned": {"configurations": 1, "rounds": 2, "took_s": 0.0}}),
         (3, []),
         (3, {"visit": {"key": [999, 0, 0], "run": json.loads(written[3])["visit"]["run"]}}),
         (3, {"visit": {"key": [0, 0, 0], "run": {"draft_s": [-1]}}}),
