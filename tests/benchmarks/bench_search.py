@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.cost_model import CostParts, StepShape
-from treeopt.engines import ENGINE_RULES
+from treeopt.engines import ENGINES
 from treeopt.planning.search_pipeline import search
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.static_tree import replay_tree
@@ -210,7 +210,7 @@ def bench_engines() -> str:
     """Searches over eight batch sizes and a million anchors, under the rules of every engine; no integer programmes."""
     trace, batches = synthetic_trace(1_000_000), (1, 2, 4, 8, 16, 32, 64, 128)
     before, spent = peak_mib(), {}
-    for name, engine in ENGINE_RULES.items():
+    for name, engine in ENGINES.items():
         start = time.process_time()
         search(trace, Cost(), batch=batches, max_nodes=128, rules=engine.rules, solver_work=0, compare={})
         spent[name] = time.process_time() - start

@@ -29,7 +29,8 @@ from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
 from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, SETUPS
 from treeopt.engines.driver import EngineRequest
-from treeopt.engines.driver_settings import EngineSettings, make_engine
+from treeopt.engines import ENGINES
+from treeopt.engines.driver import DriverSettings
 from treeopt.policies import DynamicTree, settings
 from treeopt.replay.dynamic_tree import accepted_lengths as dynamic_lengths
 from treeopt.replay.static_tree import accepted_lengths
@@ -168,7 +169,7 @@ class Bench:
         drafter = None
         if check.layout is not None:
             drafter = str(self.converted(check.drafter, check.layout, exporter=setup.exporter))
-        return EngineSettings(
+        return DriverSettings(
             check.engine,
             str(self.converted(TARGET, setup.layout, exporter=setup.exporter)),
             drafter=drafter,

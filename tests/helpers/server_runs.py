@@ -16,7 +16,9 @@ from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, ROOT, SETUPS
 from tests.helpers.openvino_runs import RECORDINGS, prompts
 from tests.helpers.server_exchanges import program
 from treeopt.engines.driver import Driver, EngineRequest, EngineStep
-from treeopt.engines.driver_settings import EngineSettings, llama_server, make_engine
+from treeopt.engines import ENGINES
+from treeopt.engines.driver import DriverSettings
+from treeopt.engines.llama_cpp.driver import llama_server
 from treeopt.storage.provenance import this_run
 
 MODELS = ENGINES / "models" / "servers"
@@ -87,7 +89,7 @@ def asked() -> list[EngineRequest]:
 def engine(run: Run, python: Path) -> Driver:
     """Return the driver; models are named as the current folder has them."""
     return make_engine(
-        EngineSettings(
+        DriverSettings(
             run.engine,
             run.target,
             drafter=run.drafter,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from treeopt.engines.driver_settings import EngineSettings, make_engine
+from treeopt.engines import ENGINES
+from treeopt.engines.driver import DriverSettings
 from treeopt.errors import UsageError
 
 
@@ -16,7 +17,7 @@ def meta(engine, folder, **settings):
     if engine == "llama.cpp":
         (folder / "llama-server").write_text("")
         python = folder / "python"
-    return make_engine(EngineSettings(engine, "target", python=python, **settings)).meta
+    return make_engine(DriverSettings(engine, "target", python=python, **settings)).meta
 
 
 @pytest.mark.parametrize(

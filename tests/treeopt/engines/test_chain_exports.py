@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.small_plans import BUSHY, GOLDEN, OPT_TREE, entry, grown, plan_of
-from treeopt.engines import lmdeploy, transformers
+from treeopt.engines import ENGINES
 from treeopt.errors import EngineError, UsageError
 from treeopt.tree import Tree
 
@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @settings(deadline=None)
-@given(st.integers(1, 60), st.sampled_from(sorted(transformers.METHODS)))
+@given(st.integers(1, 60), st.sampled_from(sorted(ENGINES["transformers"].methods)))
 def test_transformers_drafts_the_planned_length(length: int, method: str) -> None:
-    config = json.loads(transformers.export(plan_of(entry(1, Tree.chain(length))), method=method).text)
+    config = json.loads(ENGINES["transformers"].export(plan_of(entry(1, Tree.chain(length))), method=method).text)
     if method == "prompt-lookup":
         assert config == {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": 3}
         return
@@ -36,26 +36,28 @@ def test_transformers_drafts_the_planned_length(length: int, method: str) -> Non
     }
 
 
-@pytest.mark.parametrize("method", sorted(transformers.METHODS))
+@pytest.mark.parametrize("method", sorted(ENGINES["transformers"].methods))
 def test_transformers_own_configuration_takes_the_settings(method: str) -> None:
     library = pytest.importorskip("transformers", reason="the extra executor is not installed")
-    settings_of = json.loads(transformers.export(GOLDEN, method=method, batch=1).text)
+    settings_of = json.loads(ENGINES["transformers"].export(GOLDEN, method=method, batch=1).text)
     config = library.GenerationConfig(**settings_of)
     config.validate(strict=True)
     assert {name: getattr(config, name) for name in settings_of} == settings_of
     assert config.update(**dict.fromkeys(settings_of)) == {}  # no name that it does not know
-    assert library.__version__.split(".")[0] == transformers.ENGINE.split()[1].split(".")[0]
+    assert library.__version__.split(".")[0] == ENGINES["transformers"].title.split()[1].split(".")[0]
 
 
 def test_transformers_decodes_one_sequence() -> None:
     with pytest.raises(EngineError, match=r"one sequence at a time.*holds batch 8; nearest: a plan for batch 1"):
-        transformers.export(GOLDEN, method="assistant", batch=8)
+        ENGINES["transformers"].export(GOLDEN, method="assistant", batch=8)
     with pytest.raises(EngineError, match=r"one sequence at a time.*holds batch 2, 4"):
-        transformers.export(plan_of(entry(2, Tree.chain(2)), entry(4, Tree.chain(2))), method="assistant")
-    result = transformers.export(GOLDEN, method="assistant")
+        ENGINES["transformers"].export(plan_of(entry(2, Tree.chain(2)), entry(4, Tree.chain(2))), method="assistant")
+    result = ENGINES["transformers"].export(GOLDEN, method="assistant")
     assert json.loads(result.text)["num_assistant_tokens"] == 5
     assert any("only batch 1 of 1, 8, 32, 64 was exported" in note for note in result.notes)
-    assert not any("only batch 1" in note for note in transformers.export(GOLDEN, method="assistant", batch=1).notes)
+    assert not any(
+        "only batch 1" in note for note in ENGINES["transformers"].export(GOLDEN, method="assistant", batch=1).notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,17 +72,17 @@ def test_transformers_decodes_one_sequence() -> None:
 )
 def test_transformers_refuses(plan: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        transformers.export(plan, **options)
+        ENGINES["transformers"].export(plan, **options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", sorted(transformers.METHODS))
+@pytest.mark.parametrize("method", sorted(ENGINES["transformers"].methods))
 def test_transformers_launch_lines_run_and_draft_the_length(method: str, tmp_path: Path) -> None:
     """A process that loads torch and decodes with the shipped target as its own assistant: some seconds."""
     pytest.importorskip("transformers", reason="the extra executor is not installed")
     model = str(ROOT / "data/models/stdlib-llama")
     options = {"model": model} if method == "assistant" else {}
-    lines = transformers.export(GOLDEN, method=method, target=model, batch=1, **options).launch
+    lines = ENGINES["transformers"].export(GOLDEN, method=method, target=model, batch=1, **options).launch
     hook = """
 import transformers.generation.utils as utils
 prepared = utils.GenerationMixin._get_candidate_generator
@@ -109,9 +111,11 @@ utils.GenerationMixin._get_candidate_generator = spied
 
 
 @settings(deadline=None)
-@given(st.integers(1, 60), st.sampled_from(sorted(lmdeploy.METHODS)))
+@given(st.integers(1, 60), st.sampled_from(sorted(ENGINES["lmdeploy"].methods)))
 def test_lmdeploy_drafts_the_planned_length(length: int, method: str) -> None:
-    words = shlex.split(lmdeploy.export(plan_of(entry(4, Tree.chain(length))), method=method, model="a b").text)
+    words = shlex.split(
+        ENGINES["lmdeploy"].export(plan_of(entry(4, Tree.chain(length))), method=method, model="a b").text
+    )
     options = dict(zip(words[::2], words[1::2], strict=True))
     block = options.pop("--speculative-dflash-block-size", None)
     assert options == {
@@ -124,11 +128,11 @@ def test_lmdeploy_drafts_the_planned_length(length: int, method: str) -> None:
 
 
 def test_lmdeploy_golden() -> None:
-    result = lmdeploy.export(GOLDEN, method="eagle3", model="a/b", target="c/d", batch=8)
+    result = ENGINES["lmdeploy"].export(GOLDEN, method="eagle3", model="a/b", target="c/d", batch=8)
     flags = "--speculative-algorithm eagle3 --speculative-draft-model a/b --speculative-num-draft-tokens 3"
     assert result.text == flags
     assert result.launch == f"lmdeploy serve api_server c/d {flags}"
-    assert "--speculative-draft-model" not in lmdeploy.export(GOLDEN, method="deepseek_mtp", batch=8).launch
+    assert "--speculative-draft-model" not in ENGINES["lmdeploy"].export(GOLDEN, method="deepseek_mtp", batch=8).launch
 
 
 @pytest.mark.parametrize(
@@ -143,4 +147,4 @@ def test_lmdeploy_golden() -> None:
 )
 def test_lmdeploy_refuses(plan: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        lmdeploy.export(plan, **options)
+        ENGINES["lmdeploy"].export(plan, **options)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.small_plans import BUSHY, GOLDEN, OPT_TREE, entry, grown, plan_of
-from treeopt.engines import openvino, sglang, tensorrt_llm
+from treeopt.engines import ENGINES
 from treeopt.engines.dynamic_trees import DynamicTrees, Triple
 from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree
@@ -84,13 +84,13 @@ def test_a_policy_is_exported_exactly_or_refused_with_the_nearest(name: str, tri
 def test_one_tree_in_three_conventions() -> None:
     plan = plan_of(grown(1, DynamicTree(nodes=15, depth=5, beam=4)))
     flags = "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16"
-    assert sglang.export(plan).text == flags
-    assert json.loads(openvino.export(plan, method="eagle3").text) == {
+    assert ENGINES["sglang"].export(plan).text == flags
+    assert json.loads(ENGINES["openvino"].export(plan, method="eagle3").text) == {
         "tree_depth": 5,
         "branching_factor": 4,
         "num_assistant_tokens": 15,
     }
-    assert tensorrt_llm.export(plan, method="Eagle3", model="a/b").text.splitlines() == [
+    assert ENGINES["tensorrt-llm"].export(plan, method="Eagle3", model="a/b").text.splitlines() == [
         "speculative_config:",
         '  decoding_type: "Eagle3"',
         '  speculative_model: "a/b"',
@@ -138,15 +138,15 @@ def test_a_static_tree_is_replaced_only_when_asked(name: str) -> None:
 
 def test_tensorrt_llm_verifies_fewer_nodes_than_eagle_drafts() -> None:
     plan = plan_of(grown(1, DynamicTree(nodes=POOL.nodes, depth=POOL.depth, beam=POOL.width)))
-    assert read_back("openvino", openvino.export(plan, method="eagle3").text) == POOL
+    assert read_back("openvino", ENGINES["openvino"].export(plan, method="eagle3").text) == POOL
     with pytest.raises(
         EngineError, match=r"40 nodes, but depth 5 and width 4 offer at most 20 \(validate_eagle_config"
     ):
-        tensorrt_llm.export(plan, method="Eagle3")
+        ENGINES["tensorrt-llm"].export(plan, method="Eagle3")
     wide = Tree.from_paths([(rank,) for rank in range(3)] + [(rank, child) for rank in range(3) for child in range(2)])
     assert (wide.depth, wide.nodes) == (2, 9)
     with pytest.raises(EngineError, match=r"9 nodes, but depth 2 and width 3 offer at most 6 .*nearest: a plan of"):
-        tensorrt_llm.export(plan_of(entry(1, wide)), method="Eagle3", nearest="triple")
+        ENGINES["tensorrt-llm"].export(plan_of(entry(1, wide)), method="Eagle3", nearest="triple")
 
 
 @pytest.mark.parametrize(("engine", "method"), [(openvino, "draft-model"), (tensorrt_llm, "Draft_Target")])
@@ -165,15 +165,15 @@ def test_only_eagle_3_drafts_trees(engine: Any, method: str) -> None:
 def test_openvino_accepted_whatever_the_rules_allow() -> None:
     """And what it refused, the rules refuse; the pool of candidates it does not check."""
     assert VERDICTS["engine"].startswith("openvino-genai 2026.4.1")
-    trees = [case for case in VERDICTS["cases"] if set(case["settings"]) == set(openvino.TREES.names)]
+    trees = [case for case in VERDICTS["cases"] if set(case["settings"]) == set(ENGINES["openvino"].trees.names)]
     assert len(trees) > 100
     unchecked = 0
     for case in trees:
         settings_of = case["settings"]
-        triple = Triple(*(settings_of[name] for name in openvino.TREES.names))
+        triple = Triple(*(settings_of[name] for name in ENGINES["openvino"].trees.names))
         if triple.width == 0:
             continue
-        allowed = openvino.TREES.refused(triple) is None
+        allowed = ENGINES["openvino"].trees.refused(triple) is None
         assert case["accepted"] or not allowed
         if case["accepted"] and not allowed:
             assert triple.nodes > triple.width + (triple.depth - 1) * triple.width**2
@@ -187,10 +187,10 @@ def test_openvino_accepted_whatever_the_rules_allow() -> None:
 def test_openvino_accepted_chains_and_prompt_lookup(length: int) -> None:
     verdicts = {json.dumps(case["settings"]): case for case in VERDICTS["cases"]}
     plan = plan_of(entry(1, Tree.chain(length)))
-    chain = verdicts[openvino.export(plan, method="draft-model").text]
+    chain = verdicts[ENGINES["openvino"].export(plan, method="draft-model").text]
     assert (chain["accepted"], chain["tree"], chain["prompt_lookup"]) == (True, False, False)
     if length == 5:
-        lookup = verdicts[openvino.export(plan, method="prompt-lookup").text]
+        lookup = verdicts[ENGINES["openvino"].export(plan, method="prompt-lookup").text]
         assert (lookup["accepted"], lookup["prompt_lookup"]) == (True, True)
 
 
@@ -209,17 +209,20 @@ def test_openvino_verdicts_are_still_those_of_the_installed_release() -> None:
 
 def test_openvino_has_one_length_per_call() -> None:
     with pytest.raises(EngineError, match=r"OpenVINO .*one length .*nearest: one batch size of 1, 8, 32"):
-        openvino.export(GOLDEN, method="eagle3")
+        ENGINES["openvino"].export(GOLDEN, method="eagle3")
     with pytest.raises(UsageError, match="takes no model"):
-        openvino.export(GOLDEN, method="prompt-lookup", model="m", batch=1)
+        ENGINES["openvino"].export(GOLDEN, method="prompt-lookup", model="m", batch=1)
     with pytest.raises(UsageError, match="needs a method, one of draft-model, eagle3, prompt-lookup"):
-        openvino.export(GOLDEN, batch=1)
+        ENGINES["openvino"].export(GOLDEN, batch=1)
     with pytest.raises(EngineError, match="cannot run method medusa"):
-        openvino.export(GOLDEN, method="medusa", batch=1)
+        ENGINES["openvino"].export(GOLDEN, method="medusa", batch=1)
 
 
 def test_openvino_warns_of_the_layers_that_it_reads() -> None:
-    notes = {method: "\n".join(openvino.export(GOLDEN, method=method, batch=8).notes) for method in openvino.METHODS}
+    notes = {
+        method: "\n".join(ENGINES["openvino"].export(GOLDEN, method=method, batch=8).notes)
+        for method in ENGINES["openvino"].methods
+    }
     assert {method for method, text in notes.items() if "other layers of the target" in text} == {"eagle3"}
 
 
@@ -237,5 +240,5 @@ def test_openvino_runs_a_dynamic_tree_for_one_request_alone() -> None:
     with pytest.raises(
         EngineError, match=r"batch 4\): .* with 1 request in flight; nearest: a plan of batch 1, or `chain`"
     ):
-        openvino.export(plan_of(grown(4, policy)), method="eagle3")
-    assert sglang.export(plan_of(grown(4, policy))).text
+        ENGINES["openvino"].export(plan_of(grown(4, policy)), method="eagle3")
+    assert ENGINES["sglang"].export(plan_of(grown(4, policy))).text

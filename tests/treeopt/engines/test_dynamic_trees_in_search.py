@@ -8,7 +8,7 @@ import pytest
 import treeopt
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.profiles.step_tables import Growing
-from treeopt.engines import ENGINE_RULES, ENGINES
+from treeopt.engines import ENGINES
 from treeopt.errors import TraceError, UsageError
 from treeopt.planning.held_out_split import hold_out
 from treeopt.policies import DynamicTree, OptTree
@@ -51,7 +51,7 @@ def test_a_dynamic_tree_is_chosen_where_it_pays(plans, engine):
     policy = choice.grown.policy
     assert isinstance(policy, DynamicTree)
     assert policy.children == policy.beam
-    assert ENGINE_RULES[engine].cannot_run(policy, 1) is None
+    assert ENGINES[engine].cannot_run(policy, 1) is None
     chain = next(other for other in plans[engine].entries[0].compared if other.name == "best chain")
     assert chain.behind.low > 0
 
@@ -90,7 +90,7 @@ def test_kinds_that_an_engine_does_not_run_are_refused():
     ],
 )
 def test_the_reason_why_an_engine_cannot_run_a_policy(policy, reason):
-    assert reason in ENGINE_RULES["openvino"].cannot_run(policy, 1)
+    assert reason in ENGINES["openvino"].cannot_run(policy, 1)
 
 
 def test_given_dynamic_trees_are_judged_and_those_that_cannot_be_run_are_named():
@@ -134,7 +134,7 @@ def test_openvino_gets_no_dynamic_tree_for_several_requests():
 def test_every_beam_of_the_recording_is_tried():
     """The trace holds 8 nodes per level and 5 children of each: engines continue as many as they draft."""
     fit, held = hold_out(load_trace(TRACE), held_out=0.5, seed=0)
-    cannot_run = ENGINE_RULES["openvino"].cannot_run
+    cannot_run = ENGINES["openvino"].cannot_run
     found = best_policy(fit, held, CHEAP, kind="eagle2", max_nodes=12, max_depth=3, cannot_run=cannot_run)
     assert {policy.beam for policy, _ in found.tried} == {1, 2, 3, 4, 5}
     assert all(policy.children == policy.beam for policy, _ in found.tried)

@@ -31,9 +31,9 @@ from tests.helpers.small_plans import (
 )
 from tests.helpers.strategies import drawn_trace
 from treeopt.cli.commands.export import export as command
-from treeopt.engines import ENGINES, llama_cpp, lmdeploy, medusa, sglang, transformers, vllm
+from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
-from treeopt.engines.imposed_acceptance import kept_rates
+from treeopt.engines.export import kept_rates
 from treeopt.errors import EngineError, PlanError, TraceError, UsageError
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import save_plan
@@ -131,9 +131,9 @@ def test_medusa_gets_the_candidates_that_were_meant(tree: Tree) -> None:
     plan = plan_of(entry(1, tree), drafter={"kind": "medusa", "heads": 5})
     if max(tree.ranks) >= 10:
         with pytest.raises(EngineError, match="ranks must be below 10"):
-            medusa.export(plan)
+            ENGINES["medusa"].export(plan)
         return
-    choices = json.loads(medusa.export(plan).text)
+    choices = json.loads(ENGINES["medusa"].export(plan).text)
     assert Tree.from_paths(choices) == tree
     assert medusa_candidates(choices, heads=5) == [(len(path), path[-1]) for path in tree.paths]
 
@@ -147,14 +147,14 @@ def test_medusa_would_overflow_beyond_its_heads() -> None:
         medusa_candidates([[0], [0, 0], [0, 0, 0]], heads=2)
     plan = plan_of(entry(1, Tree.chain(3), chain=2), drafter={"kind": "medusa", "heads": 2})
     with pytest.raises(EngineError, match=r"at most 2 can be drafted .*Medusa#63.*nearest: chain of 2"):
-        medusa.export(plan)
-    assert json.loads(medusa.export(plan, nearest="chain").text) == [[0], [0, 0]]
-    assert len(json.loads(medusa.export(plan, heads=3).text)) == 3
+        ENGINES["medusa"].export(plan)
+    assert json.loads(ENGINES["medusa"].export(plan, nearest="chain").text) == [[0], [0, 0]]
+    assert len(json.loads(ENGINES["medusa"].export(plan, heads=3).text)) == 3
 
 
 def test_medusa_takes_its_own_tree() -> None:
     tree = published_trees()[MEDUSA]
-    result = medusa.export(plan_of(entry(1, tree), drafter=MEDUSA_DRAFTER))
+    result = ENGINES["medusa"].export(plan_of(entry(1, tree), drafter=MEDUSA_DRAFTER))
     assert Tree.from_paths(json.loads(result.text)) == tree
     assert len(result.notes) == 2
     assert result.notes[0] == "format checked against the code of Medusa e2a5d20"
@@ -162,7 +162,7 @@ def test_medusa_takes_its_own_tree() -> None:
 
 
 def test_medusa_says_what_it_could_not_check() -> None:
-    notes = "\n".join(medusa.export(plan_of(entry(8, BUSHY))).notes)
+    notes = "\n".join(ENGINES["medusa"].export(plan_of(entry(8, BUSHY))).notes)
     assert "at least 5" in notes
     assert "batch 8" in notes
     assert "does not name its drafter" in notes
@@ -176,9 +176,9 @@ def test_medusa_says_what_it_could_not_check() -> None:
 def test_vllm_reads_the_plan(plan: Plan) -> None:
     if not speculates(plan):
         with pytest.raises(EngineError, match=r"vLLM 0\.33\.0: .*not to speculate at batch"):
-            vllm.export(plan, **EAGLE3)
+            ENGINES["vllm"].export(plan, **EAGLE3)
         return
-    result = vllm.export(plan, **EAGLE3)
+    result = ENGINES["vllm"].export(plan, **EAGLE3)
     config = json.loads(result.text)
     assert set(config) <= {
         "method",
@@ -191,14 +191,14 @@ def test_vllm_reads_the_plan(plan: Plan) -> None:
 
 
 def test_vllm_golden() -> None:
-    assert json.loads(vllm.export(GOLDEN, **EAGLE3).text) == {
+    assert json.loads(ENGINES["vllm"].export(GOLDEN, **EAGLE3).text) == {
         "method": "eagle3",
         "model": "someone/eagle3",
         "num_speculative_tokens": 5,
         "num_speculative_tokens_per_batch_size": [[1, 7, 5], [8, 31, 3], [32, 63, 1], [64, 64, 0]],
     }
-    assert any("needs vLLM 0.24 or later" in note for note in vllm.export(GOLDEN, **EAGLE3).notes)
-    one = vllm.export(GOLDEN, method="ngram", batch=8)
+    assert any("needs vLLM 0.24 or later" in note for note in ENGINES["vllm"].export(GOLDEN, **EAGLE3).notes)
+    one = ENGINES["vllm"].export(GOLDEN, method="ngram", batch=8)
     assert not any("0.24" in note for note in one.notes)
     assert json.loads(one.text) == {"method": "ngram", "num_speculative_tokens": 3}
 
@@ -206,10 +206,10 @@ def test_vllm_golden() -> None:
 @pytest.mark.parametrize(
     ("kind", "export", "method"),
     [
-        ("prompt-lookup", vllm.export, "ngram"),
-        ("prompt-lookup:vllm", vllm.export, "ngram"),
-        ("language-model", vllm.export, "draft_model"),
-        ("language-model", sglang.export, "STANDALONE"),
+        ("prompt-lookup", ENGINES["vllm"].export, "ngram"),
+        ("prompt-lookup:vllm", ENGINES["vllm"].export, "ngram"),
+        ("language-model", ENGINES["vllm"].export, "draft_model"),
+        ("language-model", ENGINES["sglang"].export, "STANDALONE"),
     ],
 )
 def test_drafters_are_called_as_the_executor_calls_them(kind: str, export: Callable[..., Export], method: str) -> None:
@@ -228,21 +228,21 @@ def test_drafters_are_called_as_the_executor_calls_them(kind: str, export: Calla
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator", "medusa3", "EAGLE"])
 def test_vllm_lists_its_methods(method: str) -> None:
     with pytest.raises(EngineError, match=rf"vLLM 0\.33\.0 cannot run method {method}: .*nearest: .*eagle3"):
-        vllm.export(GOLDEN, method=method, model="x")
+        ENGINES["vllm"].export(GOLDEN, method=method, model="x")
 
 
 def test_vllm_needs_method_and_model() -> None:
     with pytest.raises(UsageError, match="needs a method, one of"):
-        vllm.export(GOLDEN)
+        ENGINES["vllm"].export(GOLDEN)
     with pytest.raises(UsageError, match="needs a model"):
-        vllm.export(GOLDEN, method="eagle")
+        ENGINES["vllm"].export(GOLDEN, method="eagle")
 
 
 def test_vllm_says_where_a_schedule_is_ignored() -> None:
-    scheduled = "\n".join(vllm.export(GOLDEN, method="suffix").notes)
+    scheduled = "\n".join(ENGINES["vllm"].export(GOLDEN, method="suffix").notes)
     assert "model runner V1" in scheduled
     assert "data parallelism" in scheduled
-    assert "schedule" not in "\n".join(vllm.export(GOLDEN, method="suffix", batch=1).notes)
+    assert "schedule" not in "\n".join(ENGINES["vllm"].export(GOLDEN, method="suffix", batch=1).notes)
 
 
 # SGLang
@@ -253,9 +253,9 @@ def test_vllm_says_where_a_schedule_is_ignored() -> None:
 def test_sglang_reads_the_plan(plan: Plan, graphs: bool) -> None:
     if not speculates(plan):
         with pytest.raises(EngineError, match=r"SGLang 0\.5\.23: .*not to speculate at batch"):
-            sglang.export(plan)
+            ENGINES["sglang"].export(plan)
         return
-    result = sglang.export(plan, **EAGLE3)
+    result = ENGINES["sglang"].export(plan, **EAGLE3)
     intended = [planned(plan, batch) for batch in range(1, 51)]
     if not result.flags:
         assert {(k, 1, k + 1) for k in intended} == {sglang_triple(result.text)}
@@ -268,7 +268,7 @@ def test_sglang_reads_the_plan(plan: Plan, graphs: bool) -> None:
 
 
 def test_sglang_golden_schedule() -> None:
-    result = sglang.export(GOLDEN, **EAGLE3, file="tiers 1.json")
+    result = ENGINES["sglang"].export(GOLDEN, **EAGLE3, file="tiers 1.json")
     config = json.loads(result.text)
     assert config.pop("treeopt")["trees"] == {
         "1": Tree.chain(5).id,
@@ -293,7 +293,7 @@ def test_sglang_golden_schedule() -> None:
 
 def test_sglang_pads_early_without_these_graph_sizes() -> None:
     """As measured with the real class: batch 5 is padded to 8, batch 25 to 32."""
-    result = sglang.export(GOLDEN, **EAGLE3)
+    result = ENGINES["sglang"].export(GOLDEN, **EAGLE3)
     options, captured = shlex.split(result.flags), (1, 2, 4, 8, 16, 24, 32)
     assert sglang_steps(result.text, options, batch=5, captured=captured) == 3
     assert sglang_steps(result.text, options, batch=25, captured=captured) == 1
@@ -303,10 +303,10 @@ def test_sglang_pads_early_without_these_graph_sizes() -> None:
 def test_sglang_golden_triple() -> None:
     assert (BUSHY.depth, max(BUSHY.level_widths[:1]), BUSHY.nodes) == (5, 4, 15)
     plan = plan_of(entry(4, BUSHY))
-    result = sglang.export(plan, nearest="triple")
+    result = ENGINES["sglang"].export(plan, nearest="triple")
     assert sglang_triple(result.text) == (5, 4, 16)
     assert "the plan's prediction no longer holds" in result.notes[0]
-    assert sglang_triple(sglang.export(plan, nearest="chain").text) == (3, 1, 4)
+    assert sglang_triple(ENGINES["sglang"].export(plan, nearest="chain").text) == (3, 1, 4)
 
 
 @untimed
@@ -314,7 +314,7 @@ def test_sglang_golden_triple() -> None:
 def test_sglang_fills_every_triple(tree: Tree) -> None:
     plan = plan_of(entry(1, tree))
     try:
-        steps, topk, tokens = sglang_triple(sglang.export(plan, nearest="triple").text)
+        steps, topk, tokens = sglang_triple(ENGINES["sglang"].export(plan, nearest="triple").text)
     except EngineError as error:
         assert "candidates" in str(error)  # noqa: PT017
         return
@@ -326,25 +326,25 @@ def test_sglang_fills_every_triple(tree: Tree) -> None:
 def test_sglang_refuses_a_triple_beyond_its_pool() -> None:
     plan = plan_of(entry(1, Tree.full(2, 3)))
     with pytest.raises(EngineError, match=r"SGLang .* offer 10 candidates .*nearest: chain of 3"):
-        sglang.export(plan, nearest="triple")
+        ENGINES["sglang"].export(plan, nearest="triple")
     with pytest.raises(EngineError) as caught:
-        sglang.export(plan)
+        ENGINES["sglang"].export(plan)
     assert "`triple`" not in str(caught.value)
 
 
 def test_sglang_schedules_no_triples() -> None:
     plan = plan_of(entry(1, BUSHY), entry(4, Tree.chain(2)))
     with pytest.raises(EngineError, match=r"SGLang .*topk 1.*nearest: one batch size of 1, 4, or `chain`"):
-        sglang.export(plan, nearest="triple")
-    assert "candidate_steps" in sglang.export(plan, nearest="chain").text
+        ENGINES["sglang"].export(plan, nearest="triple")
+    assert "candidate_steps" in ENGINES["sglang"].export(plan, nearest="chain").text
 
 
 def test_sglang_algorithms() -> None:
-    assert "--speculative-algorithm STANDALONE " in sglang.export(GOLDEN, method="standalone", batch=1).text
+    assert "--speculative-algorithm STANDALONE " in ENGINES["sglang"].export(GOLDEN, method="standalone", batch=1).text
     with pytest.raises(EngineError, match=r"SGLang .*STANDALONE by batch size .*nearest: one batch size of 1, 8"):
-        sglang.export(GOLDEN, method="standalone")
+        ENGINES["sglang"].export(GOLDEN, method="standalone")
     with pytest.raises(EngineError, match=r"SGLang .* method medusa; nearest: EAGLE, EAGLE3"):
-        sglang.export(GOLDEN, method="medusa")
+        ENGINES["sglang"].export(GOLDEN, method="medusa")
 
 
 # All
@@ -355,8 +355,8 @@ def test_sglang_algorithms() -> None:
 def test_chain_engines_refuse_what_is_no_chain(tree: Tree) -> None:
     plan = plan_of(entry(2, tree, chain=4))
     for run, engine in (
-        (lambda **k: vllm.export(plan, **EAGLE3, **k), "vLLM"),
-        (lambda **k: sglang.export(plan, **k), "SGLang"),
+        (lambda **k: ENGINES["vllm"].export(plan, **EAGLE3, **k), "vLLM"),
+        (lambda **k: ENGINES["sglang"].export(plan, **k), "SGLang"),
     ):
         if any(tree.ranks):
             with pytest.raises(EngineError, match=rf"{engine} .*batch 2.*path \[.*nearest: chain of 4 \(`chain`\)"):
@@ -404,18 +404,18 @@ def test_provenance_is_always_there(name: str) -> None:
 
 def test_a_slower_chain_is_called_slower() -> None:
     plan = plan_of(entry(1, BUSHY, chain_speedup=0.9))
-    assert "slower than no speculation" in sglang.export(plan, nearest="chain").notes[0]
+    assert "slower than no speculation" in ENGINES["sglang"].export(plan, nearest="chain").notes[0]
 
 
 def test_batch_sizes_must_be_in_the_plan_once() -> None:
     with pytest.raises(UsageError, match="does not hold batch 3; it holds 1, 8, 32, 64"):
-        sglang.export(GOLDEN, batch=3)
+        ENGINES["sglang"].export(GOLDEN, batch=3)
     with pytest.raises(UsageError, match="choose one batch size of 1, 8, 32, 64"):
-        medusa.export(GOLDEN)
+        ENGINES["medusa"].export(GOLDEN)
     with pytest.raises(PlanError, match="batch 4 twice"):
-        sglang.export(plan_of(entry(4, BUSHY), entry(4, BUSHY)))
+        ENGINES["sglang"].export(plan_of(entry(4, BUSHY), entry(4, BUSHY)))
     with pytest.raises(UsageError, match="it holds none"):
-        sglang.export(plan_of())
+        ENGINES["sglang"].export(plan_of())
 
 
 @pytest.mark.parametrize("engine", [llama_cpp, lmdeploy, medusa, transformers, vllm])
@@ -441,7 +441,7 @@ def invoke(*args: str | Path) -> Any:
 def test_command_prints_the_text_alone(saved: Path) -> None:
     result = invoke(saved, "--format", "sglang", "--batch", "8", "--method", "eagle3", "--model", "a/b")
     assert result.exit_code == 0
-    assert result.stdout == sglang.export(GOLDEN, batch=8, method="eagle3", model="a/b").text + "\n"
+    assert result.stdout == ENGINES["sglang"].export(GOLDEN, batch=8, method="eagle3", model="a/b").text + "\n"
     assert result.stderr.startswith("note: ")
 
 
@@ -449,14 +449,14 @@ def test_command_writes_a_file_and_names_it(saved: Path, tmp_path: Path) -> None
     output = tmp_path / "tiers.json"
     result = invoke(saved, "--format", "sglang", "--output", output)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert output.read_text() == sglang.export(GOLDEN).text + "\n"
+    assert output.read_text() == ENGINES["sglang"].export(GOLDEN).text + "\n"
     assert f"--speculative-adaptive-config {shlex.quote(str(output))}" in result.stderr
 
 
 def test_command_prints_json(saved: Path) -> None:
     result = invoke(saved, "--format", "vllm", "--method", "eagle3", "--model", "a/b", "--json")
     record = json.loads(result.stdout)
-    expected = vllm.export(GOLDEN, method="eagle3", model="a/b")
+    expected = ENGINES["vllm"].export(GOLDEN, method="eagle3", model="a/b")
     assert record == {
         "format": "vllm",
         "text": expected.text,
@@ -557,24 +557,24 @@ def test_rates_are_those_of_texts_that_never_end() -> None:
 
 
 def test_vllm_keeps_what_the_trace_keeps(trace: Trace) -> None:
-    result = vllm.export(GOLDEN, **EAGLE3, replay=trace)
+    result = ENGINES["vllm"].export(GOLDEN, **EAGLE3, replay=trace)
     kept = vllm_keeps(json.loads(result.text), rng=np.random.default_rng(0), steps=200_000)
     assert cut(kept + 1, trace.lengths) == pytest.approx(replay_tree(Tree.chain(5), trace).tau, rel=0.01)
-    without = json.loads(vllm.export(GOLDEN, **EAGLE3).text)
+    without = json.loads(ENGINES["vllm"].export(GOLDEN, **EAGLE3).text)
     assert without.items() < json.loads(result.text).items()
 
 
 def test_sglang_commits_what_the_trace_commits(trace: Trace) -> None:
-    result = sglang.export(GOLDEN, batch=8, replay=trace)
+    result = ENGINES["sglang"].export(GOLDEN, batch=8, replay=trace)
     found = sglang_commits(result.environment, longest=4, rng=np.random.default_rng(0), steps=200_000)
     assert cut(found, trace.lengths) == pytest.approx(replay_tree(Tree.chain(3), trace).tau, rel=0.01)
-    without = sglang.export(GOLDEN, batch=8)
+    without = ENGINES["sglang"].export(GOLDEN, batch=8)
     assert (result.text, result.suffix, without.environment) == (without.text, without.suffix, "")
     assert set(without.notes) < set(result.notes)
 
 
 def test_notes_of_imposed_acceptance_tell_what_to_compare(trace: Trace) -> None:
-    said = "\n".join(vllm.export(GOLDEN, **EAGLE3, replay=trace).notes)
+    said = "\n".join(ENGINES["vllm"].export(GOLDEN, **EAGLE3, replay=trace).notes)
     rates = kept_rates(Tree.chain(5), trace)
     assert f"batch 1: uncut steps commit {1 + sum(rates):.3f} tokens on average; the plan predicts tau 2.00" in said
     own = 1 + sum(kept_rates(Tree.chain(3), trace))
@@ -582,25 +582,25 @@ def test_notes_of_imposed_acceptance_tell_what_to_compare(trace: Trace) -> None:
     assert "batch 64: uncut" not in said
     assert "generate 60 tokens" in said
     bushy = plan_of(entry(1, BUSHY))
-    replaced = "\n".join(sglang.export(bushy, nearest="chain", replay=trace).notes)
+    replaced = "\n".join(ENGINES["sglang"].export(bushy, nearest="chain", replay=trace).notes)
     assert "the plan predicts tau 2.00 and speedup 1.40 [1.30, 1.50]" in replaced  # the best chain's, not the tree's
 
 
 def test_sglang_imposes_one_acceptance_on_chains(trace: Trace) -> None:
     with pytest.raises(EngineError, match=r"on all batch sizes .*nearest: one batch size of 1, 8, 32$"):
-        sglang.export(GOLDEN, replay=trace)
+        ENGINES["sglang"].export(GOLDEN, replay=trace)
     for nearest in (None, "triple"):
         with pytest.raises(EngineError, match=r"only on chains .*nearest: `chain`"):
-            sglang.export(plan_of(entry(1, BUSHY)), nearest=nearest, replay=trace)
+            ENGINES["sglang"].export(plan_of(entry(1, BUSHY)), nearest=nearest, replay=trace)
     with pytest.raises(TraceError):
-        vllm.export(plan_of(entry(1, Tree.chain(6))), **EAGLE3, replay=trace)
+        ENGINES["vllm"].export(plan_of(entry(1, Tree.chain(6))), **EAGLE3, replay=trace)
 
 
 def test_command_imposes_a_traces_acceptance(saved: Path, tmp_path: Path, trace: Trace) -> None:
     save_trace(trace, tmp_path / "t.npz")
     words = ("--format", "sglang", "--batch", "8", "--replay", tmp_path / "t.npz")
     result, record = invoke(saved, *words), json.loads(invoke(saved, *words, "--json").stdout)
-    due = sglang.export(GOLDEN, batch=8, replay=trace)
+    due = ENGINES["sglang"].export(GOLDEN, batch=8, replay=trace)
     assert f"environment: {due.environment}\n" in result.stderr
     assert record["environment"] == due.environment
     refused = invoke(saved, "--format", "medusa", "--batch", "8", "--replay", tmp_path / "t.npz")
@@ -615,7 +615,7 @@ def test_command_imposes_a_traces_acceptance(saved: Path, tmp_path: Path, trace:
 
 
 def test_sglang_runs_the_policy_that_it_has() -> None:
-    result = sglang.export(plan_of(grown(2, DynamicTree(nodes=15, depth=5, beam=4))))
+    result = ENGINES["sglang"].export(plan_of(grown(2, DynamicTree(nodes=15, depth=5, beam=4))))
     assert sglang_triple(result.text) == (5, 4, 16)
     assert "planned for batch 2 only" in result.notes
 
@@ -632,8 +632,10 @@ def test_sglang_runs_the_policy_that_it_has() -> None:
 )
 def test_sglang_refuses_other_policies(policy: DynamicTree | OptTree) -> None:
     with pytest.raises(EngineError, match=r"SGLang .* cannot run policy (eagle2|opt-tree) \(batch 2\).*nearest"):
-        sglang.export(plan_of(grown(2, policy)))
-    assert "was replaced by a chain of 3" in sglang.export(plan_of(grown(2, policy)), nearest="chain").notes[0]
+        ENGINES["sglang"].export(plan_of(grown(2, policy)))
+    assert (
+        "was replaced by a chain of 3" in ENGINES["sglang"].export(plan_of(grown(2, policy)), nearest="chain").notes[0]
+    )
 
 
 @pytest.mark.parametrize("name", ENGINES)

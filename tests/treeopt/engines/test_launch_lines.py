@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tests.helpers.small_plans import EAGLE3, GOLDEN, entry, grown, plan_of
 from treeopt.cli import main
 from treeopt.cli.commands.export import export as command
-from treeopt.engines import ENGINES, METHODS, medusa, openvino, sglang, tensorrt_llm, transformers, vllm
+from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import save_plan
 from treeopt.policies import DynamicTree
@@ -63,7 +63,7 @@ def test_every_format_has_a_launch_line(name: str) -> None:
 
 
 def test_choices_of_medusa_are_in_its_lines() -> None:
-    result = medusa.export(GOLDEN, batch=1)
+    result = ENGINES["medusa"].export(GOLDEN, batch=1)
     call = next(
         node
         for node in ast.walk(ast.parse(result.launch))
@@ -74,27 +74,31 @@ def test_choices_of_medusa_are_in_its_lines() -> None:
 
 
 def test_a_name_that_was_not_given_is_a_word_in_capitals() -> None:
-    assert sglang.export(GOLDEN, batch=1).launch.startswith(
-        "python -m sglang.launch_server --model-path TARGET --speculative-algorithm ALGORITHM "
-        "--speculative-draft-model-path DRAFTER --speculative-num-steps 5"
+    assert (
+        ENGINES["sglang"]
+        .export(GOLDEN, batch=1)
+        .launch.startswith(
+            "python -m sglang.launch_server --model-path TARGET --speculative-algorithm ALGORITHM "
+            "--speculative-draft-model-path DRAFTER --speculative-num-steps 5"
+        )
     )
-    assert "DRAFTER" not in sglang.export(GOLDEN, batch=1, method="nextn").launch
-    assert vllm.export(GOLDEN, **EAGLE3).launch.startswith("vllm serve TARGET --speculative-config '{")
-    assert "DRAFTER" in strings(transformers.export(GOLDEN, method="assistant").launch)
-    assert "DRAFTER" not in transformers.export(GOLDEN, method="prompt-lookup").launch
-    assert "prompt_lookup=True" in openvino.export(GOLDEN, method="prompt-lookup", batch=1).launch
+    assert "DRAFTER" not in ENGINES["sglang"].export(GOLDEN, batch=1, method="nextn").launch
+    assert ENGINES["vllm"].export(GOLDEN, **EAGLE3).launch.startswith("vllm serve TARGET --speculative-config '{")
+    assert "DRAFTER" in strings(ENGINES["transformers"].export(GOLDEN, method="assistant").launch)
+    assert "DRAFTER" not in ENGINES["transformers"].export(GOLDEN, method="prompt-lookup").launch
+    assert "prompt_lookup=True" in ENGINES["openvino"].export(GOLDEN, method="prompt-lookup", batch=1).launch
 
 
 def test_dynamic_trees_are_launched() -> None:
     plan = plan_of(grown(1, DynamicTree(nodes=15, depth=5, beam=4)))
-    assert sglang.export(plan, **EAGLE3).launch.endswith(sglang.export(plan).text)
-    lines = openvino.export(plan, method="eagle3").launch
+    assert ENGINES["sglang"].export(plan, **EAGLE3).launch.endswith(ENGINES["sglang"].export(plan).text)
+    lines = ENGINES["openvino"].export(plan, method="eagle3").launch
     assert "tree_depth=5, branching_factor=4, num_assistant_tokens=15)" in lines
 
 
 def test_lines_of_a_file_run_in_a_shell(tmp_path: Path) -> None:
     """The file arrives as it is, whatever quotes and dollars it holds; then the command sees it."""
-    result = tensorrt_llm.export(
+    result = ENGINES["tensorrt-llm"].export(
         GOLDEN, method="Eagle3", model="$HOME `id` 'x'", batch=1, target="t t", file="a dir's file.yaml"
     )
     seen = 'trtllm-serve() { printf \'%s\\n\' "$@"; cat "$3"; }\n'
@@ -105,9 +109,12 @@ def test_lines_of_a_file_run_in_a_shell(tmp_path: Path) -> None:
 
 
 def test_sglang_reads_its_tiers_from_the_file_that_the_lines_write(tmp_path: Path) -> None:
-    result = sglang.export(GOLDEN, **EAGLE3, file="tiers 1.json")
+    result = ENGINES["sglang"].export(GOLDEN, **EAGLE3, file="tiers 1.json")
     assert result.script == f"cat > 'tiers 1.json' <<'END'\n{result.text}\nEND\n{result.launch}"
-    assert sglang.export(GOLDEN, **EAGLE3, batch=1).script == sglang.export(GOLDEN, **EAGLE3, batch=1).launch
+    assert (
+        ENGINES["sglang"].export(GOLDEN, **EAGLE3, batch=1).script
+        == ENGINES["sglang"].export(GOLDEN, **EAGLE3, batch=1).launch
+    )
 
 
 # Command

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.small_plans import BUSHY, GOLDEN, OPT_TREE, entry, grown, plan_of
 from tests.helpers.strategies import drawn_trace
-from treeopt.engines import llama_cpp
-from treeopt.engines.imposed_acceptance import kept_rates
+from treeopt.engines import ENGINES
+from treeopt.engines.export import kept_rates
 from treeopt.errors import EngineError, TraceError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
@@ -68,24 +68,28 @@ def rates_of(options: dict[str, str]) -> list[float]:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(sorted(llama_cpp.METHODS)), st.integers(1, 40), st.integers(1, 64))
+@given(st.sampled_from(sorted(ENGINES["llama.cpp"].methods)), st.integers(1, 40), st.integers(1, 64))
 def test_llama_cpp_drafts_the_planned_length(method: str, length: int, batch: int) -> None:
-    result = llama_cpp.export(plan_of(entry(batch, Tree.chain(length))), method=method)
+    result = ENGINES["llama.cpp"].export(plan_of(entry(batch, Tree.chain(length))), method=method)
     options = parsed(result.text)
     assert options["--spec-type"] == method
     assert effective_length(options) == length
 
 
 def test_llama_cpp_golden() -> None:
-    result = llama_cpp.export(GOLDEN, method="draft-eagle3", model="drafter 1.gguf", target="t.gguf", batch=8)
+    result = ENGINES["llama.cpp"].export(
+        GOLDEN, method="draft-eagle3", model="drafter 1.gguf", target="t.gguf", batch=8
+    )
     text = "-md 'drafter 1.gguf' --spec-type draft-eagle3 --spec-draft-n-max 3 --spec-draft-p-min 0"
     text += " --no-spec-draft-backend-sampling"  # several slots
     assert (result.text, result.suffix, result.flags) == (text, ".txt", "")
     assert result.launch == f"llama-server -m t.gguf -np 8 {text}"
-    assert llama_cpp.export(GOLDEN, method="draft-eagle3", batch=1).launch.startswith(
-        "llama-server -m TARGET -np 1 -md DRAFTER --spec-type draft-eagle3 --spec-draft-n-max 5"
+    assert (
+        ENGINES["llama.cpp"]
+        .export(GOLDEN, method="draft-eagle3", batch=1)
+        .launch.startswith("llama-server -m TARGET -np 1 -md DRAFTER --spec-type draft-eagle3 --spec-draft-n-max 5")
     )
-    assert "DRAFTER" not in llama_cpp.export(GOLDEN, method="ngram-mod", batch=1).launch
+    assert "DRAFTER" not in ENGINES["llama.cpp"].export(GOLDEN, method="ngram-mod", batch=1).launch
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,7 @@ def test_llama_cpp_golden() -> None:
     ],
 )
 def test_llama_cpp_takes_its_type_from_the_plans_drafter(kind: str, method: str) -> None:
-    result = llama_cpp.export(plan_of(entry(1, Tree.chain(4)), drafter={"kind": kind}))
+    result = ENGINES["llama.cpp"].export(plan_of(entry(1, Tree.chain(4)), drafter={"kind": kind}))
     assert parsed(result.text)["--spec-type"] == method
     assert any("at most 4: shorter drafts are dropped" in note for note in result.notes) == (kind[-4:] == ".cpp")
     assert not any("does not hold" in note for note in result.notes)
@@ -106,10 +110,10 @@ def test_llama_cpp_takes_its_type_from_the_plans_drafter(kind: str, method: str)
 
 def test_llama_cpp_has_one_length_per_launch() -> None:
     with pytest.raises(EngineError, match=r"llama\.cpp .*one length .*5 at batch 1, 3 at batch 8.*of 1, 8, 32 \(`--ba"):
-        llama_cpp.export(GOLDEN, method="draft-simple")
+        ENGINES["llama.cpp"].export(GOLDEN, method="draft-simple")
     alike = plan_of(entry(1, Tree.chain(4)), entry(8, Tree.chain(4)))
-    assert effective_length(parsed(llama_cpp.export(alike, method="draft-simple").text)) == 4
-    assert " -np 8 " in llama_cpp.export(alike, method="draft-simple").launch
+    assert effective_length(parsed(ENGINES["llama.cpp"].export(alike, method="draft-simple").text)) == 4
+    assert " -np 8 " in ENGINES["llama.cpp"].export(alike, method="draft-simple").launch
 
 
 @pytest.mark.parametrize(
@@ -137,20 +141,20 @@ def test_llama_cpp_has_one_length_per_launch() -> None:
 )
 def test_llama_cpp_refuses(plan: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        llama_cpp.export(plan, **options)
+        ENGINES["llama.cpp"].export(plan, **options)
 
 
 def test_llama_cpp_replays_exactly_the_rates_of_its_length() -> None:
     trace = drawn_trace([[0.05]], [60] * 40, depth=6, rng=np.random.default_rng(3))
-    for method in sorted(llama_cpp.METHODS):
-        result = llama_cpp.export(plan_of(entry(1, Tree.chain(6))), method=method, replay=trace)
+    for method in sorted(ENGINES["llama.cpp"].methods):
+        result = ENGINES["llama.cpp"].export(plan_of(entry(1, Tree.chain(6))), method=method, replay=trace)
         rates = rates_of(parsed(result.text))
         assert rates == pytest.approx(kept_rates(Tree.chain(6), trace), abs=1e-6)
         assert rates[-1] == 0  # a position that is never accepted is written as well
         assert f"uncut steps commit {1 + sum(rates):.3f} tokens" in "\n".join(result.notes)
         assert result.text in result.launch
     with pytest.raises(TraceError):
-        llama_cpp.export(plan_of(entry(1, Tree.chain(7))), method="draft-simple", replay=trace)
+        ENGINES["llama.cpp"].export(plan_of(entry(1, Tree.chain(7))), method="draft-simple", replay=trace)
 
 
 def test_the_reader_of_rates_refuses_what_llama_cpp_refuses() -> None:

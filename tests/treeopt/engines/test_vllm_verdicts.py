@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.small_plans import GOLDEN, entry, plan_of, planned
-from treeopt.engines import vllm
+from treeopt.engines import ENGINES
 from treeopt.tree import Tree
 
 VERDICTS = json.loads((Path(__file__).parent / "verdicts/vllm.json").read_text())
@@ -18,14 +18,14 @@ def exported(tokens: int, ranges: list[list[int]]) -> dict[str, Any]:
     """The export of a plan that has a chain for the first batch size of each range, and for the last of all."""
     lengths = {start: length for start, _, length in ranges} | {ranges[-1][1]: ranges[-1][2]}
     plan = plan_of(*(entry(batch, Tree.chain(length) if length else None) for batch, length in lengths.items()))
-    config: dict[str, Any] = json.loads(vllm.export(plan, method="ngram").text)
+    config: dict[str, Any] = json.loads(ENGINES["vllm"].export(plan, method="ngram").text)
     assert config["num_speculative_tokens"] == max(length for _, _, length in ranges)
     return config
 
 
 def test_vllms_scheduler_reads_the_planned_lengths() -> None:
     golden = next(table for table in ACCEPTED if len(table["ranges"]) == 4)
-    config = json.loads(vllm.export(GOLDEN, method="ngram").text)
+    config = json.loads(ENGINES["vllm"].export(GOLDEN, method="ngram").text)
     assert config["num_speculative_tokens_per_batch_size"] == golden["ranges"]
     assert config["num_speculative_tokens"] == golden["tokens"]
     assert golden["lengths"] == [planned(GOLDEN, batch) for batch in range(1, len(golden["lengths"]) + 1)]
@@ -46,7 +46,7 @@ def test_configurations_that_vllm_accepted() -> None:
     lookup = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # as the notes ask for
     verdicts = {json.dumps(case["settings"], sort_keys=True): case["accepted"] for case in VERDICTS["cases"]}
     for plan in (GOLDEN, plan_of(entry(1, Tree.chain(1))), plan_of(entry(8, Tree.chain(5)))):
-        config = {**json.loads(vllm.export(plan, method="ngram").text), **lookup}
+        config = {**json.loads(ENGINES["vllm"].export(plan, method="ngram").text), **lookup}
         assert verdicts[json.dumps(config, sort_keys=True)]
     refused = [case["settings"] for case in VERDICTS["cases"] if not case["accepted"]]
     assert [settings["num_speculative_tokens"] for settings in refused] == [-1, 0, 5]
@@ -56,7 +56,7 @@ def test_configurations_that_vllm_accepted() -> None:
 def test_schedules_that_vllm_refused_are_never_exported() -> None:
     refused = [table["ranges"] for table in VERDICTS["tables"] if table["lengths"] is None]
     assert [ranges[0][0] for ranges in refused] == [2, 1]
-    late = vllm.export(plan_of(entry(2, Tree.chain(4)), entry(8, Tree.chain(2))), method="ngram")
+    late = ENGINES["vllm"].export(plan_of(entry(2, Tree.chain(4)), entry(8, Tree.chain(2))), method="ngram")
     assert json.loads(late.text)["num_speculative_tokens_per_batch_size"][0][0] == 1
 
 

@@ -17,7 +17,7 @@ from simulate.whatif.price_per_token import HOUR_S, MILLION
 from tests.helpers.command_line import done, small_profile, small_trace
 from treeopt.cli import main
 from treeopt.defaults import NODES
-from treeopt.engines import ENGINE_RULES, METHODS
+from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.explore import answers, downloads, markup, token_prices
 from treeopt.explore.answer_charts import Drawing, charts_of
@@ -330,7 +330,7 @@ def test_given_files_are_read_by_path(folder):
     assert next(iter(named.targets)) == folder.name
 
 
-@pytest.mark.parametrize("engine", sorted(set(METHODS) & set(ENGINE_RULES)))
+@pytest.mark.parametrize("engine", sorted(set(METHODS) & set(ENGINES)))
 def test_the_method_is_the_engine_s_own_for_the_drafter(answered, engine):
     pytest.importorskip("marimo", reason="the extra `explore` is not installed")
     from treeopt.explore import controls

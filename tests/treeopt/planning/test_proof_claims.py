@@ -7,7 +7,7 @@ from tests.helpers.strategies import with_lengths
 from tests.system.test_certificates import DEPTH, NODES, WIDTH, every_tree, kept, shapes, worth
 from tests.treeopt.planning.test_search_pipeline import Cost
 from treeopt.constraints import Constraint, DepthAtLeast, DepthAtMost, RanksBelow, SizesAmong, broken, joined
-from treeopt.engines import ENGINE_RULES
+from treeopt.engines import ENGINES
 from treeopt.errors import EngineError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.proof import PROVED, proof_of
@@ -80,7 +80,7 @@ MORE: dict[str, tuple[Constraint, ...]] = {
     "two levels exactly": (DepthAtLeast(2, "a.py"), DepthAtMost(2, "a.py")),
     "three levels": (DepthAtLeast(3, "a.py"),),
 }
-RULES = {name: engine.rules for name, engine in ENGINE_RULES.items()} | MORE
+RULES = {name: engine.rules for name, engine in ENGINES.items()} | MORE
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -137,7 +137,7 @@ def test_a_proof_says_that_nodes_were_left_out(monkeypatch):
     statements = set()
     for _ in range(12):
         trace = small_trace(rng, width=8, depth=3)
-        rules = ENGINE_RULES["sequoia"].rules
+        rules = ENGINES["sequoia"].rules
         proposals = proposals_of(trace, rules, Cost(), nodes=4, shrink=3.0, objective=THROUGHPUT)
         statements.add(proof_of(proposals.judge, proposals, 1).statement.split("\n")[1])
     assert any("rarer nodes were left out" in statement for statement in statements)

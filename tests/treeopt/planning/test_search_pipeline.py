@@ -15,7 +15,7 @@ from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import drawn_trace, traces, with_lengths
 from treeopt.constraints import ChainOnly, DepthAtLeast, DepthAtMost, NodesAtMost, broken
 from treeopt.cost_model import CostParts, StepShape, covered_limits
-from treeopt.engines import ENGINE_RULES
+from treeopt.engines import ENGINES
 from treeopt.errors import CostError, EngineError, InfeasibleError, TraceError, UsageError
 from treeopt.planning import search_pipeline
 from treeopt.planning.baselines import STATIC, Rivals
@@ -634,9 +634,9 @@ def test_a_proof_and_a_plan_say_what_was_not_measured(known):
 # --- rules
 
 
-@pytest.mark.parametrize("name", ENGINE_RULES)
+@pytest.mark.parametrize("name", ENGINES)
 def test_what_an_engine_cannot_run_is_not_chosen(name):
-    rules = ENGINE_RULES[name].rules
+    rules = ENGINES[name].rules
     batches = (1, 8)
     free = search(MIXED, Cost(), batch=batches, max_nodes=31, near=0, shrink=0)
     plan = search(MIXED, Cost(), batch=batches, max_nodes=31, near=0, shrink=0, rules=rules, solver_work=0.05)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.console_blocks import check_options
 from tests.helpers.printed_results import CODES, RESULTS, folder, printed, record, sent
-from treeopt.engines import ENGINE_RULES, ENGINES, METHODS
+from treeopt.engines import ENGINES
 from treeopt.plans.plan_json import load_plan
 from treeopt.results.blocks import Blocks, Cell, Column, Line, Row, Table, number, word
 from treeopt.results.plan import ENTRY as PLAN_KIND
@@ -117,7 +117,7 @@ def test_the_command_to_run_next_exists(name):
             check_options(shlex.split(block.command)[1:])
 
 
-@pytest.mark.parametrize("engine", ENGINE_RULES)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_plan_for_an_engine_is_exported_to_it_next(engine):
     """With a method where its export needs one; rules of a project that has no export lead to a check."""
     plan = load_plan(folder() / "plan.json") if blocks_of("search") else None
