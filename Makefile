@@ -36,7 +36,7 @@ browser: $(VENV)/.browser  ## pages in headless Chromium, which must be installe
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser
 
 pictures: $(VENV)/.all  ## the pictures that README shows, drawn again from shipped files
-	$(BIN)/python -m tests.helpers.pictures
+	$(BIN)/python -m tests.benchmarks.pictures
 
 slow: $(VENV)/.all  ## statistical and whole-data suites, and property tests with more examples
 	TREEOPT_EXAMPLES=200 $(BIN)/python -m pytest -q -m "(slow or hypothesis) and not engines and not browser"
@@ -79,21 +79,21 @@ coverage: $(VENV)/.all  ## how often 95 % intervals hold the true tau, and how o
 
 models: $(VENV)/.all  ## tokenizer, target, drafters, prompts and traces from nothing, on 2 cores in about an hour
 	rm -rf $(FEATURES)
-	$(KEPT) $(BIN)/python -m executor.train.shipped.make_models data target
+	$(KEPT) $(BIN)/python -m data.make.make_models data target
 	$(KEPT) OMP_NUM_THREADS=1 $(MAKE) -j 2 $(TRAINED:%=drafter-%)
 	rm -rf $(FEATURES)
 	$(KEPT) OMP_NUM_THREADS=1 $(MAKE) -j 2 traces-t1 traces-t0
 
 drafter-%: $(VENV)/.all
-	$(BIN)/python -m executor.train.shipped.make_models data $* --features $(FEATURES)
+	$(BIN)/python -m data.make.make_models data $* --features $(FEATURES)
 
 drafter-coral-router: drafter-coral
 
 traces-t0: $(VENV)/.all
-	$(BIN)/python -m executor.train.shipped.make_traces data t0
+	$(BIN)/python -m data.make.make_traces data t0
 
 traces-t1: $(VENV)/.all  # candidates go with the quicker of the two
-	$(BIN)/python -m executor.train.shipped.make_traces data t1 candidates-t0
+	$(BIN)/python -m data.make.make_traces data t1 candidates-t0
 
 drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and in the loop
 	$(BIN)/python -m tests.benchmarks.bench_drafters --output data/benchmarks/drafters-cpu.json
@@ -143,16 +143,16 @@ engine-openvino: .engines/openvino/.ready .engines/openvino-export/.ready  ## Op
 engines: $(VENV)/.all  ## tests and acceptance checks in the engines that are set up below .engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m engines tests/executor/engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine_acceptance --output data/engines/acceptance.json
-	$(BIN)/python -m tests.helpers.engine_tables
+	$(BIN)/python -m tests.benchmarks.engine_tables
 
 engine-times: $(VENV)/.all  ## predicted against measured speedups in the engines that are set up, on a machine that nothing else uses
-	$(BIN)/python -m tests.helpers.smollm2
+	$(BIN)/python -m tests.benchmarks.smollm2
 	$(BIN)/python -m tests.benchmarks.engine_times
-	$(BIN)/python -m tests.helpers.engine_tables
+	$(BIN)/python -m tests.benchmarks.engine_tables
 
 recordings: $(VENV)/.all  ## what engines' servers and workers answer in short runs, recorded again for the fast tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.helpers.server_runs
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.helpers.openvino_runs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.server_runs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.openvino_runs
 
 # torchvision and its like of another build of torch fail to load, and no text model needs them.
 ENGINE_PIP = $(@D)/bin/python -m pip --disable-pip-version-check -q

@@ -1,6 +1,6 @@
 """The live side: models, draft trees and the decoding loop. The only package that imports torch and transformers.
 
-* `device/`: the device that models run on: clock, free memory, uploads.
+* `device`: the device that models run on: clock, free memory, uploads.
 * `kernels/`: CUDA kernels of the verifying forward.
 * `prompts/`: prompts and conversations.
 * `verification/`: acceptance rules: greedy, sampling, Leviathan, SpecInfer, Sequoia, block verification, typical.

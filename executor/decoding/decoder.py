@@ -18,11 +18,9 @@ from executor.decoding.cuda_graphs import Graphs
 from executor.decoding.dynamic_growth import AskingGrowth, DynamicGrowth
 from executor.decoding.request_queue import NewTokens as NewTokens
 from executor.decoding.request_queue import RequestQueue, limit_each
-from executor.decoding.static_growth import StaticGrowth
+from executor.decoding.static_growth import Growth, StaticGrowth
 from executor.decoding.step_results import Gathered, Generation, Step
-from executor.decoding.tree_growth import Growth
-from executor.device.clock import Clock, Mark, elapsed_s
-from executor.device.free_memory import free_bytes
+from executor.device import Clock, Mark, elapsed_s, free_bytes
 from executor.drafters.base.drafter import Drafter
 from executor.target.kv_cache import TreeCache
 from executor.target.positions.rotary_kinds import looks_at_positions

@@ -5,7 +5,7 @@ accepted and some are not.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from executor.decoding.decoder import Decoder
-from executor.decoding.greedy_audit import Audit, audit_text
-from executor.device.free_memory import free_bytes
+from executor.device import free_bytes
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.models.fingerprint import device_name
 from executor.models.random_weights import random_target
@@ -23,6 +22,60 @@ from executor.target.load_hf_model import DTYPES
 from executor.target.packed_linears import multiplies_bf16
 from executor.target.target_model import Target
 from treeopt.tree import Tree
+
+# Units in the last place, at the size of the largest logit, that the chosen token may lie below the best one. In half
+# precision the rounding of the logits themselves; in fp32 and fp64 that of the sums behind them.
+MARGIN = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 64, torch.float64: 64}
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The comparison of a text with the argmax of a plain forward.
+
+    Attributes:
+        tokens: tokens compared.
+        differing: tokens that are not the argmax (the first of equals).
+        unexcused: tokens whose logit lies below the best by more than the margin.
+        worst: largest distance below the best, in units in the last place.
+    """
+
+    tokens: int
+    differing: int
+    unexcused: int
+    worst: float
+
+    @classmethod
+    def total(cls, audits: Iterable["Audit"]) -> "Audit":
+        """Add up the counts of several texts.
+
+        >>> Audit.total([Audit(10, 1, 0, 2.0), Audit(5, 0, 0, 0.0)])
+        Audit(tokens=15, differing=1, unexcused=0, worst=2.0)
+        """
+        texts = list(audits)
+        return cls(
+            sum(text.tokens for text in texts),
+            sum(text.differing for text in texts),
+            sum(text.unexcused for text in texts),
+            max((text.worst for text in texts), default=0.0),
+        )
+
+
+def audit_text(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> Audit:
+    """Compare `tokens`, written after `prompt`, with the argmax at each position, given the text before it."""
+    text = torch.tensor([[*prompt, *tokens]], device=target.device)
+    logits = target.features(text[:, :-1]).logits[0, len(prompt) - 1 :]
+    written = text[0, len(prompt) :]
+    chosen = logits.gather(1, written[:, None])[:, 0].double()
+    scale = logits.abs().amax(1).double()
+    unit = torch.exp2(torch.log2(scale.clamp(min=torch.finfo(logits.dtype).tiny)).floor())
+    distance = (logits.amax(1).double() - chosen) / (unit * torch.finfo(logits.dtype).eps)
+    return Audit(
+        tokens=len(tokens),
+        differing=int((logits.argmax(1) != written).sum()),
+        unexcused=int((distance > MARGIN[target.dtype]).sum()),
+        worst=float(distance.max()) if len(tokens) else 0.0,
+    )
+
 
 NOISE = 0.05  # on the drafter's weights, in their standard deviations
 SPREAD = 0.35  # standard deviation of the weights: logits lie far enough apart that rounding does not decide
@@ -39,12 +92,12 @@ class Trial:
     Attributes:
         name: the statement that must hold.
         holds: True if it does.
-        `told`: the figures, or the error; the name is a key of `doctor --json`.
+        `detail`: the figures, or the error; the name is a key of `doctor --json`.
     """
 
     name: str
     holds: bool
-    told: str
+    detail: str
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -81,7 +134,7 @@ def _trial(name: str, run: Callable[[], tuple[bool, str]]) -> Trial:
     try:
         return Trial(name, *run())
     except Exception as error:  # noqa: BLE001 - a driver's, a kernel's, a compiler's: reported, and the others still run
-        return Trial(name, holds=False, told=" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        return Trial(name, holds=False, detail=" ".join(f"{type(error).__name__}: {error}".split())[:500])
 
 
 def _equal(device: str, *, graphs: bool = False) -> tuple[bool, str]:

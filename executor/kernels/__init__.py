@@ -7,6 +7,5 @@ attention, gates) takes as long again when each operation is a kernel of its own
 * `few_rows_linear`: linear layers for 1 to 64 tokens, with norm, bias, gate and residual.
 * `tree_attention`: attention over the cache and the tree, split over columns.
 * `rotary_store`: rotary positions; keys and values to their places in the cache.
-* `rms_norm`: root-mean-square norm of rows.
 * `dependent_launch`: kernels that start before the one before has ended.
 """

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.kernels.few_rows_linear import Around, Norm, linear
-from executor.kernels.rms_norm import rms_norm_rows
+from executor.kernels.few_rows_linear import Around, Norm, linear, rms_norm_rows
 from executor.kernels.rotary_store import rotate_and_store
 from executor.kernels.tree_attention import attend_to_tree
 

@@ -3,8 +3,13 @@
 {"conversations": [{"from": "human", "value": ...}, ...]}    ShareGPT; or with `role` and `content`, as SpecForge has it
 {"messages": [{"role": "user", "content": ...}, ...]}        contents may be parts; OpenAI's chat and responses
 {"turns": [...]}                                             Spec-Bench: the user's turns; or turns with roles
+{"question": ..., "answer": ...}                             a question, or a list of them as in `turns`
+{"prompt": ..., "completion": ...}                           a text to continue; with `response` a question
+{"body": {"messages": [...]}}                                requests of OpenAI's batches, also with a `prompt`
 
-Other data sets' forms are rewritten by `record_forms`.
+A `prompt` may be a list as in `turns` or `messages` too. Answers (`answer`, `response`, `completion`, `output`) are
+optional.
+Where a record also has a `text`, that may be the rendered copy of its conversation, which is read instead.
 Beside them `system`, and what a chat template takes: `tools`, `documents`, `chat_template_kwargs`.
 """
 
@@ -13,10 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from executor.prompts.message_parts import is_plain_list, joined_content
+from executor.prompts.message_parts import calls_in, is_plain_list, joined_content, offered_tools, spoken_calls
 from executor.prompts.reading_report import HINT, EmptyConversationError, Report
-from executor.prompts.record_forms import form_of
-from executor.prompts.tool_calls import calls_in, offered_tools, spoken_calls
 from treeopt.errors import ExecutorError
 
 ROLES = {
@@ -34,6 +37,11 @@ OTHER_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
 SILENT = ("id", "domain", "category", "question_id", "tokenizer", "sequences")
 TEXT = ("text", "prompt", "cut")  # fields of a record that is a text
 
+CONVERSATIONS = ("conversations", "messages", "turns", "conversation")  # fields that hold a conversation
+QUESTIONS, ANSWERS = ("question", "prompt"), ("answer", "response", "completion", "output")
+FORMS = frozenset((*CONVERSATIONS, *QUESTIONS, "text", "body"))  # a record has one of these
+KNOWN = "`text`, `messages`, `conversations`, `turns`, `prompt` or `question`"
+
 Turn = tuple[str, str] | tuple[str, str, str]  # role, text, and further fields of the message as JSON, if any
 Turns = tuple[Turn, ...]
 
@@ -49,6 +57,63 @@ class Conversation:
 
     turns: Turns = ()
     extras: str = ""
+
+
+def usual_form(record: Any) -> Any:
+    """Return a record with `messages`, `turns` or a `text` in the place of a question or a batch's request.
+
+    >>> usual_form({"question": "1 + 1?", "answer": "2", "id": 7})["messages"][1]
+    {'role': 'assistant', 'content': '2'}
+    >>> usual_form({"prompt": ["a", "b"]}), usual_form({"prompt": "a", "completion": "b"})
+    ({'turns': ['a', 'b']}, {'completion': 'b', 'text': 'a'})
+    """
+    if not isinstance(record, Mapping):
+        return record
+    body = record.get("body")
+    if isinstance(body, Mapping) and ("messages" in body or "prompt" in body):
+        return usual_form(body)
+    asked = next((key for key in QUESTIONS if record.get(key) not in (None, "")), None)
+    if asked is None or any(_is_said(record.get(key)) for key in CONVERSATIONS):
+        return record
+    question, text = record[asked], record.get("text")
+    answered = next((key for key in ANSWERS if isinstance(record.get(key), str | list)), None)
+    answer = None if answered is None else record[answered]
+    rest = {key: value for key, value in record.items() if key not in (asked, answered)}
+    if isinstance(question, list) and any(isinstance(turn, dict) for turn in question):
+        return rest | {"messages": [*question, *(answer if isinstance(answer, list) else [])]}
+    if isinstance(question, list) and text is None:
+        return {key: value for key, value in record.items() if key != asked} | {"turns": question}
+    if not isinstance(question, str) or (text is not None and answer is None):
+        return record
+    if isinstance(answer, list) or (asked == "prompt" and answered != "response"):
+        return record if text is not None else {k: v for k, v in record.items() if k != asked} | {"text": question}
+    pair = [("user", question), *([] if answer is None else [("assistant", answer)])]
+    return rest | {"messages": [{"role": role, "content": content} for role, content in pair]}
+
+
+def form_of(record: Any, where: str) -> str:
+    """Return the field that a record is read from: a conversation before `text`, which may be its rendered copy.
+
+    >>> form_of({"text": "<user>Hi", "messages": [{"role": "user", "content": "Hi"}]}, "line 1")
+    'messages'
+
+    Raises:
+        ExecutorError: there is none.
+    """
+    fields = [key for key in (*CONVERSATIONS, "text") if isinstance(record, Mapping) and record.get(key) is not None]
+    if not fields:
+        what = f"a value that is no object: {type(record).__name__}"
+        found = (", ".join(map(str, record))[:200] or "nothing") if isinstance(record, Mapping) else what
+        raise ExecutorError(f"{where}: must have {KNOWN}, found {found}")
+    said = [key for key in fields if key in CONVERSATIONS and _is_said(record[key])]
+    return said[0] if said else "text" if "text" in fields else fields[0]
+
+
+def _is_said(value: Any) -> bool:
+    """Return True for a list that is not empty; tables hold some lists as JSON texts."""
+    if isinstance(value, str):
+        return value.lstrip().startswith("[") and value.strip() != "[]"
+    return isinstance(value, list) and bool(value)
 
 
 def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> Conversation:
@@ -198,9 +263,6 @@ def list_of(record: Mapping[str, Any], key: str, where: str, *, empty: bool = Fa
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise ExecutorError(f"{where}: `{key}` is not JSON: {error}") from error
-    if isinstance(value, dict) and value and all(isinstance(column, list) for column in value.values()):
-        rows = zip(*value.values(), strict=False)  # a table may hold a list of objects as an object of lists
-        value = [{name: cell for name, cell in zip(value, row, strict=True) if cell is not None} for row in rows]
     if not (isinstance(value, list) and (value or empty)):
         raise ExecutorError(f"{where}: `{key}` must be a list that is not empty, found {_brief(value)}")
     return value

@@ -8,13 +8,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from executor.prompts.conversation_forms import Turns, conversation_of, string
+from executor.prompts.conversation_forms import Turns, conversation_of, form_of, string, usual_form
 from executor.prompts.conversations import messages_of, up_to_answer
 from executor.prompts.data_files import items
-from executor.prompts.parquet_files import TABLES
 from executor.prompts.reading_report import Report
-from executor.prompts.record_files import records_of, suffix_of
-from executor.prompts.record_forms import form_of, usual_form
 from treeopt.errors import ExecutorError
 from treeopt.storage.atomic_files import write_text
 
@@ -55,10 +52,7 @@ def read_prompts(path: Path, report: Report | None = None) -> list[Prompt]:
     """
     report = Report() if report is None else report
     prompts = []
-    whole = path.is_dir() or suffix_of(path) in TABLES
-    if not whole:
-        report.files += 1
-    for item in items([path], report) if whole else records_of(path, report.skip):
+    for item in items([path], report, records=True):
         if item.text is not None:
             report.passed_over.append(("a plain text is no prompt", Path(item.where).name))
             continue
@@ -81,12 +75,13 @@ def prompt_of(record: Any, where: str, report: Report) -> Prompt:
     record = usual_form(record)
     conversation = conversation_of(record, where, report)
     if not conversation.turns:
-        report.count_unread({key: record.get(key) for key in ("prompt", "cut")}, ())
+        report.count_unread({key: record.get(key) for key in ("prompt", "cut", "completion")}, ())
         text = string(record["text"], f"{where}: `text`")
         return Prompt(text, _label(record, ("domain",), where, report), where=where)
     turns = conversation.turns
     if form_of(record, where) == "turns" and all(turn[0] != "assistant" for turn in turns):
         asked = next((i for i, turn in enumerate(turns) if turn[0] == "user"), -1)
+        report.count_unread({"turns[1:]": turns[asked + 1 :]}, ())
         turns = turns[: asked + 1]
     while turns and turns[-1][0] == "assistant":
         turns = turns[:-1]

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from executor.runners.runner import Requests, RequestSteps, Run, Runner, Shape
-from treeopt.engines import ENGINE_RULES
+from treeopt.engines import ENGINES
 from treeopt.engines.driver import Draft, Driver, EngineRequest, EngineStep
 from treeopt.errors import EngineError, counted
 from treeopt.policies import DynamicTree
@@ -78,7 +78,7 @@ class EngineRunner(Runner):
             return f"{name} runs chains and dynamic trees of EAGLE-2: search --for {name}"
         if batch > most:
             return f"{name} runs dynamic trees with {counted(most, 'request')} in flight: search with --batch {most}"
-        cannot_run = ENGINE_RULES[name].cannot_run if name in ENGINE_RULES else None
+        cannot_run = ENGINES[name].cannot_run if name in ENGINES else None
         return cannot_run(draft, batch) if cannot_run else None
 
     def warm_up(self, shape: Shape, batch: int, requests: Requests) -> None:

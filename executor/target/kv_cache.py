@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from executor.device.upload import to_device
+from executor.device import to_device
 from treeopt.errors import ExecutorError
 
 

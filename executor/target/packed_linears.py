@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from executor.device.free_memory import free_bytes
+from executor.device import free_bytes
 
 ROWS = 16  # the number of rows that blocks are laid out for; any number can be multiplied
 # In fp32 one row times a smaller matrix took longer packed: oneDNN's call costs about 15 us, torch's 4 (AMD EPYC).

@@ -14,12 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from executor.device.free_memory import free_bytes
-from executor.device.upload import to_device
+from executor.device import free_bytes, to_device
 from executor.target.architectures import query_group
 from executor.target.attention_backends import keep_shapes
-from executor.target.causal_model import CausalModel, Outputs
-from executor.target.features import HEAD, Taps
+from executor.target.causal_model import HEAD, CausalModel, Outputs, Taps
 from executor.target.kv_cache import Layout, TreeCache, layout_of
 from executor.target.packed_linears import unpack_linears
 from executor.target.positions.sliding_windows import windows

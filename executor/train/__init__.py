@@ -1,6 +1,5 @@
 """Training drafters by published recipes.
 
-* `recipes`: the recipes (Medusa, Hydra, EAGLE, HASS, CORAL, EAGLE-3), and how one is changed.
 * `training_run`: one run, from rows to a folder.
 * `trainer`: the Hugging Face Trainer for drafters.
 * `new_drafter`: the drafter that training begins with.
@@ -14,5 +13,4 @@
 * `self_distill`: text that the target writes itself.
 * `feature_store`: the target's features on disk.
 * `count_ngrams`: count an n-gram drafter.
-* `shipped`: how the models and traces in `data/` are made.
 """

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from executor.checkpoints import save_ngram
+from executor.checkpoints import save_drafter
 from executor.drafters.ngram.drafter import NGram
 from executor.drafters.ngram.token_counts import MAX_ORDER
+from executor.prompts.data_files import Item, items_of
 from executor.prompts.prompt_files import prompt_of
 from executor.prompts.reading_report import Report
-from executor.prompts.record_files import Item, items_of
 from executor.target.load_hf_model import read_config
 from executor.target.tokenizer import load_tokenizer
 from executor.train.token_rows import tokenizer_hash
@@ -70,7 +70,7 @@ def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -
         "tokenizer_sha256": tokenizer_hash(tokenizer),
         "provenance": this_run(),
     }
-    save_ngram(output, drafter, meta=meta)
+    save_drafter(output, drafter, dtype="float32", meta=meta)
     return drafter
 
 

@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from executor.models.fingerprint import identity
-from executor.target.causal_model import Outputs
-from executor.target.features import HEAD, Taps
+from executor.target.causal_model import HEAD, Outputs, Taps
 from executor.target.target_model import Target
 from executor.train.text_files import Rows
 from treeopt.errors import ExecutorError, UsageError

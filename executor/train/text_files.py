@@ -1,10 +1,11 @@
 """Training text files: conversations and texts to learn from, and rows of tokens with a mask of what is learnt.
 
 JSON lines and JSON lists (of any name), parquet, arrow and what `datasets` saved to disk hold records of one of these
-forms; any other file is one text (see executor/prompts/record_files.py):
+forms; any other file is one text (see executor/prompts/data_files.py):
 
     {"conversations": ...}, {"messages": ...}, {"turns": ...}    see executor/prompts/conversation_forms.py
     {"text": ..., "prompt": ..., "cut": true}                    `prompt` and `cut` are optional, see `Text`
+    {"prompt": ..., "completion": ...}                           the completion is learnt
 
 The assistant's turns are learnt, and in a text everything after its prompt. Text that a target wrote also has its
 tokens:
@@ -23,10 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from executor.prompts.conversation_forms import Turns, conversation_of, list_of, string
+from executor.prompts.conversation_forms import Turns, conversation_of, list_of, string, usual_form
 from executor.prompts.data_files import items
 from executor.prompts.reading_report import Report
-from executor.prompts.record_forms import usual_form
 from treeopt.errors import ExecutorError
 
 
@@ -137,8 +137,12 @@ def answered(texts: Sequence[Text]) -> Sequence[Text]:
 
 
 def _text(record: Any, where: str, report: Report) -> Text:
+    asked = isinstance(record, dict) and not record.get("text")
     record = usual_form(record)
     text = _record(record, where, report)
+    if text.text and asked:  # a prompt to continue
+        completion = string(record.get("completion") or "", f"{where}: `completion`", empty=True)
+        text = replace(text, text=text.text + completion, prompt=text.text)
     if not {"sequences", "tokenizer"} <= record.keys():  # elsewhere `sequences` may mean something else
         return text
     sequences = list_of(record, "sequences", where)

@@ -18,8 +18,7 @@ from simulate.validation.predictions import ClosedForms, judged_on, ways_of
 from treeopt.defaults import BLOCKS
 from treeopt.errors import EngineError, ExecutorError, UsageError
 from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.statistics.clustered_estimate import Estimate, ratio
-from treeopt.statistics.robust_mean import TRIMMED_ERROR, trimmed_mean
+from treeopt.statistics.clustered_estimate import TRIMMED_ERROR, Estimate, ratio, trimmed_mean
 from treeopt.storage.work_file import WorkFile
 from treeopt.tree import EMPTY, Tree
 

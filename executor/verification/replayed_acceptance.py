@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from executor.device.upload import to_device
+from executor.device import to_device
 from executor.verification.acceptance_rules import Greedy, Rule
 from executor.verification.longest_accepted_path import Accepted
 from executor.verification.tree_tensors import Draft

@@ -4,9 +4,6 @@
 * `step_tables`: tables of seconds at one batch size and context: chains by depth, levels by width, steps by tokens.
 * `refuse_unmeasured`: the error for sizes outside what a profile covers, instead of an extrapolation.
 * `basis`: step time as a fitted sum of terms (tokens, tiles, K/V, masks, experts), to interpolate over.
-* `prefill`: seconds of reading prompts, by tokens.
-* `dynamic_tree_overhead`: what dynamic trees take beyond static ones of their shape.
-* `measured_cells`: median step times of one configuration, and what committing more tokens costs.
 * `cell_tables`: the tables that cells make, shrunk towards a fitted basis.
 * `left_out_sizes`: the error at token counts that were left out and predicted.
 * `calibration`: cells to a profile with its error; chains of engines, whose times do not separate drafting.

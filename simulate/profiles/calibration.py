@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from simulate.model_sizes.mixture_of_experts import Experts
-from simulate.profiles.cell_tables import CellTables
-from simulate.profiles.dynamic_tree_overhead import Growing, fit_growing
+from simulate.profiles.cell_tables import Cell, CellTables, at_committed, commit_seconds
 from simulate.profiles.left_out_sizes import LeftOut, leave_out_sizes
-from simulate.profiles.measured_cells import Cell, at_committed, commit_seconds
 from simulate.profiles.profile import NORMAL_95, Profile
-from simulate.profiles.step_tables import BatchTimes
+from simulate.profiles.step_tables import BatchTimes, Growing, fit_growing
 from treeopt.cost_model import StepShape
 from treeopt.policies import DynamicTree, growths
 

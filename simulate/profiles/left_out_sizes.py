@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.profiles.cell_tables import CellTables
-from simulate.profiles.measured_cells import Cell, over_plain
+from simulate.profiles.cell_tables import Cell, CellTables, over_plain
 from simulate.profiles.profile import Profile
-from simulate.roofline.fitted_constants import SAME_CLASS_ERROR
+from simulate.roofline.data_sheets import SAME_CLASS_ERROR
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 

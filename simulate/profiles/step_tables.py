@@ -2,17 +2,90 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from simulate.profiles.dynamic_tree_overhead import Growing as Growing
 from simulate.profiles.refuse_unmeasured import Points as Points
 from simulate.profiles.refuse_unmeasured import check_measured, is_measured
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.policies import growths
+
+
+@dataclass(frozen=True)
+class Growing:
+    """Additional seconds of a dynamic tree over a static tree of the same shape, fitted to a few shapes.
+
+    Attributes:
+        step_s: seconds per step.
+        level_s: seconds per drafted level.
+        node_s: seconds per node that the drafter is fed.
+        token_s: seconds per verified token of a sequence.
+        widest: widest level that was measured.
+        spread: error on shapes that a fit had not seen, root mean square over all fits, as a share of a step.
+    """
+
+    step_s: float
+    level_s: float
+    node_s: float
+    token_s: float
+    widest: int
+    spread: float
+
+    def __post_init__(self) -> None:
+        """Check signs.
+
+        Raises:
+            CostError: names the field.
+        """
+        for name in ("step_s", "level_s", "node_s", "token_s", "spread"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise CostError(f"{name} must be 0 or more, found {value}")
+        if self.widest < 1:
+            raise CostError(f"widest must be at least 1, found {self.widest}")
+
+    def seconds(self, shape: StepShape) -> float:
+        """Return the additional seconds of a step of this shape.
+
+        >>> Growing(1.0, 0.5, 0.25, 0.0, widest=4, spread=0.0).seconds(StepShape(1, 4, (1, 2)))
+        2.75
+        """
+        drafting_s = self.level_s * len(shape.widths) + self.node_s * sum(shape.widths)
+        return self.step_s + drafting_s + self.token_s * shape.tokens
+
+
+def fit_growing(
+    shapes: Sequence[StepShape], more_s: ArrayLike, step_s: ArrayLike
+) -> tuple[Growing, NDArray[np.float64]]:
+    """Fit by least squares of relative errors, no coefficient below 0 (Lawson and Hanson 1974, by scipy).
+
+    Args:
+        shapes: (n,) shapes of dynamic trees, 2 or more, at one batch size.
+        more_s: additional seconds of each step over a static tree's, (n,).
+        step_s: seconds of each whole step, (n,).
+
+    Returns:
+        The fit, its spread left 0; and the error of each shape by a fit to the others, as a share of its step,
+        float64 (n,).
+
+    >>> shapes = [StepShape(1, tokens, widths) for tokens, widths in ((2, (1,)), (3, (1, 1)), (5, (1, 4)), (9, (1, 4)))]
+    >>> fit, missed = fit_growing(shapes, [6.0, 9.0, 14.0, 18.0], [90.0, 100.0, 110.0, 120.0])
+    >>> [round(value, 6) for value in (fit.step_s, fit.level_s, fit.node_s, fit.token_s)], fit.widest
+    ([2.0, 1.0, 1.0, 1.0], 4)
+    """
+    from scipy.optimize import nnls
+
+    more, steps = (np.asarray(values, dtype=np.float64) for values in (more_s, step_s))
+    amounts = np.array([[1.0, len(shape.widths), sum(shape.widths), shape.tokens] for shape in shapes])
+    columns, shares = amounts / steps[:, None], more / steps
+    others = ~np.eye(len(shapes), dtype=bool)
+    missed = np.abs([shares[i] - columns[i] @ nnls(columns[rows], shares[rows])[0] for i, rows in enumerate(others)])
+    step, level, node, token = nnls(columns, shares)[0].tolist()
+    return Growing(step, level, node, token, max(max(shape.widths) for shape in shapes), 0.0), missed
+
 
 SHORTEST_S = 1e-12  # no step or part of one is shorter; far shorter numbers would overflow where they divide
 
@@ -180,8 +253,79 @@ def _check_points(name: str, points: Points, *, zero: bool) -> None:
 def interpolate(sizes: Floats | Ints, points: Sequence[tuple[int, float]]) -> Floats:
     """Return seconds on straight lines between points; of the shape of `sizes`.
 
-    >>> interpolated(np.array([2, 3]), ((2, 1.0), (4, 3.0))).tolist()
+    >>> interpolate(np.array([2, 3]), ((2, 1.0), (4, 3.0))).tolist()
     [1.0, 2.0]
     """
     table = np.array(points)
     return np.asarray(np.interp(sizes, table[:, 0], table[:, 1]))
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Seconds from free rows to the first step of the requests that join, whose prompts are read together.
+
+    Attributes:
+        plain: (total tokens of these prompts, seconds) by rising tokens, for plain decoding.
+        drafted: the same for speculative decoding, including the drafter's reading of the prompts.
+    """
+
+    plain: Points
+    drafted: Points
+
+    def __post_init__(self) -> None:
+        """Check order and signs.
+
+        Raises:
+            CostError: names the field and the index.
+        """
+        for entry in fields(self):
+            points = getattr(self, entry.name)
+            if not points:
+                raise CostError(f"prefill.{entry.name} is empty")
+            for i, (tokens, seconds) in enumerate(points):
+                if tokens < 1 or (i and tokens <= points[i - 1][0]):
+                    raise CostError(f"prefill.{entry.name}[{i}] must have rising tokens of at least 1, found {tokens}")
+                if not (math.isfinite(seconds) and seconds >= 0):
+                    raise CostError(f"prefill.{entry.name}[{i}] must have seconds of 0 or more, found {seconds}")
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Fewest and most tokens for which both are known."""
+        return max(self.plain[0][0], self.drafted[0][0]), min(self.plain[-1][0], self.drafted[-1][0])
+
+    def seconds(self, tokens: ArrayLike, *, drafted: bool) -> Floats:
+        """Return seconds on straight lines between known sizes; more tokens are read in equal parts, one after another.
+
+        Args:
+            tokens: tokens that are read at once.
+            drafted: the drafter reads the prompts too.
+
+        Returns:
+            float64, of the shape of `tokens`.
+
+        Raises:
+            CostError: fewer tokens than were measured.
+
+        >>> Prefill(((16, 0.5), (32, 1.5)), ((16, 1.0), (32, 2.0))).seconds([16, 24, 48], drafted=True).tolist()
+        [1.0, 1.5, 3.0]
+        """
+        sizes = np.asarray(tokens, dtype=np.float64)
+        points = self.drafted if drafted else self.plain
+        low, high = points[0][0], points[-1][0]
+        if (sizes < low).any():
+            raise CostError(
+                f"prefill was measured for {low} tokens and more, not for {sizes[sizes < low].flat[0]:g}; give the "
+                "seconds with --prefill-s, or longer prompts"
+            )
+        parts = np.ceil(sizes / high)
+        return np.asarray(parts * interpolate(np.maximum(sizes / parts, low), points))
+
+
+def ladder(low: int, high: int) -> tuple[int, ...]:
+    """Return the prompt sizes to measure prefill at: both ends, and the powers of two between.
+
+    >>> ladder(20, 100)
+    (20, 32, 64, 100)
+    """
+    powers = (1 << power for power in range(high.bit_length()))
+    return tuple(sorted({low, high, *(size for size in powers if low < size < high)}))

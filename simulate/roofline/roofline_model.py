@@ -18,10 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from simulate.model_sizes.drafter_sizes import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
-from simulate.roofline.data_sheets import Hardware, load_hardware
-from simulate.roofline.fixed_and_work import Split
-from simulate.roofline.forward_time import Kernels
-from simulate.roofline.interconnect import MOST
+from simulate.roofline.data_sheets import MOST, Hardware, load_hardware
+from simulate.roofline.forward_time import Kernels, Split
 from treeopt.cost_model import CostParts, StepShape
 from treeopt.errors import CostError, UsageError
 

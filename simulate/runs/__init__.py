@@ -2,13 +2,9 @@
 
 * `batch_run`: every request of a trace decoded in a batch, by replay and a cost model.
 * `priced_steps`: seconds of the steps of a run, with padding to the next batch size that has a cost.
-* `request_prefill`: prefill seconds of each request, alone or as a share of prompts that are read together.
 * `timeline`: times, rates and latencies (TTFT, TPOT, inter-token, end to end) of a run, and the speedup of two runs.
-* `server_arrivals`: arrivals at a server: Poisson, drawn from a trace, or read from a request log.
-* `plan_switching`: the tree that a server drafts at each load, and when it changes.
 * `server`: a simulated server with a queue, rows and plans that change with the load.
 * `service_levels`: throughput, latencies and goodput of a server under limits (SLO), with intervals over runs.
-* `server_capacity`: the highest arrival rate that a server sustains within its limits, by bisection.
 * `batch_record`: a simulated run as JSON values: tokens per second, latencies, speedup, conditions.
 * `run_records`: the JSON records of runs, servers and capacities.
 * `prompt_costs`: lengths of prompts and their prefill times, from the caller, the trace and the profile.

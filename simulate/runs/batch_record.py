@@ -6,8 +6,8 @@ from typing import Any
 
 from simulate.profiles.profile import Profile
 from simulate.runs.batch_run import run
-from simulate.runs.plan_switching import static_entry
 from simulate.runs.prompt_costs import Prompts
+from simulate.runs.server import static_entry
 from simulate.runs.timeline import Timeline, speedup
 from treeopt.cost_model import StepShape
 from treeopt.errors import UsageError, counted
@@ -68,11 +68,11 @@ def simulated_run(
         "token counts from when its row is free. 95 % intervals by request; speedups with the step times' error."
     )
     return {
-        "schema": "treeopt.run/1",
+        "schema": "treeopt.run/2",
         "batch": batch,
         "mode": "rows refilled at once",
         "tree": None if tree is None else {"id": tree.id, "paths": [list(path) for path in tree.paths]},
-        "ways": [{"name": way, **_figures(timeline, seed)} for way, timeline in timelines.items()],
+        "configurations": [{"name": label, **_figures(timeline, seed)} for label, timeline in timelines.items()],
         "speedup": gain,
         "conditions": [requests, *run_conditions(trace, profile, prompts.description(), pad=pad)],
     }

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulate.profiles.profile import Profile
 from simulate.runs.timeline import Floats, Ints
 from treeopt.cost_model import CostModel
-from treeopt.errors import CostError
-from treeopt.replay.priced_walk import step_seconds as price_along
+from treeopt.errors import CostError, UsageError
+from treeopt.replay.static_tree import step_seconds as price_along
 from treeopt.tree import Tree
 
 Seconds = Callable[[int, int | None], float]  # batch size, context -> seconds of a step
@@ -27,7 +28,7 @@ def price_steps(
         tree: drafted at every step; None decodes plainly.
         cost: seconds of a step.
         committed: tokens per sequence that every step commits: the mean of the run.
-        drafted: steps by the levels that were proposed, see `treeopt.replay.priced_walk.step_seconds`.
+        drafted: steps by the levels that were proposed, see `treeopt.replay.static_tree.step_seconds`.
         pad_to: largest batch size that is tried; 0: no padding.
     """
 
@@ -87,3 +88,48 @@ def step_seconds(occupancy: Ints, context: Ints | None, seconds: Seconds, *, pad
         hint = "; padding takes the nearest batch above" if others and not padded else ""
         raise CostError(f"steps of batch {sizes} have no cost ({why}){hint}")
     return prices[which.ravel()]
+
+
+Together = Callable[[Floats], Floats]  # tokens of all prompts that are read at once -> seconds
+
+
+def per_request(value: float | NDArray[np.float64] | NDArray[np.int64], requests: int, name: str) -> Floats:
+    """Return one value for every request, float64 (R,).
+
+    Raises:
+        UsageError: another number of values, or a value that is negative or not finite; says `name`.
+
+    >>> per_request(0.5, 2, "prefill_s").tolist()
+    [0.5, 0.5]
+    """
+    values = np.asarray(value, dtype=np.float64)
+    if values.shape not in ((), (requests,)):
+        raise UsageError(f"{name} must be one number or {requests}, found shape {values.shape}")
+    wrong = ~(np.isfinite(values) & (values >= 0))
+    if wrong.any():
+        place = f"[{int(wrong.argmax())}]" if values.ndim else ""
+        raise UsageError(f"{name}{place} must be 0 or more and finite, got {values[wrong].flat[0]}")
+    return np.broadcast_to(values, (requests,))
+
+
+def divide_prefill(together: Together, tokens: Floats | Ints, group: Ints, *, padded: bool = False) -> Floats:
+    """Return each request's share, by tokens, of the prefill that its group is read in; float64 (R,).
+
+    Args:
+        together: seconds by total tokens.
+        tokens: prompt tokens of each request, (R,).
+        group: requests with the same number are read together, (R,).
+        padded: all of a group are read as if they were as long as its longest.
+
+    >>> divide_prefill(lambda tokens: tokens + 4.0, np.array([1, 3, 2]), np.array([0, 0, 1])).tolist()
+    [2.0, 6.0, 6.0]
+    """
+    totals: Floats = np.bincount(group, tokens).astype(np.float64)
+    read = totals
+    if padded:
+        longest = np.zeros_like(totals)
+        np.maximum.at(longest, group, tokens)
+        read = longest * np.bincount(group)
+    seconds = np.zeros_like(totals)
+    seconds[totals > 0] = together(read[totals > 0])
+    return np.asarray(seconds[group] * tokens / np.maximum(totals, 1.0)[group])

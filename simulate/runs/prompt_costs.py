@@ -13,7 +13,7 @@ from treeopt.settings import Settings, setting
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
-    from simulate.runs.request_prefill import Together
+    from simulate.runs.priced_steps import Together
 
 FEW = 0.05  # share of the trace's prompts that may be shorter or longer than the profile covers
 FREE = (

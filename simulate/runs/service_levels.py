@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simulate.runs.server import Served
+from simulate.runs.server_load import Slo
 from simulate.runs.timeline import LATENCIES, Floats, Timeline
 from treeopt.errors import UsageError
 from treeopt.statistics.clustered_estimate import Estimate, ratio
@@ -17,35 +17,13 @@ PILING = 0.01  # share of arrivals by which a queue may grow while a server coun
 FULL = 0.97  # share of a server's rows in use above which the queue depends on the length of a day
 
 
-@dataclass(frozen=True)
-class Slo:
-    """Limits of a request's latencies; None: no limit.
-
-    Attributes:
-        ttft_s: limit of the time to first token.
-        tpot_s: limit of the time per output token after the first.
-    """
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-
-    def met(self, timeline: Timeline) -> NDArray[np.bool_]:
-        """Return which requests are within the limits, bool (R,)."""
-        within = np.ones(len(timeline.tokens), dtype=bool)
-        if self.ttft_s is not None:
-            within &= timeline.ttft_s <= self.ttft_s
-        if self.tpot_s is not None:
-            within &= ~(timeline.tpot_s > self.tpot_s)  # a request of one token has none
-        return within
-
-
 def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) -> dict[str, float]:
     """Return means and percentiles from `warmup_s` until the last arrival; latencies of the requests that arrive then.
 
     * `tokens_s`, `requests_s` (ended), `goodput_s` (ended within `slo`): per second.
     * `within`: share of arrivals that met `slo`; `piled`: share of arrivals by which the queue is longer at the end.
     * `running`, `waiting`: mean numbers of requests; `busy`: share of time.
-    * `way_0`, ...: share of the steps' time with each tree; `switches`: changes of tree per second.
+    * `tree_0`, ...: share of the steps' time with each tree; `switches`: changes of tree per second.
     * `ttft_s_p50` and so on: latencies in seconds.
 
     Raises:
@@ -83,7 +61,7 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
     all_steps = float(stepping.sum())  # 0 for a server that only prefills
     for index in range(int(served.tree_index.max()) + 1):
         in_tree = float(stepping[served.tree_index == index].sum())
-        values[f"way_{index}"] = in_tree / all_steps if all_steps else math.nan
+        values[f"tree_{index}"] = in_tree / all_steps if all_steps else math.nan
     for latency in LATENCIES:
         for percent, value in zip(PERCENTS, _percentiles(run, latency, arriving), strict=True):
             values[f"{latency}_s_p{percent}"] = value
@@ -121,7 +99,7 @@ def _possible(name: str, estimate: Estimate) -> Estimate:
     """Return the estimate with its interval clipped to possible values: only the growth of a queue can be below 0."""
     if name == "piled":
         return estimate
-    maximum = 1.0 if name in ("within", "busy") or name.startswith("way_") else math.inf
+    maximum = 1.0 if name in ("within", "busy") or name.startswith("tree_") else math.inf
     return Estimate(estimate.value, max(0.0, estimate.low), min(maximum, estimate.high))
 
 
@@ -134,3 +112,40 @@ def _percentiles(run: Timeline, latency: str, chosen: NDArray[np.bool_]) -> list
     shares = [percent / 100 for percent in PERCENTS]
     quantiles = np.quantile(values[known], shares, weights=weights[known], method="inverted_cdf")
     return [float(value) for value in quantiles]
+
+
+NEAR = 0.01  # relative precision of a rate
+LEAST, MOST = 1e-6, 1e6  # range of rates that are tried, requests per second
+
+
+def keeps_up(figures: Mapping[str, float], *, share: float) -> bool:
+    """Return whether at least `share` of a day's requests are within the limits and almost none pile up."""
+    return figures["within"] >= share and figures["piled"] <= PILING
+
+
+def highest_rate(holds: Callable[[float], bool]) -> float:
+    """Return the highest rate at which `holds` is true, in requests per second, at most `NEAR` too low.
+
+    Found by doubling from 1 and bisection, assuming that it is true up to some rate and false above. 0: false even at
+    `LEAST`.
+
+    Raises:
+        UsageError: it is true at `MOST`, too.
+
+    >>> 16.9 < highest_rate(lambda rate: rate <= 17) <= 17
+    True
+    """
+    low = 1.0
+    while not holds(low):
+        low /= 2
+        if low < LEAST:
+            return 0.0
+    high = 2 * low
+    while holds(high):
+        low, high = high, 2 * high
+        if high > MOST:
+            raise UsageError(f"the limits are met even at {low:.0f} requests per second: set tighter limits")
+    while high > (1 + NEAR) * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

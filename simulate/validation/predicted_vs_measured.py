@@ -1,20 +1,132 @@
-"""Agreement of predictions with measurements: errors, coverage of intervals, and whether the best tree was found."""
+"""Predicted beside measured: errors, coverage of intervals, whether the best tree was found; validations of a plan."""
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from simulate.validation.predictions import ClosedForms
-from simulate.validation.validation_records import ValidationRecord
-from treeopt.plans.plan import Choice, Grown
+from msgspec import Meta
+
+from simulate.validation.predictions import ClosedForms, FormsRecord, judged_on
+from treeopt.comparison.mismatch_warnings import choosing, differing_models, names_weights
+from treeopt.errors import counted
+from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry
+from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
+from treeopt.results.words import device_words
 from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, share
+from treeopt.storage.atomic_files import shipped
 from treeopt.storage.json_records import check_schema
-from treeopt.storage.typed_records import read_record
+from treeopt.storage.provenance import GREEDY, look
+from treeopt.storage.typed_records import Count, Finite, Index, NotNegative, Positive, Record, read_record
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.validation/2"
 NEAR = 0.02  # share of the best measured speedup that the tree predicted to be the best may lose
+Share = Annotated[float, Meta(ge=0, le=1)]
+Error = Annotated[NotNegative, Meta(description="|predicted / measured - 1|")]
+SpeedupRatio = Annotated[Positive, Meta(description="speedup over plain decoding")]
+
+
+class FiguresRecord(Record, frozen=True):
+    """tau, step time and speedup of one tree."""
+
+    tau: TauRecord
+    step_s: Annotated[Positive, Meta(description="seconds per step")]
+    speedup: SpeedupRecord
+
+
+class MeasuredPolicyRecord(Record, frozen=True):
+    """The policy of a dynamic tree, in words."""
+
+    kind: str
+    settings: dict[str, Any]
+    nodes: Annotated[NotNegative, Meta(description="mean number of drafted nodes that a step verifies")]
+    depth: Annotated[NotNegative, Meta(description="mean number of levels that a step drafts")]
+
+
+class CellRecord(Record, frozen=True, kw_only=True):
+    """One configuration at one batch size, predicted and measured."""
+
+    batch: Count
+    name: str
+    tree: TreeRecord | None
+    grown: MeasuredPolicyRecord | None = None
+    predicted: FiguresRecord
+    closed_forms: FormsRecord
+    measured: FiguresRecord
+    end_to_end: Annotated[SpeedupRatio, Meta(description="measured over the whole run")]
+    end_to_end_predicted: EstimateRecord | None = None
+    error: Annotated[Finite, Meta(description="predicted speedup / measured speedup - 1")]
+    covered: Annotated[bool, Meta(description="whether the predicted interval holds the measured speedup")]
+
+
+class ErrorsRecord(Record, frozen=True):
+    """Mean and largest error over some cells."""
+
+    cells: Count
+    mean_error: Error
+    max_error: Error
+
+
+class FormErrorsRecord(Record, frozen=True):
+    """Errors of each closed form; null where it has no figure."""
+
+    leviathan: ErrorsRecord | None
+    coral: ErrorsRecord | None
+
+
+class WholeErrorsRecord(ErrorsRecord, frozen=True):
+    """Errors over whole runs, and in how many cells the interval holds the measurement."""
+
+    covered: Index
+
+
+class ShareRecord(EstimateRecord, frozen=True, kw_only=True):
+    """A share of cells with its exact binomial 95 % interval."""
+
+    cells: Index
+
+
+class CoverageRecord(Record, frozen=True):
+    """In how many cells the predicted interval holds the measured speedup."""
+
+    nominal: Share
+    cells: Count
+    covered: ShareRecord
+
+
+class BestRecord(Record, frozen=True):
+    """The tree predicted to be the fastest at one batch size, beside the one measured to be."""
+
+    batch: Count
+    predicted: str
+    measured: str
+    behind: Annotated[Share, Meta(description="measured speedup that the first loses to the second, as a share")]
+    near: Share
+    within: Annotated[bool, Meta(description="whether `behind` is at most `near`")]
+
+
+class PlainRecord(Record, frozen=True):
+    """Seconds per plain decoding step at one batch size."""
+
+    batch: Count
+    predicted_s: Positive
+    measured_s: Positive
+
+
+class ValidationRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA, kw_only=True):
+    """Predicted speedups beside measured ones."""
+
+    meta: Annotated[dict[str, Any], Meta(description="provenance: models, device, rule, prompts, predictions")]
+    mean_error: Error
+    max_error: Error
+    closed_forms: FormErrorsRecord
+    end_to_end: Annotated[WholeErrorsRecord | None, Meta(description="null: no whole run was predicted")] = None
+    coverage: CoverageRecord
+    best: tuple[BestRecord, ...]
+    plain: tuple[PlainRecord, ...] = ()
+    cells: tuple[CellRecord, ...]
 
 
 @dataclass(frozen=True)
@@ -172,3 +284,66 @@ def _best(cells: Sequence[Comparison]) -> dict[str, Any]:
         "near": NEAR,
         "within": behind <= NEAR,
     }
+
+
+def live_checks(plan: Plan, records: Sequence[Mapping[str, Any]] = ()) -> dict[int, str]:
+    """Return a sentence for each batch size whose chosen tree a validation measured.
+
+    The validation must be of the same models, machine and rule.
+
+    Args:
+        plan: the plan.
+        records: validations that come before the shipped ones.
+    """
+    checks: dict[int, str] = {}
+    for entry, speedup, meta in _measured(plan, records):
+        predicted = Figures.of_run(entry.choice, judged=judged_on(plan), requests=meta["prompts"]).speedup
+        checks[entry.batch] = _sentence(speedup, (predicted.low, predicted.high), meta)
+    return checks
+
+
+def live_speedups(plan: Plan, records: Sequence[Mapping[str, Any]] = ()) -> dict[int, Estimate]:
+    """Return the measured speedups behind the sentences of `live_checks`, by batch size."""
+    return {entry.batch: Estimate(**speedup) for entry, speedup, _ in _measured(plan, records)}
+
+
+def _measured(
+    plan: Plan, records: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[PlanEntry, dict[str, float], Mapping[str, Any]]]:
+    """Yield the entries whose tree was measured, the speedup and the validation's `meta`; the one that counts last."""
+    shown = (json.loads(path.read_text("utf-8")) for path in sorted(shipped("validations").glob("*.json")))
+    for record in (*shown, *reversed(records)):
+        if record["schema"] != SCHEMA or record["meta"]["acceptance"] != "live":  # predictions lie beside them
+            continue
+        if not _fits(record["meta"], plan):
+            continue
+        measured = {
+            (cell["batch"], cell["tree"]["id"]): cell["measured"]["speedup"] for cell in record["cells"] if cell["tree"]
+        }
+        for entry in plan.entries:
+            speedup = measured.get((entry.batch, entry.choice.tree.id)) if entry.choice.tree else None
+            if speedup:
+                yield entry, speedup, record["meta"]
+
+
+def _fits(meta: Any, plan: Plan) -> bool:
+    """Return whether a validation's models, machine and rule are the plan's."""
+    trace = plan.meta["trace"]
+    same_models = names_weights(meta) and not differing_models(meta, trace)
+    return same_models and _machine(meta) == _machine(plan.meta["cost"]) and choosing(trace) == choosing(GREEDY | meta)
+
+
+def _sentence(speedup: dict[str, float], predicted: tuple[float, float], meta: Any) -> str:
+    low, high = predicted
+    outside = (
+        "" if low <= speedup["value"] <= high else f", outside the interval predicted for it, [{low:.2f}, {high:.2f}]"
+    )
+    return (
+        f"Checked: the live loop measured {speedup['value']:.2f} [{speedup['low']:.2f}, {speedup['high']:.2f}] for "
+        f"this tree{outside}, on {device_words(meta)} ({meta['provenance']['processor']}), "
+        f"{counted(meta['prompts'], 'prompt')}."
+    )
+
+
+def _machine(meta: Any) -> tuple[Any, Any, bool]:
+    return look(meta, "device"), look(meta, "provenance", "processor"), bool(look(meta, "graphs"))

@@ -5,16 +5,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 
 from simulate.closed_forms.paper_formulas import walltime_speedup, weight_speedup
-from simulate.validation.validation_records import PredictionsRecord
 from treeopt.cost_model import CostModel
 from treeopt.errors import PlanError
 from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.plans.plan_json import plan_of, to_json
+from treeopt.plans.plan_json import EstimateRecord, PlanRecord, plan_of, to_json
 from treeopt.policies import Policy
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.walk import StepCounts
@@ -22,12 +22,45 @@ from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, get, parse
 from treeopt.storage.provenance import look
-from treeopt.storage.typed_records import read_record
+from treeopt.storage.typed_records import Count, Finite, Record, read_record
 from treeopt.storage.user_files import read_text
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.predictions/1"
+
+
+class FormsRecord(Record, frozen=True):
+    """Speedups by the closed forms; null where their inputs are not known."""
+
+    leviathan: Finite | None
+    coral: Finite | None
+
+
+class TreeFormsRecord(FormsRecord, frozen=True, kw_only=True):
+    """Speedups of one tree by the closed forms; null where their inputs are not known."""
+
+    batch: Count
+    tree: Annotated[str, Meta(description="id of the tree")]
+
+
+class WholeRunRecord(EstimateRecord, frozen=True, kw_only=True):
+    """Speedup of a whole run of one tree, prefill and idle rows included, with its 95 % interval."""
+
+    batch: Count
+    tree: Annotated[str, Meta(description="id of the tree")]
+
+
+class PredictionsRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA, kw_only=True):
+    """Predictions that are fixed before anything is measured."""
+
+    plan: PlanRecord
+    closed_forms: tuple[TreeFormsRecord, ...]
+    whole_runs: tuple[WholeRunRecord, ...] = ()
+    meta: Annotated[dict[str, Any], Meta(description="hashes of what the predictions were made of, and provenance")]
+    sha256: Annotated[
+        str, Meta(description="SHA-256 of the rest of the file as JSON: keys sorted, no spaces, ASCII only")
+    ]
 
 
 @dataclass(frozen=True)

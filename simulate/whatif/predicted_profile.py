@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from simulate.profiles.prefill import Prefill, ladder
 from simulate.profiles.profile import Profile
-from simulate.profiles.step_tables import BatchTimes, Points
+from simulate.profiles.step_tables import BatchTimes, Points, Prefill, ladder
 from simulate.roofline.roofline_model import PIECE, Roofline
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError

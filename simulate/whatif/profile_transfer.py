@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import BatchTimes, Profile
-from simulate.roofline.fitted_constants import ACROSS_CLASS_ERROR, SAME_CLASS_ERROR
-from simulate.roofline.fixed_and_work import Split
+from simulate.profiles.step_tables import Prefill
+from simulate.roofline.data_sheets import ACROSS_CLASS_ERROR, SAME_CLASS_ERROR
+from simulate.roofline.forward_time import Split
 from simulate.roofline.roofline_model import Roofline
 from treeopt.errors import CostError
 

@@ -10,8 +10,8 @@ from simulate.profiles.profile import Profile
 from simulate.whatif.price_per_token import Offer, cheapest
 from simulate.whatif.scenarios import Scenario, limits
 from simulate.whatif.whatif_settings import WhatIfSettings
-from treeopt.engines import ENGINE_RULES
-from treeopt.plans.plan_records import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
+from treeopt.engines import ENGINES
+from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.results.words import describe_models, describe_rule
 from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import Count, Index, NotNegative, Positive, Record
@@ -178,7 +178,7 @@ def whatif_conditions(trace: Trace, scenarios: Sequence[Scenario], settings: Wha
         *(f"{device} share every layer of target and drafter; their exchange: {text}." for device, text in exchanges),
         *([memory + unfit * (False in fits)] if fits != {None} else []),
         *(f"{device}: its memory is not known, so it was not checked whether a batch fits." for device in unknown),
-        *([f"Only trees that {ENGINE_RULES[settings.engine].engine} runs."] if settings.engine else []),
+        *([f"Only trees that {ENGINES[settings.engine].title} runs."] if settings.engine else []),
         "Among trees within 1 % of the fastest the smallest is taken; no speculation counts as the smallest.",
         "Break-even acceptance: the acceptance of each drafted token, independent of the others, from which the best "
         "chain pays.",

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from executor.train.shipped.make_traces import DRAFTERS, place_of, target_of
+from data.make.make_traces import DRAFTERS, place_of, target_of
 from simulate.profiles.profile import load_profile
 from simulate.validation.predictions import draft_s
 from treeopt.plans.plan import Plan
 from treeopt.replay.static_tree import replay_tree
-from treeopt.searchers.static_trees.renewal import improve
+from treeopt.searchers.static_trees.local_search import improve
 from treeopt.statistics.clustered_estimate import paired_difference, ratio
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import this_run

@@ -27,10 +27,10 @@ from executor.runners.engine_runner import EngineRunner
 from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
-from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, SETUPS
-from treeopt.engines.driver import EngineRequest
+from tests.helpers.engine_setups import ENGINES as PLACES
+from tests.helpers.engine_setups import ENVIRONMENT, SETUPS
 from treeopt.engines import ENGINES
-from treeopt.engines.driver import DriverSettings
+from treeopt.engines.driver import DriverSettings, EngineRequest
 from treeopt.policies import DynamicTree, settings
 from treeopt.replay.dynamic_tree import accepted_lengths as dynamic_lengths
 from treeopt.replay.static_tree import accepted_lengths
@@ -163,7 +163,7 @@ class Bench:
             rewrite(Path(source), target, output, layout=layout, dtype="float32", engine_python=python)
         return output / "model.gguf" if layout == "gguf" else output
 
-    def settings(self, check: Check, concurrency: int) -> EngineSettings:
+    def settings(self, check: Check, concurrency: int) -> DriverSettings:
         """Return the settings of the driver."""
         setup = SETUPS[check.engine]
         drafter = None
@@ -250,7 +250,7 @@ def run_check(bench: Bench, check: Check, concurrencies: Sequence[int]) -> Itera
     trace, texts = bench.recorded(check)
     shape = f"dynamic tree {settings(drafts)}" if isinstance(drafts, DynamicTree) else f"chain of {drafts.depth}"
     arguments = f"{SETUPS[check.engine].arguments} {check.arguments}".strip()
-    engine = make_engine(bench.settings(check, max(concurrencies)))
+    engine = ENGINES[check.engine].start(bench.settings(check, max(concurrencies)))
     with EngineRunner(lambda most: engine) as runner, WorkFile(None, {}) as work:
         for concurrency in concurrencies:
             runner.concurrency = concurrency
@@ -309,7 +309,7 @@ def chosen(
 @click.option("--engine", "names", multiple=True, type=click.Choice(list(SETUPS)), help="Default: those set up.")
 @click.option("--method", "methods", multiple=True, type=click.Choice(METHODS))
 @click.option("--concurrency", multiple=True, type=int, help="Requests in flight.")
-@click.option("--engines", type=click.Path(path_type=Path), default=ENGINES, help="Folder of the environments.")
+@click.option("--engines", type=click.Path(path_type=Path), default=PLACES, help="Folder of the environments.")
 @click.option("--requests", "count", default=24, show_default=True)
 @click.option("--new-tokens", default=32, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Records of the same checks are replaced.")

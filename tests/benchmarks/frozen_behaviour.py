@@ -3,15 +3,16 @@
     python -m tests.benchmarks.frozen_behaviour --inputs FOLDER --write FILE.json
     python -m tests.benchmarks.frozen_behaviour --inputs FOLDER --compare FILE.json [--only 'tree/*']
 
-Every reader reads every input of FOLDER (`frozen_inputs` gathers it from the tests of one commit, with damaged inputs),
-of `../shared/cases` if it is there, and the shipped files; the command line searches, exports and decodes with the
-shipped ones. A row is an input; it holds hashes of the arrays and values, or the error's class and message. `--compare`
-prints each row that differs and exits with 1 if one of them is not listed in docs/development/no_longer_read.md: below
-`## Rows`, the first column holds patterns of rows (`fnmatch`) in backticks; `wording:PATTERN` allows other messages.
+Every reader reads every input of FOLDER, if there is one, of `../shared/cases` if it is there, and the shipped files;
+the command line searches, exports and decodes with the shipped ones. FOLDER/KIND/HASH/ holds `files/` and `call.json`:
+the file's name, arguments of the reader, and the test or fuzzer that it comes from. A row is an input; it holds hashes
+of the arrays and values, or the error's class and message. `--compare` prints each row that differs and exits with 1 if
+one of them is not listed in docs/development/no_longer_read.md: below `## Rows`, the first column holds patterns of
+rows (`fnmatch`) in backticks; `wording:PATTERN` allows other messages.
 
 To record a commit from its own source, with this program and the present inputs:
 
-    git worktree add ../before COMMIT && cp tests/benchmarks/frozen_*.py ../before/tests/benchmarks/
+    git worktree add ../before COMMIT && cp tests/benchmarks/frozen_behaviour.py ../before/tests/benchmarks/
     cd ../before && PYTHONPATH=$PWD python -m tests.benchmarks.frozen_behaviour --inputs FOLDER --write FILE.json
 """
 
@@ -54,9 +55,9 @@ INNER = {
     "shape": ("simulate.model_sizes.model_shape:Shape",),
     "context limit": ("simulate.model_sizes.hf_config:context_limit",),
     "quantization": ("simulate.model_sizes.hf_config:quant_method",),
-    "drafter shape": ("simulate.model_sizes.drafter_sizes:DrafterShape",),
+    "drafter shape": ("simulate.model_sizes.drafter_kinds:drafter_shape",),
     "hardware": ("simulate.roofline.data_sheets:load_hardware",),
-    "requests": ("simulate.runs.server_arrivals:read_requests",),
+    "requests": ("simulate.runs.server_load:read_requests",),
     "report": ("treeopt.api.page.result_files:read_files",),
     "prompts": ("executor.prompts.prompt_files:read_prompts",),
     "encoded": ("executor.prompts.prompt_files:encoded",),
@@ -82,6 +83,7 @@ EXPORTS = {
 }
 # Keys whose values differ from run to run or from machine to machine.
 PASSING = {"provenance", "command", "date", "commit", "processor", "software", "cores", "treeopt", "sha256", "seconds"}
+PASSING |= {"shapes", "drain", "fixed_shape", "lock_step", "hysteresis"}  # settings that are gone
 
 Row = dict[str, Any]
 
@@ -323,7 +325,7 @@ def vars_of(value: Any) -> Any:
 def read_drafter_config(path: Path, call: Row) -> Row:
     target = call.get("target")
     target = None if target is None else inner("shape")(**target)
-    return {"shape": vars_of(inner("drafter shape").from_config(path, kind=call["kind"], target=target))}
+    return {"shape": vars_of(inner("drafter shape")(path, kind=call["kind"], target=target))}
 
 
 def read_hardware(path: Path, call: Row) -> Row:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from executor.kernels.few_rows_linear import Around, gate, linear
-from executor.kernels.rms_norm import rms_norm_rows
+from executor.kernels.few_rows_linear import Around, gate, linear, rms_norm_rows
 from executor.kernels.tree_attention import attend_to_tree
 from executor.target.attention_backends import attend
 from executor.target.tree_attention_mask import TreeMasks, tree_blocks

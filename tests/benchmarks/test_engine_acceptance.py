@@ -10,7 +10,7 @@ from executor.recording.engine_steps import RequestRecord
 from simulate.validation.predictions import load_predictions
 from tests.benchmarks import engine_acceptance
 from tests.benchmarks.engine_acceptance import CHECKS, KNOWN, chosen, compared, key_of, problem, save
-from tests.helpers.engine_tables import (
+from tests.benchmarks.engine_tables import (
     FILE,
     PAGE,
     acceptance,

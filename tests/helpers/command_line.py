@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from executor.checkpoints import save_drafter
 from executor.drafters.medusa.drafter import MedusaHeads
-from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import BatchTimes, Profile, save_profile
+from simulate.profiles.step_tables import Prefill
 from tests.helpers.strategies import drawn_trace
 from treeopt.cli import main
 from treeopt.traces.trace import save_trace

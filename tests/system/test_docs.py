@@ -220,16 +220,29 @@ def test_the_table_of_commands_has_every_command():
 
 
 def test_the_rooms_are_the_folders_in_their_order():
-    """Kinds of drafters, one folder each, are one line."""
+    """Kinds of drafters and engines, one folder each, are one line."""
     from tests.system.test_architecture import PACKAGES, is_kind, rooms
 
-    listed = re.findall(r"^\| `([\w/.*]+)` \|", TEXTS["docs/development/architecture.md"], flags=re.MULTILINE)
-    due = ["executor.drafters.*" if is_kind(name) else name for name in rooms() if name not in PACKAGES]
+    listed = []
+    for row in re.findall(r"^\| (`\w+/.*?`) \|", TEXTS["docs/development/architecture.md"], flags=re.MULTILINE):
+        first, *others = re.findall(r"`([\w/.*]+)`", row)
+        listed += [first, *(f"{first.rpartition('/')[0]}/{name}" for name in others)]
+    due = [f"{name.rpartition('.')[0]}.*" if is_kind(name) else name for name in rooms() if name not in PACKAGES]
     assert [name.removesuffix(".py").replace("/", ".") for name in listed] == list(dict.fromkeys(due))
     for package in PACKAGES:
         folders = {str(path.parent.relative_to(ROOT)) for path in (ROOT / package).rglob("__init__.py")} - {package}
         named = {name for name in listed if name.startswith(f"{package}/") and not name.endswith((".py", "*"))}
         assert {name for name in folders if not is_kind(name.replace("/", "."))} == named
+
+
+def test_the_table_of_layouts_has_every_kind_of_drafter():
+    from simulate.model_sizes.drafter_kinds import DRAFTERS
+
+    rows = ["|".join(row) for row in rows_of(TEXTS["docs/reference/checkpoint_layouts.md"])]
+    for kind in DRAFTERS.values():
+        if kind.files is not None:
+            (row,) = (row for row in rows if row.startswith(kind.title) and kind.files.known_as in row)
+            assert set(kind.files.layouts) <= set(re.findall(r"`([\w-]+)`", row))
 
 
 def test_the_list_of_data_is_complete():

@@ -34,7 +34,7 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile, save_profile
 from simulate.roofline.data_sheets import load_hardware
-from simulate.runs.server_arrivals import read_requests
+from simulate.runs.server_load import read_requests
 from simulate.validation.predictions import _hash, load_predictions
 from tests.executor.prompts.test_tools_and_thoughts import QWEN, SPELLINGS, WEATHER, called
 from tests.helpers.command_line import done, small_profile, small_trace

@@ -16,7 +16,7 @@ import torch
 
 from executor.decoding.decoder import Decoder
 from executor.decoding.step_results import Gathered
-from executor.device.clock import Clock, Mark
+from executor.device import Clock, Mark
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import make_rule

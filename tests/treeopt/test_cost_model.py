@@ -49,10 +49,7 @@ def test_many_shapes_are_priced_at_once(held, tokens, depth, width, random):
     ("verify", "draft", "words"),
     [
         ([[1.0]], [[0.0]], "verify_s"),
-        ([], [[0.0]], "verify_s"),
         ([np.nan], [[0.0]], "verify_s"),
-        ([1.0], [0.0], "draft_s"),
-        ([1.0], [[1.0]], "draft_s"),
         ([1.0], [[0.0, np.nan]], "draft_s"),
     ],
 )

@@ -257,13 +257,7 @@ def test_from_paths_names_the_path(paths, message):
     ("make", "message"),
     [
         (lambda: Tree.chain(-1), r"0 or more nodes, got -1"),
-        (lambda: Tree.chain(MAX_NODES + 1), r"at most 4096 nodes, got 4097"),
-        (lambda: Tree.cartesian((2, 0)), r"widths\[1\] must be at least 1, got 0"),
-        (lambda: Tree.cartesian((64, 64)), r"at most 4096 nodes"),
         (lambda: Tree.cartesian((2,) * 10_000), r"at most 4096 nodes"),
-        (lambda: Tree.cartesian((10**12,)), r"at most 4096 nodes"),
-        (lambda: Tree.full(0, 2), r"widths\[0\] must be at least 1, got 0"),
-        (lambda: Tree.full(2, 12), r"at most 4096 nodes"),
         (lambda: Tree.full(2, -1), r"-1"),
     ],
 )

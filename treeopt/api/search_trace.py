@@ -9,8 +9,7 @@ from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
-from treeopt.engines import ENGINE_RULES
-from treeopt.engines.rules_for_trace import engine_constraints
+from treeopt.engines import ENGINES, engine_rules
 from treeopt.errors import UsageError
 from treeopt.planning import search_pipeline
 from treeopt.planning.learning_curve import more_requests
@@ -69,7 +68,7 @@ def search(
         )
     if dynamic:
         reach(trace)  # raises where the trace holds no candidates
-    known = None if engine is None else ENGINE_RULES.get(engine)
+    known = None if engine is None else ENGINES[engine]
     if known is not None and known.cannot_run is None and (policies or dynamic):
         warn([f"{engine} runs no dynamic trees: they are judged for comparison alone"])
     trace, own_rules = ranks_and_rules(trace, settings.seed)
@@ -78,11 +77,11 @@ def search(
     if settings.context is None:
         note(_shortest_context(cost))
     settings = settings.changed(
-        rules=(*own_rules, *engine_constraints(engine, trace), *settings.rules),
+        rules=(*own_rules, *engine_rules(engine, trace), *settings.rules),
         policies=_kinds(policies, engine),
         compare=judged,
     )
-    cannot_run = None if engine is None else ENGINE_RULES[engine].cannot_run
+    cannot_run = None if engine is None else ENGINES[engine].cannot_run
     with progress("searching", 2 * len(settings.batch)) as advance:
         plan = search_pipeline.search(trace, cost, settings=settings, cannot_run=cannot_run, advance=advance)
     if settings.target_interval is None:
@@ -92,7 +91,7 @@ def search(
 
 def _kinds(policies: Sequence[str], engine: str | None) -> tuple[str, ...]:
     """Return the kinds of dynamic policies to sweep; engines with dynamic trees run those of EAGLE-2 alone."""
-    if engine is None or ENGINE_RULES[engine].cannot_run is None:
+    if engine is None or ENGINES[engine].cannot_run is None:
         return tuple(sweeps()) if "all" in policies else tuple(dict.fromkeys(policies))
     if other := set(policies) - {EAGLE2, "all"}:
         raise UsageError(f"--for {engine} runs dynamic trees of {EAGLE2} alone, not {min(other)}: --policy {EAGLE2}")

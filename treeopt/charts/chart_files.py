@@ -37,6 +37,10 @@ class Figure:
         title = spec.pop("title", "")
         text = title if isinstance(title, str) else title["text"]
         spec |= {"width": "container", "background": "transparent", "config": CONFIG | spec.get("config", {})}
+        for layer in spec.get("layer", ()):
+            for legend in (layer["encoding"].get(channel, {}).get("legend") for channel in ("color", "shape")):
+                if legend:
+                    legend["columns"] = max(1, legend["columns"] // 2)  # fits narrow screens
         conditions, words = spec.pop("usermeta", {}).get("conditions", ()), spec.get("description", text)
         return cls(text, tuple(conditions), words, spec, spec.setdefault("height", HEIGHT))
 

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 WIDTH = 640  # pixels of a chart that stands alone
 LINE = 104  # letters of a line of conditions
 NAME = 150  # pixels that a name beside a row may take
-LETTER = 7  # pixels of a letter in the legend
+LEGEND, LETTER = 560, 7  # pixels of the legend, and of a letter in it
 DOT = 55  # square pixels of a point
 DASHES, SOLID = [5, 4], [1, 0]
 # Lines in the legend, as shapes.
@@ -104,9 +104,8 @@ class Series:
         """Return altair's channels of colour and of shape; a single series has no legend."""
         alt = library()
 
-        width = 40 + LETTER * max(map(len, self.names))
-        look = {"columns": alt.expr(f"max(1, floor(width / {width}))"), "labelLimit": alt.expr("max(60, width - 30)")}
-        legend = alt.Legend(title=None, **look) if len(self.names) > 1 else None
+        columns = max(1, LEGEND // (40 + LETTER * max(map(len, self.names))))
+        legend = alt.Legend(title=None, columns=columns, labelLimit=LEGEND) if len(self.names) > 1 else None
         colours = [
             LIGHT.muted if name in self.grey else LIGHT.series[place % len(LIGHT.series)]
             for place, name in enumerate(self.names)

@@ -3,7 +3,10 @@
 Charts have the colours of the light theme; `themed` replaces them where a page has a dark one too.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 # Of points, in the order of series; the names are Vega's.
@@ -50,7 +53,7 @@ CONFIG = {
     },
     "legend": {
         "aria": False, "orient": "top", "labelColor": LIGHT.text, "labelFontSize": 12.5, "symbolSize": 70,
-        "columnPadding": 16, "rowPadding": 4, "offset": 12,
+        "labelOffset": 8, "columnPadding": 16, "rowPadding": 4, "offset": 12,
     },
     "axis": {
         "aria": False, "domain": False, "ticks": False, "grid": True, "gridColor": LIGHT.grid,
@@ -72,6 +75,15 @@ def themed(drawing: str) -> str:
     return drawing
 
 
+def themed_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a specification with the colours of the page around it."""
+    found: dict[str, Any] = json.loads(themed(json.dumps(spec)))
+    return found
+
+
 def _properties() -> list[str]:
     """Return the names of the custom properties, in the order of a palette's colours."""
-    return [*(f"--series-{place}" for place in range(len(LIGHT.series))), "--text", "--muted", "--grid", "--card"]
+    return [
+        *(f"--series-{place}" for place in range(len(LIGHT.series))),
+        *(f"--chart-{name}" for name in ("text", "muted", "grid", "back")),
+    ]

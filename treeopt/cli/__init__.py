@@ -27,8 +27,6 @@ EXTRAS = {
     "simpy": "serving",
     **dict.fromkeys(("altair", "jinja2", "vl_convert"), "report"),
     "pyarrow": "parquet",
-    "mlflow": "mlflow",
-    "wandb": "wandb",
     **dict.fromkeys(("marimo", "uvicorn", "starlette"), "explore"),
     "httpx2": "engines",
 }

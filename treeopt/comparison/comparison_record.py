@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from treeopt.comparison.compare_drafters import SCHEMA
-from treeopt.plans.plan_records import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
+from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.storage.typed_records import Count, Index, Positive, Record
 
 
@@ -46,7 +46,7 @@ class ComparisonRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA):
     """Drafters side by side."""
 
     first: Annotated[str, Meta(description="the drafter that the others are compared with")]
-    pairing: Annotated[Literal["texts", "prompts", "told"] | None, Meta(description="null: not paired")]
+    pairing: Annotated[Literal["texts", "prompts", "caller"] | None, Meta(description="null: not paired")]
     contests: tuple[ContestRecord, ...]
     warnings: tuple[str, ...]
     meta: Annotated[dict[str, Any], Meta(description="provenance of traces and step times; settings")]

@@ -1,67 +1,103 @@
 """Engines: the trees that each runs, its export of a plan, and the driver that runs it.
 
-* `export`: what all exporters share: their result, the planned entries, the replacement of a tree that breaks a rule.
+* `engine`: an engine as one value, and an export under way.
+* `llama_cpp`, `openai`, `openvino`, `sglang`, `vllm`: one engine each, `ENTRY`: its rules, its export, its driver.
+* `lmdeploy`, `medusa`, `sequoia`, `tensorrt_llm`, `transformers`: engines that treeopt does not run.
+* `own_loop`: treeopt's own loop among the engines.
+* `export`: what exports share: their result, the planned entries, the replacement of a tree that breaks a rule.
 * `dynamic_trees`: what exporters of dynamic trees share: the three settings, and how each engine counts them.
-* `llama_cpp`, `lmdeploy`, `medusa`, `openai`, `openvino`, `sglang`, `tensorrt_llm`, `transformers`, `vllm`: one engine
-  each: its rules and exporter, and its driver if treeopt runs it.
-* `driver`: the interface of every driver, and the values that pass through it: requests, draft settings, steps.
-* `driver_settings`: a driver made from settings in words.
+* `driver`: the interface of every driver, its settings, and the values that pass through it: requests, drafts, steps.
 * `connections`: processes of engines, and clients of their servers.
 * `model_files`: name and hash of the models that an engine loads.
-* `drafting_methods`: the engines' methods of drafting, and the kinds of drafters that each runs.
-* `engine_rules`: rules of the engines without an exporter: Hydra, EAGLE-1, Sequoia, UMbreLLa, SpecInfer, TensorRT-LLM
-  with static trees, MLC-LLM, TGI.
-* `imposed_acceptance`: acceptance rates of a trace, for llama.cpp, SGLang and vLLM to simulate.
-* `rules_for_trace`: an engine's rules for trees of one trace: its own, and the drafter's number of heads.
 
 `treeopt.constraints.broken` returns the rule that a tree breaks.
 """
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
-from treeopt.engines.drafting_methods import METHODS as METHODS
-from treeopt.engines.drafting_methods import method_for as method_for
-from treeopt.engines.engine_rules import RULES_WITHOUT_EXPORTER
-from treeopt.engines.export import EngineRules, Export
+from treeopt.constraints import Constraint, ContiguousRanks, DepthAtMost
+from treeopt.engines.engine import Engine
+from treeopt.errors import UsageError
+from treeopt.registry import Registry
+from treeopt.storage.provenance import look
+from treeopt.traces.trace import Trace
 
-
-def _engine(name: str) -> Any:
-    """Import the module of an engine."""
-    return import_module(f"treeopt.engines.{name}")
-
-
-llama_cpp = _engine("llama_cpp")
-lmdeploy = _engine("lmdeploy")
-medusa = _engine("medusa")
-openvino = _engine("openvino")
-sglang = _engine("sglang")
-tensorrt_llm = _engine("tensorrt_llm")
-transformers = _engine("transformers")
-vllm = _engine("vllm")
-
-ENGINES: Mapping[str, Callable[..., Export]] = {
-    "llama.cpp": llama_cpp.export,
-    "lmdeploy": lmdeploy.export,
-    "medusa": medusa.export,
-    "openvino": openvino.export,
-    "sglang": sglang.export,
-    "tensorrt-llm": tensorrt_llm.export,
-    "transformers": transformers.export,
-    "vllm": vllm.export,
+# Engines that treeopt no longer knows -> what to use instead.
+GONE = {
+    "eagle-1": "treeopt, whose own loop runs EAGLE",
+    "hydra": "treeopt, whose own loop runs Hydra",
+    "mlc": "vllm or llama.cpp",
+    "specinfer": "treeopt",
+    "tensorrt-llm-eagle": "tensorrt-llm",
+    "tensorrt-llm-medusa": "tensorrt-llm",
+    "tgi": "vllm",
+    "umbrella": "sequoia, which has the same rule",
+    "vllm-0.20": "vllm, which runs chains since 0.21",
 }
 
-# Engine name, as in `--engine` -> its rules. A drafter with n heads also drafts no deeper than n.
-ENGINE_RULES: Mapping[str, EngineRules] = {
-    **RULES_WITHOUT_EXPORTER,
-    "medusa": EngineRules(medusa.ENGINE, medusa.constraints(heads=None)),
-    "vllm-0.20": EngineRules(vllm.ENGINE_WITH_TREES, vllm.TREES),
-    "vllm": EngineRules(vllm.ENGINE, vllm.CONSTRAINTS),
-    "sglang": EngineRules(sglang.ENGINE, sglang.CHAINS, sglang.TREES.cannot_run),
-    "llama.cpp": EngineRules(llama_cpp.ENGINE, llama_cpp.CONSTRAINTS),
-    "lmdeploy": EngineRules(lmdeploy.ENGINE, lmdeploy.CONSTRAINTS),
-    "openvino": EngineRules(openvino.ENGINE, openvino.CONSTRAINTS, openvino.TREES.cannot_run),
-    "tensorrt-llm": EngineRules(tensorrt_llm.ENGINE, tensorrt_llm.CONSTRAINTS, tensorrt_llm.TREES.cannot_run),
-    "transformers": EngineRules(transformers.ENGINE, transformers.CONSTRAINTS),
-}
+
+class Engines(Registry[Engine]):
+    """The engines by name."""
+
+    def __getitem__(self, name: str) -> Engine:
+        """Return an engine.
+
+        Raises:
+            UsageError: no engine of this name; says what to use.
+        """
+        if name in GONE and name not in self:
+            raise UsageError(gone(name))
+        return super().__getitem__(name)
+
+    def limiting(self) -> tuple[str, ...]:
+        """Return the engines whose rules on trees are known."""
+        return tuple(name for name, engine in self.items() if engine.rules is not None)
+
+    def exporting(self) -> tuple[str, ...]:
+        """Return the engines with an export."""
+        return tuple(name for name, engine in self.items() if engine.write is not None)
+
+    def driven(self) -> tuple[str, ...]:
+        """Return the engines that treeopt can run."""
+        return tuple(name for name, engine in self.items() if engine.driver)
+
+    def running(self, kind: Any) -> tuple[str, ...]:
+        """Return the engines with an export that run a kind of drafter.
+
+        >>> ENGINES.running("medusa"), ENGINES.running("eagle3")
+        (('medusa',), ('llama.cpp', 'lmdeploy', 'openvino', 'sglang', 'tensorrt-llm', 'vllm'))
+        """
+        return tuple(name for name in self.exporting() if self[name].fitting(kind))
+
+
+ENGINES = Engines("engine", "treeopt.engines", group="treeopt.engines")
+
+
+def gone(name: str) -> str:
+    """Return what to use in place of an engine that treeopt no longer knows."""
+    return f"engine {name} is no longer known: use {GONE[name]}"
+
+
+def engine_rules(engine: str | None, trace: Trace) -> tuple[Constraint, ...]:
+    """Return the rules that trees of a trace must keep for an engine.
+
+    A drafter with heads drafts no deeper than it has heads. A rank of Sequoia's acceptance vector is valid only where
+    the ranks before it are drafted, too: such traces ask for contiguous ranks even without an engine.
+
+    Args:
+        engine: name of the engine; None: no engine.
+        trace: the trace that trees are chosen on.
+
+    Raises:
+        UsageError: no such engine, or one whose rules nobody knows.
+    """
+    vector = look(trace.meta, "imported", "format") == "sequoia-vector"
+    own = (ContiguousRanks(source="the vector's own"),) if vector else ()
+    if engine is None:
+        return own
+    entry = ENGINES[engine]
+    if entry.rules is None:
+        raise UsageError(f"{engine} has no rules on trees: leave the engine out, or name the one that it runs")
+    heads = look(trace.meta, "drafter", "heads")
+    deep = (DepthAtMost(heads, source="one head a depth"),) if type(heads) is int and heads < trace.depth else ()
+    return (*own, *entry.rules, *(() if vector else (*deep, *entry.rules_of_trace(trace))))

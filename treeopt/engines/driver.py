@@ -1,17 +1,23 @@
-"""The interface of every engine driver, and the values that pass through it: requests, draft settings, steps.
+"""The interface of every engine driver, its settings, and the values that pass through it: requests, drafts, steps.
 
 A driver starts an engine, or is given the address of one that runs; decodes token ids at a concurrency with one draft
 setting; yields each step of each request in order; and stops what it started, leaving no process, socket or file.
 """
 
+import shlex
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from treeopt.errors import UsageError
 from treeopt.policies import DynamicTree
+from treeopt.registry import load
 
 Count = Callable[[str], int]  # tokens of a text
+LOOKUP_RULE = "executor.drafters.prompt_lookup.lookup_names:engine_rule"  # reads the name of a prompt lookup
 Draft = int | DynamicTree  # the length of a chain, 0 for plain decoding; or the settings of a dynamic tree
 
 
@@ -53,6 +59,90 @@ class EngineStep:
     drafted: int | None = None
     prefill: bool = False
     ended: bool = False
+
+
+@dataclass(frozen=True)
+class DriverSettings:
+    """Settings of a driver in words, as a command line gives them: which engine, where it is, how it is started.
+
+    Attributes:
+        engine: name of the engine.
+        target: the target as the engine reads it: a folder, a GGUF file, or a name.
+        drafter: the drafter as the engine reads it; None: no drafter, or one without a file.
+        method: how the engine drafts, in its own word; vllm also takes the JSON of its `--speculative-config`.
+        urls: addresses of servers that run already, by draft length.
+        python: interpreter of the environment that holds the engine.
+        arguments: further arguments of its launch, as one line.
+        servers: servers alive at a time.
+        timeout_s: longest time that an engine may take to start, and then to send anything.
+        concurrency: largest number of requests in flight.
+        count: counts the tokens of a text, for servers that do not report them.
+        lookup: name of a prompt lookup that the engine drafts by, such as prompt-lookup:vllm:1-3.
+    """
+
+    engine: str
+    target: str
+    drafter: str | None = None
+    method: str | None = None
+    urls: Mapping[int, str] | None = None
+    python: Path | None = None
+    arguments: str = ""
+    servers: int = 1
+    timeout_s: float = 600.0
+    concurrency: int = 1
+    count: Count | None = None
+    lookup: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The further arguments, split as a shell splits them.
+
+        Raises:
+            UsageError: an open quote.
+        """
+        try:
+            return shlex.split(self.arguments)
+        except ValueError as error:
+            raise UsageError(f"--engine-args: {error}: {self.arguments!r:.80}") from error
+
+    @property
+    def interpreter(self) -> str:
+        """The interpreter of the engine's environment.
+
+        Raises:
+            UsageError: it is not given, or not there.
+        """
+        if self.python is None:
+            raise UsageError(
+                f"--engine {self.engine} needs --engine-python, the interpreter of the environment that holds it"
+            )
+        if shutil.which(self.python) is None:
+            raise UsageError(f"--engine-python {self.python}: cannot be run")
+        return str(self.python)
+
+    def lookup_rule(self, owner: str, *, methods: Sequence[str], method: str | None) -> Mapping[str, int] | None:
+        """Return the sizes of the rule that the drafter's name states, if the engine drafts by it; else None.
+
+        Args:
+            owner: the engine whose rule it must be.
+            methods: the words for prompt lookup in this engine.
+            method: the word that is given; None: none.
+
+        Raises:
+            UsageError: the engine's prompt lookup is asked for, and another rule is named.
+        """
+        if self.lookup is None or method not in (None, *methods):
+            return None
+        rule = load(LOOKUP_RULE)(self.lookup)
+        if rule is None:
+            return None
+        if rule.engine != owner:
+            raise UsageError(
+                f"--drafter {self.lookup} is the rule of {rule.engine}, which {self.engine} does not draft by; "
+                f"name prompt-lookup:{owner}, or how {self.engine} drafts with --method"
+            )
+        sizes: Mapping[str, int] = rule.settings
+        return sizes
 
 
 class Driver(Protocol):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from treeopt.constraints import FitsPool, branching, pool
-from treeopt.engines.export import Nearest, coverage_note, fit, listed, origin_note
+from treeopt.constraints import branching, pool
+from treeopt.engines.export import Fit, Nearest, coverage_note, listed, origin_note
 from treeopt.errors import EngineError, counted
 from treeopt.plans.plan import PlanEntry
 from treeopt.policies import DynamicTree, Policy
@@ -58,10 +58,10 @@ class DynamicTrees:
     def settings(self, triple: Triple) -> dict[str, int]:
         """Return the engine's settings by name.
 
-        >>> from treeopt.engines import openvino, sglang
-        >>> list(sglang.TREES.settings(Triple(depth=5, width=4, nodes=15)).values())
+        >>> from treeopt.engines import ENGINES
+        >>> list(ENGINES["sglang"].trees.settings(Triple(depth=5, width=4, nodes=15)).values())
         [5, 4, 16]
-        >>> list(openvino.TREES.settings(Triple(depth=5, width=4, nodes=15)).values())
+        >>> list(ENGINES["openvino"].trees.settings(Triple(depth=5, width=4, nodes=15)).values())
         [5, 4, 15]
         """
         values = (triple.depth, triple.width, triple.nodes + self.counts_root)
@@ -74,8 +74,8 @@ class DynamicTrees:
     def refused(self, triple: Triple) -> str | None:
         """Return why the engine cannot run these settings, None if it can.
 
-        >>> from treeopt.engines.sglang import TREES
-        >>> TREES.refused(Triple(depth=2, width=2, nodes=7))[:50]
+        >>> from treeopt.engines import ENGINES
+        >>> ENGINES["sglang"].trees.refused(Triple(depth=2, width=2, nodes=7))[:50]
         '7 nodes, but depth 2 and width 2 offer at most 6 ('
         """
         most = self.most(triple.depth, triple.width)
@@ -98,8 +98,8 @@ class DynamicTrees:
     def too_many(self, batch: int) -> str | None:
         """Return why the engine cannot run dynamic trees at a batch size, None if it can.
 
-        >>> from treeopt.engines import openvino
-        >>> openvino.TREES.too_many(4)
+        >>> from treeopt.engines import ENGINES
+        >>> ENGINES["openvino"].trees.too_many(4)
         'OpenVINO GenAI 2026.4.1 runs dynamic trees with 1 request in flight'
         """
         if self.requests is None or batch <= self.requests:
@@ -109,8 +109,8 @@ class DynamicTrees:
     def nearest(self, triple: Triple) -> Triple:
         """Return the settings that the engine can run and that differ least: fewer levels or fewer nodes.
 
-        >>> from treeopt.engines.sglang import TREES
-        >>> TREES.nearest(Triple(depth=2, width=2, nodes=7))
+        >>> from treeopt.engines import ENGINES
+        >>> ENGINES["sglang"].trees.nearest(Triple(depth=2, width=2, nodes=7))
         Triple(depth=2, width=2, nodes=6)
         """
         shallow = self.fills_levels or triple.width == 1
@@ -120,8 +120,8 @@ class DynamicTrees:
     def text(self, triple: Triple) -> str:
         """Return the settings for a message.
 
-        >>> from treeopt.engines.openvino import TREES
-        >>> TREES.text(Triple(depth=2, width=2, nodes=6))
+        >>> from treeopt.engines import ENGINES
+        >>> ENGINES["openvino"].trees.text(Triple(depth=2, width=2, nodes=6))
         'tree_depth 2, branching_factor 2, num_assistant_tokens 6'
         """
         return ", ".join(f"{name} {value}" for name, value in self.settings(triple).items())
@@ -211,9 +211,7 @@ def _beyond_three_settings(policy: DynamicTree) -> str | None:
 
 
 def _replacement(entry: PlanEntry, trees: DynamicTrees) -> tuple[Triple, list[str]]:
-    rules = (FitsPool(source=trees.source),)
-    whole = fit(entry, engine=trees.engine, rules=rules, nearest=None)
-    tree = whole.tree
+    tree = entry.choice.tree
     assert tree is not None
     triple = Triple(tree.depth, branching(tree), tree.nodes)
     reason = trees.refused(triple)
@@ -224,7 +222,8 @@ def _replacement(entry: PlanEntry, trees: DynamicTrees) -> tuple[Triple, list[st
             f"of policy eagle2 with {closest}, or `chain`"
         )
     replaced = (
-        f"batch {whole.batch}: tree {tree.id} was replaced by a dynamic tree of the same size, so "
+        f"batch {entry.batch}: tree {tree.id} was replaced by a dynamic tree of the same size, so "
         "the plan's prediction no longer holds"
     )
+    whole = Fit(entry.batch, tree)
     return triple, [replaced, coverage_note([whole]), origin_note([whole])]

@@ -1,38 +1,30 @@
-"""The parts that all exporters share: the result, the planned entries, the replacement of a tree that breaks a rule."""
+"""The parts that exports share: the result, planned entries, replacements of trees, notes, imposed acceptance.
+
+Imposed acceptance is what engines offer for their own benchmarks: drafting and verification do their full work, and
+only the number of accepted tokens is fixed beforehand. So the speed that a plan predicts can be measured with any
+drafter, on any texts.
+"""
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from treeopt.constraints import Constraint, broken
 from treeopt.errors import EngineError, PlanError, UsageError
 from treeopt.planning.baselines import CHAIN
 from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
+from treeopt.replay.static_tree import visit
 from treeopt.storage.provenance import look, own_version
+from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 Nearest = Literal["chain", "triple"]
 
 TARGET = "TARGET"  # stands in launch lines for a target that was not named
+DIGITS = 6  # decimal places of imposed acceptance rates
 DRAFTER = "DRAFTER"  # stands in launch lines for a drafter that was not named
-
-
-@dataclass(frozen=True)
-class EngineRules:
-    """The trees that an engine can run.
-
-    Attributes:
-        engine: name and version, for messages.
-        rules: rules, all of which a static tree must keep.
-        cannot_run: returns why the engine cannot run a dynamic policy, None if it can; None: it runs none.
-    """
-
-    engine: str
-    rules: tuple[Constraint, ...]
-    cannot_run: CannotRun | None = None
 
 
 @dataclass(frozen=True)
@@ -53,8 +45,8 @@ class Export:
 
     text: str
     suffix: str
-    flags: str
-    notes: tuple[str, ...]
+    flags: str = ""
+    notes: tuple[str, ...] = ()
     environment: str = ""
     launch: str = ""
     file: str = ""
@@ -109,86 +101,6 @@ def entries_of(plan: Plan, *, batch: int | None = None) -> tuple[PlanEntry, ...]
     return chosen
 
 
-def entry_of(plan: Plan, *, batch: int | None, engine: str) -> PlanEntry:
-    """Return the entry for `batch`, or the only one.
-
-    Raises:
-        UsageError: the plan has several entries and `batch` is None.
-    """
-    entries = entries_of(plan, batch=batch)
-    if len(entries) > 1:
-        raise UsageError(f"{engine} takes one topology: choose one batch size of {listed(entries)} with --batch")
-    return entries[0]
-
-
-def one_chain(
-    entries: Sequence[PlanEntry],
-    *,
-    engine: str,
-    rules: Sequence[Constraint],
-    nearest: Nearest | None,
-    others: Callable[[PlanEntry], Iterable[str]] = lambda entry: (),
-) -> list[Fit]:
-    """Return chains of one length, for an engine that cannot change the length by batch size.
-
-    Args:
-        entries: planned entries.
-        engine: name and version, for messages.
-        rules: rules of the engine.
-        nearest: see `fit`.
-        others: further alternatives to an entry's tree, for errors.
-
-    Raises:
-        EngineError: a tree that breaks a rule, a plan without speculation, or chains of several lengths.
-    """
-    fits = [fit(entry, engine=engine, rules=rules, nearest=nearest, others=others(entry)) for entry in entries]
-    lengths = {at.depth for at in fits}
-    if lengths == {0}:
-        refuse_plain(engine, [at.batch for at in fits])
-    if len(lengths) > 1:
-        held = ", ".join(f"{at.depth} at batch {at.batch}" for at in fits)
-        raise EngineError(
-            f"{engine} drafts one length at all batch sizes, but the plan has {held}; nearest: one batch size "
-            f"of {listed(at for at in fits if at.tree)} (`--batch`)"
-        )
-    return fits
-
-
-def refuse_triple(engine: str, nearest: Nearest | None) -> None:
-    """Raise an error if a dynamic tree is to replace a tree for an engine that has none.
-
-    Raises:
-        UsageError: `nearest` is "triple".
-    """
-    if nearest == "triple":
-        raise UsageError(f"{engine} has no dynamic tree: nearest must be chain")
-
-
-def chosen_method(method: str | None, plan: Plan, *, engine: str, methods: Mapping[str, Collection[str]]) -> str:
-    """Return the drafting method, by default the engine's first one for the drafter that the plan names.
-
-    Args:
-        method: what the caller chose; None: choose by the plan's drafter.
-        plan: names the kind of its drafter, if it was recorded.
-        engine: name and version, for messages.
-        methods: the engine's methods, and the kinds of treeopt's drafters that each runs.
-
-    Raises:
-        UsageError: no method, and the plan's drafter does not name one.
-        EngineError: a method that the engine lacks.
-    """
-    known = ", ".join(methods)
-    if method is None:
-        kind = look(plan.meta, "trace", "drafter", "kind")
-        for name, kinds in methods.items():
-            if kind in kinds:
-                return name
-        raise UsageError(f"{engine} needs a method, one of {known}: give --method")
-    if method not in methods:
-        raise EngineError(f"{engine} cannot run method {method}: it is not one of its methods; nearest: {known}")
-    return method
-
-
 def fit(
     entry: PlanEntry,
     *,
@@ -222,18 +134,6 @@ def fit(
     raise EngineError(
         f"{engine} cannot run {_named(entry.choice)} (batch {entry.batch}, {entry.choice.nodes:.3g} nodes, depth "
         f"{entry.choice.depth:.3g}): {reason}; nearest: {'; '.join(alternatives)}"
-    )
-
-
-def refuse_plain(engine: str, batches: Iterable[int]) -> NoReturn:
-    """Raise an error for batch sizes at which the plan advises against speculation.
-
-    Raises:
-        EngineError: always.
-    """
-    sizes = ", ".join(map(str, batches))
-    raise EngineError(
-        f"{engine}: the plan says not to speculate at batch {sizes}; nearest: leave speculative decoding off"
     )
 
 
@@ -288,15 +188,6 @@ def drafter_notes(plan: Plan, *, engine: str, kinds: Collection[str]) -> list[st
     ]
 
 
-def checked_note(against: str) -> str:
-    """Return a note on the version of the engine that the format was checked against.
-
-    >>> checked_note("vLLM 0.33.0, its code")
-    'format checked against vLLM 0.33.0, its code'
-    """
-    return f"format checked against {against}"
-
-
 def origin(fits: Iterable[Fit]) -> dict[str, Any]:
     """Return provenance: the version that wrote an export, and its trees by batch size (null: no speculation)."""
     trees = {str(at.batch): at.tree.id if at.tree else None for at in fits}
@@ -308,6 +199,47 @@ def origin_note(fits: Iterable[Fit]) -> str:
     record = origin(fits)
     trees = ", ".join(f"batch {batch}: {tree or 'no speculation'}" for batch, tree in record["trees"].items())
     return f"treeopt {record['version']}, trees {trees}"
+
+
+def kept_rates(tree: Tree, trace: Trace) -> list[float]:
+    """Return how often a step of the tree's walk accepts at least 1, 2, ... drafted tokens of an endless text.
+
+    The rates never rise. Each is a product of how often the next token is accepted where it is reached and the text
+    continues; the engine itself cuts steps at the end of a text. This is exact if acceptance does not depend on the
+    distance to the end.
+
+    Raises:
+        TraceError: the trace does not cover the tree.
+    """
+    walk = visit(tree, trace)
+    left = trace.lengths[walk.request] - trace.position[walk.anchors]
+    rates = [1.0]
+    for depth in range(1, tree.depth + 1):
+        reached = (walk.accepted >= depth - 1) & (left >= depth)
+        rates.append(rates[-1] * float((walk.accepted[reached] >= depth).mean()) if reached.any() else 0.0)
+    return [round(rate, DIGITS) for rate in rates[1:]]
+
+
+def imposed_notes(entries: Iterable[PlanEntry], fits: Iterable[Fit], trace: Trace, rates: list[float]) -> list[str]:
+    """Return notes on what to measure and what the plan predicts for it, if all batch sizes run parts of one chain."""
+    length = round(float(trace.lengths.mean()))
+    notes = [
+        f"acceptance is imposed, so texts are meaningless: ignore end-of-text and generate {length} tokens "
+        "per request, the trace's average, because the end of a request cuts its last step",
+        "compare the time per output token after the first with that without speculation, at a constant number of "
+        "running requests: the plan's speedup is that of steps, without prefill and draining",
+    ]
+    for entry, at in zip(entries, fits, strict=True):
+        if at.tree is None:
+            continue
+        choice = next(choice for choice in (entry.choice, *entry.compared) if choice.tree == at.tree)
+        committed = f"batch {at.batch}: uncut steps commit {1 + sum(rates[: at.depth]):.3f} tokens on average"
+        if at.depth < len(rates):
+            walked = 1 + sum(kept_rates(at.tree, trace))
+            committed += f" ({walked:.3f} along the trace: rates are those of the chain of {len(rates)})"
+        speedup = f"speedup {choice.speedup.value:.2f} [{choice.speedup.low:.2f}, {choice.speedup.high:.2f}]"
+        notes.append(f"{committed}; the plan predicts tau {choice.tau.value:.2f} and {speedup}")
+    return notes
 
 
 def _best_chain(entry: PlanEntry, rules: Sequence[Constraint]) -> Choice | None:

@@ -7,78 +7,36 @@ Rank r at depth d becomes candidate r + 10 * (d - 1) + 1 of the heads' concatena
 
 import json
 
-from treeopt.constraints import Constraint, DepthAtMost, RanksBelow
-from treeopt.engines.export import (
-    DRAFTER,
-    Export,
-    Nearest,
-    checked_note,
-    drafter_notes,
-    entry_of,
-    fit,
-    origin_note,
-    refuse_plain,
-    refuse_triple,
-)
+from treeopt.constraints import DepthAtMost, RanksBelow
+from treeopt.engines.engine import Engine, ExportJob, Method, Option
+from treeopt.engines.export import DRAFTER, Export, listed
 from treeopt.errors import UsageError
-from treeopt.plans.plan import Plan
 from treeopt.storage.provenance import look
 
-ENGINE = "Medusa e2a5d20"
-CHECKED = f"the code of {ENGINE}"
-KINDS = frozenset({"medusa"})
-RANKS = RanksBelow(10, source="medusa/model/utils.py, TOPK")
+TITLE = "Medusa e2a5d20"
+RULES = (RanksBelow(10, source="medusa/model/utils.py, TOPK"),)
 
 
-def constraints(*, heads: int | None) -> tuple[Constraint, ...]:
-    """Return the rules of a checkpoint with `heads` heads; None if the number is not known.
-
-    >>> [type(rule).__name__ for rule in constraints(heads=4)]
-    ['RanksBelow', 'DepthAtMost']
-    """
-    return (RANKS,) if heads is None else (RANKS, DepthAtMost(heads, source="one head a depth, Medusa#63"))
-
-
-def export(
-    plan: Plan,
-    *,
-    batch: int | None = None,
-    heads: int | None = None,
-    model: str = DRAFTER,
-    nearest: Nearest | None = None,
-) -> Export:
+def write(job: ExportJob) -> Export:
     """Return the list to pass as `medusa_choices` to `medusa_generate`, as JSON.
 
-    Args:
-        plan: what to export.
-        batch: one of the plan's batch sizes; needed when there are several.
-        heads: heads of the checkpoint; default the number recorded in the plan's trace.
-        model: the checkpoint of the heads, which names its target, for the launch lines.
-        nearest: "chain" uses the plan's best chain where the tree breaks a rule.
-
     Raises:
-        UsageError: no such batch size, or a setting without meaning.
-        EngineError: a rank of 10 or more, a path longer than the number of heads, or a plan without speculation.
+        UsageError: several batch sizes, or no heads.
+        EngineError: a rank of 10 or more, or a path longer than the number of heads.
     """
-    refuse_triple(ENGINE, nearest)
-    if heads is None:
-        recorded = look(plan.meta, "trace", "drafter", "heads")
-        heads = recorded if type(recorded) is int else None
+    recorded = look(job.plan.meta, "trace", "drafter", "heads")
+    heads = job.options.get("heads") or (recorded if type(recorded) is int else None)
     if heads is not None and heads < 1:
-        raise UsageError(f"{ENGINE}: heads must be at least 1, got {heads}")
-    entry = entry_of(plan, batch=batch, engine=ENGINE)
-    fitted = fit(entry, engine=ENGINE, rules=constraints(heads=heads), nearest=nearest)
-    if fitted.tree is None:
-        refuse_plain(ENGINE, [entry.batch])
-    notes = [fitted.note] if fitted.note else []
-    notes += drafter_notes(plan, engine=ENGINE, kinds=KINDS)
+        raise UsageError(f"{TITLE}: heads must be at least 1, got {heads}")
+    if len(job.entries) > 1:
+        raise UsageError(f"{TITLE} takes one topology: choose one batch size of {listed(job.entries)} with --batch")
+    (at,) = job.static(RULES if heads is None else (*RULES, DepthAtMost(heads, source="one head a depth, Medusa#63")))
     if heads is None:
-        notes.append(f"the number of heads is not recorded: use a checkpoint with at least {fitted.depth}")
-    if entry.batch > 1:
-        notes.append(f"planned for batch {entry.batch}, but Medusa's own code decodes one sequence at a time")
-    notes += [checked_note(CHECKED), origin_note([fitted])]
-    text = json.dumps(fitted.tree.paths)
-    return Export(text, ".json", "", tuple(notes), launch=_launch(text, model))
+        job.notes.append(f"the number of heads is not recorded: use a checkpoint with at least {at.depth}")
+    if at.batch > 1:
+        job.notes.append(f"planned for batch {at.batch}, but Medusa's own code decodes one sequence at a time")
+    text = json.dumps(() if at.tree is None else at.tree.paths)
+    return Export(text, ".json", launch=_launch(text, job.model or DRAFTER))
 
 
 def _launch(choices: str, model: str) -> str:
@@ -93,3 +51,16 @@ with torch.inference_mode():
     for step in model.medusa_generate(tokens, temperature=0.0, max_steps=512, medusa_choices={choices}):
         text = step["text"]
 print(text)"""
+
+
+ENTRY = Engine(
+    name="medusa",
+    title=TITLE,
+    rules=RULES,
+    methods={"medusa": Method.of("medusa")},
+    write=write,
+    checked=f"the code of {TITLE}",
+    takes=("batch", "model", "nearest"),
+    options=(Option("heads", "Number of heads in the checkpoint (medusa)."),),
+    sequences=1,
+)

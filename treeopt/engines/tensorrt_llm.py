@@ -19,34 +19,16 @@ from itertools import pairwise
 from typing import Literal
 
 from treeopt.constraints import ChainOnly
-from treeopt.engines.dynamic_trees import DynamicTrees, asked_for, describe, dynamic_tree
-from treeopt.engines.export import (
-    DRAFTER,
-    TARGET,
-    Export,
-    Fit,
-    Nearest,
-    checked_note,
-    chosen_method,
-    coverage_note,
-    drafter_notes,
-    entries_of,
-    fit,
-    listed,
-    origin_note,
-    refuse_plain,
-    tiers,
-)
+from treeopt.engines.dynamic_trees import DynamicTrees
+from treeopt.engines.engine import Engine, ExportJob, Method, Option
+from treeopt.engines.export import DRAFTER, Export, Fit, listed, tiers
 from treeopt.errors import EngineError, UsageError
-from treeopt.plans.plan import Plan
 
 Bounds = Literal["lower", "upper"]
 
-ENGINE = "TensorRT-LLM"
-CHECKED = f"the code of {ENGINE} before 1.4 (llmapi/llm_args.py) and its reference of 1.3.0rc27; no engine was run"
-CONSTRAINTS = (ChainOnly(source="static trees removed from speculative_config, #18210"),)
+TITLE = "TensorRT-LLM"
 TREES = DynamicTrees(
-    ENGINE,
+    TITLE,
     names=("max_draft_len", "dynamic_tree_max_topK", "max_total_draft_tokens"),
     counts_root=False,
     bound="levels",
@@ -54,91 +36,31 @@ TREES = DynamicTrees(
     one_size="draft_len_schedule sets only lengths",
     source="validate_eagle_config in llmapi/llm_args.py",
 )
-
-METHODS: Mapping[str, frozenset[str]] = {
-    "Eagle3": frozenset({"eagle3"}),
-    "MTP": frozenset({"mtp"}),
-    "NGram": frozenset({"prompt-lookup"}),
-    "Draft_Target": frozenset({"language-model"}),
-    "DFlash": frozenset({"dflash"}),
-    "SA": frozenset({"suffix"}),
-}
-"""Values of `decoding_type`, and the kinds of treeopt's drafters that each runs."""
-
-WITHOUT_MODEL = frozenset({"MTP", "NGram", "SA"})
 SCHEDULED = frozenset({"Eagle3", "MTP", "Draft_Target", "DFlash", "SA"})
 LONGEST_MATCH = 3  # tokens that treeopt's prompt lookup matches at most, by default
 
 
-def export(
-    plan: Plan,
-    *,
-    method: str | None = None,
-    model: str | None = None,
-    target: str = TARGET,
-    batch: int | None = None,
-    nearest: Nearest | None = None,
-    schedule_bounds: Bounds | None = None,
-    file: str = "treeopt_tensorrt_llm.yaml",
-) -> Export:
-    """Return the YAML of `speculative_config`: a chain, chains by batch size, or a dynamic tree.
-
-    Args:
-        plan: what to export.
-        method: a value of `decoding_type`; default by the plan's drafter.
-        model: the drafter's checkpoint; not for methods that need none.
-        target: the target's checkpoint, for the launch line.
-        batch: one of the plan's batch sizes; default all of them.
-        nearest: "chain" uses the plan's best chain where the tree branches; "triple" a dynamic tree of the same
-            depth, width and size.
-        schedule_bounds: meaning of the schedule's keys in the release that runs: "lower" for the first batch size of
-            a length, "upper" for the last; needed for several lengths.
-        file: path of the YAML, for the launch line.
-
-    Raises:
-        UsageError: no method, a missing or useless model, no such batch size, or several lengths without
-            `schedule_bounds`.
-        EngineError: a method that TensorRT-LLM lacks, a tree or a schedule that it cannot run, or a plan without
-            speculation.
-    """
-    method = chosen_method(method, plan, engine=ENGINE, methods=METHODS)
-    if model is not None and method in WITHOUT_MODEL:
-        raise UsageError(f"{ENGINE}: method {method} reads no drafter, so it takes no model: omit --model")
-    entries = entries_of(plan, batch=batch)
-    notes = drafter_notes(plan, engine=f"{ENGINE} {method}", kinds=METHODS[method])
+def write(job: ExportJob) -> Export:
+    """Return the YAML of `speculative_config`: a chain, chains by batch size, or a dynamic tree."""
+    method, bounds = str(job.method), job.options.get("schedule_bounds")
     config: dict[str, object] = {"decoding_type": method}
-    if method not in WITHOUT_MODEL:
-        config["speculative_model"] = model or DRAFTER
-    if asked_for(entries, nearest):
-        if method != "Eagle3":
-            raise EngineError(f"{ENGINE} drafts dynamic trees only with method Eagle3, not {method}; nearest: `chain`")
-        triple, planned = dynamic_tree(entries, TREES, nearest=nearest)
+    if METHODS[method].model != "none":
+        config["speculative_model"] = job.model or DRAFTER
+    triple = job.dynamic()
+    if triple is not None:
         config |= {"use_dynamic_tree": True, **TREES.settings(triple)}
-        notes = [*planned, *notes]
     else:
-        fits = [
-            fit(
-                entry,
-                engine=ENGINE,
-                rules=CONSTRAINTS,
-                nearest=nearest,
-                others=describe(entry, TREES) if method == "Eagle3" else (),
-            )
-            for entry in entries
-        ]
-        config |= _chains(fits, method, schedule_bounds)
-        notes = [*(at.note for at in fits if at.note), *notes, *_schedule_notes(config, schedule_bounds)]
-        notes += [coverage_note(fits), origin_note(fits)]
+        config |= _chains(job.static(), method, bounds)
+        job.notes += _schedule_notes(config, bounds)
     if method == "NGram":
         config["max_matching_ngram_size"] = LONGEST_MATCH
-        notes.append(
+        job.notes += [
             f"max_matching_ngram_size {LONGEST_MATCH} is that of the drafter prompt-lookup; set it to N for "
-            "prompt-lookup:N"
-        )
-        notes.append(f"{ENGINE} matches in a pool of all requests unless is_public_pool is false")
-    notes.append(checked_note(CHECKED))
-    launch = f"trtllm-serve {shlex.quote(target)} --config {shlex.quote(file)}"
-    return Export(_yaml(config), ".yaml", "", tuple(notes), launch=launch, file=file)
+            "prompt-lookup:N",
+            f"{TITLE} matches in a pool of all requests unless is_public_pool is false",
+        ]
+    launch = f"trtllm-serve {shlex.quote(job.target)} --config {shlex.quote(job.file)}"
+    return Export(_yaml(config), ".yaml", launch=launch, file=job.file)
 
 
 def schedule(fits: Sequence[Fit], bounds: Bounds) -> dict[int, int]:
@@ -167,27 +89,24 @@ def _chains(fits: Sequence[Fit], method: str, bounds: Bounds | None) -> dict[str
 
     Raises:
         UsageError: several lengths, and no meaning of the schedule's keys.
-        EngineError: no speculation at all, a method without a schedule, or lengths of which the first is not the
+        EngineError: a method without a schedule, or lengths of which the first is not the
             longest.
     """
     steps = tiers(fits)
     longest = max(length for _, length in steps)
-    if longest == 0:
-        refuse_plain(ENGINE, [at.batch for at in fits])
     if len(steps) == 1:
         return {"max_draft_len": longest}
     alternative = f"nearest: one batch size of {listed([at for at in fits if at.tree])} (`--batch`)"
     if method not in SCHEDULED:
-        raise EngineError(f"{ENGINE} cannot change the length of {method} by batch size; {alternative}")
+        raise EngineError(f"{TITLE} cannot change the length of {method} by batch size; {alternative}")
     if steps[0][1] != longest:
         lengths = ", ".join(f"{length} from batch {start}" for start, length in steps)
         raise EngineError(
-            f"{ENGINE}: draft_len_schedule must begin with its longest length, but the plan has {lengths}; "
-            f"{alternative}"
+            f"{TITLE}: draft_len_schedule must begin with its longest length, but the plan has {lengths}; {alternative}"
         )
     if bounds is None:
         raise UsageError(
-            f"{ENGINE}: the plan has several lengths, and releases read draft_len_schedule in two ways; give "
+            f"{TITLE}: the plan has several lengths, and releases read draft_len_schedule in two ways; give "
             "--schedule-bounds lower (1.2 and before: a key is the first batch size of a length) or upper (since "
             "#10860, early in 2026: the last)"
         )
@@ -206,7 +125,7 @@ def _schedule_notes(config: Mapping[str, object], bounds: Bounds | None) -> list
     return [
         "the keys of draft_len_schedule are the last batch sizes of their lengths, as in releases since #10860 (early "
         "in 2026); an earlier release refuses the schedule unless its first key is 1",
-        f"above batch {max(keys)} {ENGINE} drafts nothing, or 1 token where the drafter's cache must stay filled "
+        f"above batch {max(keys)} {TITLE} drafts nothing, or 1 token where the drafter's cache must stay filled "
         "(#16888)",
     ]
 
@@ -221,3 +140,31 @@ def _yaml(config: Mapping[str, object]) -> str:
             text = json.dumps(value)
         lines.append(f"  {name}: {text}")
     return "\n".join(lines)
+
+
+METHODS = {  # values of `decoding_type`
+    "Eagle3": Method.of("eagle3", trees=True),
+    "MTP": Method.of("mtp", model="none"),
+    "NGram": Method.of("prompt-lookup", model="none"),
+    "Draft_Target": Method.of("language-model"),
+    "DFlash": Method.of("dflash"),
+    "SA": Method.of("suffix", model="none"),
+}
+ENTRY = Engine(
+    name="tensorrt-llm",
+    title=TITLE,
+    rules=(ChainOnly(source="static trees removed from speculative_config, #18210"),),
+    trees=TREES,
+    methods=METHODS,
+    write=write,
+    checked=f"the code of {TITLE} before 1.4 (llmapi/llm_args.py) and its reference of 1.3.0rc27; no engine was run",
+    options=(
+        Option(
+            "schedule_bounds",
+            "Meaning of a batch size in TensorRT-LLM's draft_len_schedule: the first of a length (lower, up to 1.2) or "
+            "the last (upper, since early 2026); needed for a plan of several lengths.",
+            ("lower", "upper"),
+        ),
+    ),
+    file="treeopt_tensorrt_llm.yaml",
+)

@@ -11,88 +11,42 @@ from collections.abc import Mapping
 from typing import Any
 
 from treeopt.constraints import ChainOnly
-from treeopt.engines.export import (
-    DRAFTER,
-    TARGET,
-    Export,
-    Nearest,
-    checked_note,
-    chosen_method,
-    coverage_note,
-    drafter_notes,
-    entries_of,
-    listed,
-    one_chain,
-    origin_note,
-    refuse_triple,
-)
-from treeopt.errors import EngineError, UsageError
-from treeopt.plans.plan import Plan
+from treeopt.engines.engine import Engine, ExportJob, Method
+from treeopt.engines.export import DRAFTER, Export, listed
+from treeopt.errors import EngineError
 
-ENGINE = "transformers 5.23.0"
-CHECKED = f"{ENGINE}, its GenerationConfig and runs of its generate"
-CONSTRAINTS = (ChainOnly(source="num_assistant_tokens of GenerationConfig"),)
-
+TITLE = "transformers 5.23.0"
 LONGEST_MATCH = 3  # tokens that treeopt's prompt lookup matches at most, by default
 
-METHODS: Mapping[str, frozenset[str]] = {
-    "assistant": frozenset({"language-model"}),
-    "prompt-lookup": frozenset({"prompt-lookup"}),
-}
-"""Drafting methods, and the kinds of treeopt's drafters that each runs."""
 
-
-def export(
-    plan: Plan,
-    *,
-    method: str | None = None,
-    model: str | None = None,
-    target: str = TARGET,
-    batch: int | None = None,
-    nearest: Nearest | None = None,
-) -> Export:
+def write(job: ExportJob) -> Export:
     """Return the settings as JSON: for the assistant's `GenerationConfig`, or for `generate` with prompt lookup.
 
-    Args:
-        plan: what to export.
-        method: "assistant" or "prompt-lookup"; default by the plan's drafter.
-        model: checkpoint of the assistant, for the launch lines.
-        target: the target's checkpoint, for the launch lines.
-        batch: 1, which is also the default.
-        nearest: "chain" uses the plan's best chain where the tree branches.
-
     Raises:
-        UsageError: no method, no such batch size, or an assistant for prompt lookup.
-        EngineError: a batch size above 1, a method that transformers lacks, a branching tree, or a plan without
-            speculation.
+        EngineError: a batch size above 1.
     """
-    refuse_triple(ENGINE, nearest)
-    method = chosen_method(method, plan, engine=ENGINE, methods=METHODS)
-    if method == "prompt-lookup" and model is not None:
-        raise UsageError(f"{ENGINE}: prompt lookup reads no assistant, so it takes no model: omit --model")
-    held = entries_of(plan, batch=batch)
+    held = job.entries
     if held[0].batch > 1:
         raise EngineError(
-            f"{ENGINE} decodes one sequence at a time when it speculates, but the plan holds batch {listed(held)}; "
+            f"{TITLE} decodes one sequence at a time when it speculates, but the plan holds batch {listed(held)}; "
             "nearest: a plan for batch 1"
         )
-    fits = one_chain(held[:1], engine=ENGINE, rules=CONSTRAINTS, nearest=nearest)
-    settings = _settings(method, fits[0].depth)
-    notes = [fits[0].note] if fits[0].note else []
-    notes += drafter_notes(plan, engine=f"{ENGINE} {method}", kinds=METHODS[method])
-    if method == "prompt-lookup":
-        notes.append(
+    job.entries = held[:1]
+    settings = _settings(str(job.method), job.length())
+    if job.method == "prompt-lookup":
+        job.notes += [
             f"max_matching_ngram_size {LONGEST_MATCH} is that of the drafter prompt-lookup; set it to N for "
-            "prompt-lookup:N"
-        )
-        notes.append(f"{ENGINE} drafts nothing where nothing matches, treeopt's prompt lookup always drafts something")
+            "prompt-lookup:N",
+            f"{TITLE} drafts nothing where nothing matches, treeopt's prompt lookup always drafts something",
+        ]
     else:
-        notes.append("settings belong to the assistant's generation_config, not to the target's")
+        job.notes.append("settings belong to the assistant's generation_config, not to the target's")
     if len(held) > 1:
-        notes.append(f"only batch 1 of {listed(held)} was exported: {ENGINE} decodes one sequence when it speculates")
-    notes += [checked_note(CHECKED), coverage_note(fits), origin_note(fits)]
-    launch = _launch(settings, target, model or DRAFTER, assisted=method == "assistant")
-    return Export(json.dumps(settings), ".json", "", tuple(notes), launch=launch)
+        job.notes.append(
+            f"only batch 1 of {listed(held)} was exported: {TITLE} decodes one sequence when it speculates"
+        )
+    launch = _launch(settings, job.target, job.model or DRAFTER, assisted=job.method == "assistant")
+    return Export(json.dumps(settings), ".json", launch=launch)
 
 
 def _settings(method: str, length: int) -> dict[str, Any]:
@@ -122,3 +76,17 @@ def _launch(settings: Mapping[str, Any], target: str, model: str, *, assisted: b
     lines.append(f"output = target.generate(**prompt, {drafted}, do_sample=False, max_new_tokens=256)")
     lines.append("print(tokenizer.decode(output[0]))")
     return "\n".join(lines)
+
+
+ENTRY = Engine(
+    name="transformers",
+    title=TITLE,
+    rules=(ChainOnly(source="num_assistant_tokens of GenerationConfig"),),
+    methods={
+        "assistant": Method.of("language-model"),
+        "prompt-lookup": Method.of("prompt-lookup", model="none"),
+    },
+    write=write,
+    checked=f"{TITLE}, its GenerationConfig and runs of its generate",
+    sequences=1,
+)

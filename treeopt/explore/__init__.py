@@ -3,12 +3,10 @@
 * `offered_files`: traces, profiles, models and devices that the page offers; it reads no others.
 * `questions`: the state of the controls as arguments of the library.
 * `answers`: the library's answer, with what it reports on the way.
-* `page_words`: the library's messages in the page's words.
 * `token_prices`: the price of a million tokens.
-* `answer_charts`: the charts of an answer.
+* `answer_parts`: what the page shows of an answer, in marimo's parts.
 * `downloads`: the plan, the engine's configuration and the report as files.
 * `controls`: the controls.
-* `markup`: pieces of HTML.
 * `marimo_page`: the page itself, a marimo app.
 * `local_server`: the server on 127.0.0.1.
 """

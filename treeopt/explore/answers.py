@@ -9,15 +9,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from simulate.validation.find_validation import live_checks
+from simulate.validation.predicted_vs_measured import live_checks
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.api.messages import LOG
 from treeopt.api.search_trace import search
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.errors import TreeoptError
 from treeopt.explore.offered_files import Offer
-from treeopt.explore.page_words import in_page_words
-from treeopt.explore.questions import Device, Question, question_of
+from treeopt.explore.questions import MEASURED, Device, Question, question_of
 from treeopt.plans.plan import Plan
 from treeopt.traces.trace import Trace
 
@@ -51,22 +50,6 @@ class Answer:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A question without an answer.
-
-    Attributes:
-        line: the library's error in one line, in the page's words.
-    """
-
-    line: str
-
-    @classmethod
-    def of(cls, error: TreeoptError) -> "Failure":
-        """Return an error of the library."""
-        return cls(in_page_words(" ".join(str(error).split())))
-
-
 def answer(question: Question, offer: Offer) -> Answer:
     """Ask the library.
 
@@ -80,7 +63,6 @@ def answer(question: Question, offer: Offer) -> Answer:
             plan, too_large = _predicted(question, question.steps, trace, offer)
         else:
             plan, too_large = _measured(question, trace, offer), ()
-    warnings = tuple(dict.fromkeys((*log.warnings, *plan.warnings)))
     profile = question.steps if isinstance(question.steps, str) else None
     return Answer(
         question=question,
@@ -89,18 +71,24 @@ def answer(question: Question, offer: Offer) -> Answer:
         plan=plan,
         checks=live_checks(plan),
         too_large=too_large,
-        warnings=tuple(map(in_page_words, warnings)),
-        notes=tuple(map(in_page_words, log.notes)),
+        warnings=tuple(dict.fromkeys((*log.warnings, *plan.warnings))),
+        notes=tuple(log.notes),
         seconds=perf_counter() - start,
     )
 
 
-def attempt(controls: Mapping[str, Any], offer: Offer) -> Answer | Failure:
-    """Ask the library what the controls say; an error becomes one line."""
+def attempt(controls: Mapping[str, Any], offer: Offer) -> Answer | TreeoptError:
+    """Ask the library what the controls say; an error is returned."""
     try:
-        return answer(question_of(controls), offer)
+        deepest = offer.trace(controls["trace"]).depth
+        return answer(question_of(controls, deepest=deepest, policies=takes_policies(controls, offer)), offer)
     except TreeoptError as error:
-        return Failure.of(error)
+        return error
+
+
+def takes_policies(controls: Mapping[str, Any], offer: Offer) -> bool:
+    """Return True if dynamic trees can be tried with the step times that were chosen."""
+    return controls["source"] == MEASURED and offer.takes_policies(controls["trace"], controls["profile"])
 
 
 @contextmanager

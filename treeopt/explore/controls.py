@@ -1,12 +1,15 @@
-"""The controls of the page: groups of marimo's elements, whose values `questions` reads by name."""
+"""The controls of the page: groups of marimo's elements, whose values `questions` reads by name.
+
+Labels name the options of the command line that errors of the library speak of.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from treeopt.defaults import NODES, WHATIF_CONTEXT
-from treeopt.engines import ENGINE_RULES, METHODS, method_for
+from treeopt.engines import ENGINES
 from treeopt.explore.offered_files import COUNTS, SIZES, Offer, devices
-from treeopt.explore.questions import ALL_POLICIES, ANY_TREE, MEASURED, NO_POLICIES, PREDICTED, SOURCES
+from treeopt.explore.questions import ALL_POLICIES, ANY_TREE, NO_POLICIES, PREDICTED, SOURCES
 from treeopt.plans.plan import Plan
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT
@@ -16,8 +19,6 @@ if TYPE_CHECKING:
     from marimo import AppMeta, ui
 
 BATCHES = "1, 4"  # every shipped profile measured these
-BY_DRAFTER = "by the drafter"  # label of no method
-ALL = "all"  # label of all batch sizes
 
 
 def files_of(meta: "AppMeta") -> Mapping[str, Any]:
@@ -31,51 +32,40 @@ def source(offer: Offer) -> "ui.dictionary":
     return _group(trace=_choice("Trace", list(offer.traces)), source=_choice("Step times", sources))
 
 
-def step_times(offer: Offer, trace: str, kind: str) -> "ui.dictionary":
-    """Return `profile`, or `device`, `count`, `target` and `context`; the best profile for the trace comes first."""
-    from marimo import ui
+def measured(offer: Offer, trace: str) -> "ui.dictionary":
+    """Return `profile`, the best one for the trace first; nothing if none is offered."""
+    return _group(profile=_choice("Profile", offer.profiles_for(trace))) if offer.profiles else _group()
 
-    if kind == MEASURED:
-        return _group(profile=_choice("Profile", offer.profiles_for(trace)))
+
+def predicted(offer: Offer) -> "ui.dictionary":
+    """Return `device`, `count`, `target` and `context`."""
     own = [name for name in offer.targets if name not in SIZES]
     return _group(
         device=_choice("Device", devices(), value="H100 SXM"),
         count=_choice("Number of devices", {str(count): count for count in COUNTS}),
         target=_choice("Target model", list(offer.targets), value=own[0] if own else "8b"),
-        context=ui.number(
-            1, 2**20, value=WHATIF_CONTEXT, step=1, label="Tokens in the cache", debounce=True, full_width=True
-        ),
+        context=_number("Tokens in the cache", WHATIF_CONTEXT, least=1),
     )
 
 
-def limits(deepest: int) -> "ui.dictionary":
-    """Return `batches`, `engine`, `objective`, `nodes`, `depth` and `tpot`; `deepest` is the depth of the trace."""
+def limits() -> "ui.dictionary":
+    """Return `batches`, `engine`, `objective`, `nodes`, `tpot`, `dynamic` and `price`."""
+    from marimo import ui
+
     return _group(
-        batches=_text("Batch sizes", BATCHES),
-        engine=_choice("Engine", [ANY_TREE, *ENGINE_RULES]),
-        objective=_choice("Objective", list(OBJECTIVES), value=THROUGHPUT.name),
-        nodes=_slider("Nodes, at most", NODES),
-        depth=_slider("Depth, at most", deepest),
-        tpot=_text("Milliseconds per token, at most", "", placeholder="no limit"),
+        batches=ui.text(BATCHES, label="Batch sizes (--batch)", debounce=True, full_width=True),
+        engine=_choice("Engine (--for)", [ANY_TREE, *ENGINES.limiting()]),
+        objective=_choice("Objective (--objective)", list(OBJECTIVES), value=THROUGHPUT.name),
+        nodes=_slider("Nodes, at most (--max-nodes)", NODES),
+        tpot=_number("Milliseconds per token, at most; 0: no limit", 0),
+        dynamic=_choice("Dynamic trees (--policy)", [NO_POLICIES, *sweeps(), ALL_POLICIES]),
+        price=_number("Price of a device per hour; 0: none", 0),
     )
 
 
-def dynamic(offer: Offer, trace: str, steps: Mapping[str, Any]) -> "ui.dictionary":
-    """Return `dynamic`, kinds of dynamic trees; nothing where the trace or the step times say nothing about them.
-
-    Args:
-        offer: the files.
-        trace: name of the trace.
-        steps: values of `step_times`.
-    """
-    if "profile" not in steps or not offer.takes_policies(trace, steps["profile"]):
-        return _group()
-    return _group(dynamic=_choice("Dynamic trees", [NO_POLICIES, *sweeps(), ALL_POLICIES]))
-
-
-def price() -> "ui.dictionary":
-    """Return `price`, that of one device per hour."""
-    return _group(price=_text("Price of a device per hour", "", placeholder="no prices"))
+def depth(deepest: int) -> "ui.slider":
+    """Return the limit of the depth, up to that of the trace."""
+    return _slider("Depth, at most (--max-depth)", deepest)
 
 
 def shown_batch(plan: Plan) -> "ui.radio":
@@ -88,13 +78,17 @@ def shown_batch(plan: Plan) -> "ui.radio":
 
 def handover(engine: str, plan: Plan) -> "ui.dictionary":
     """Return `method`, `model` and `batch` of an export; the method is the engine's first for the plan's drafter."""
-    batches = {ALL: None, **{str(entry.batch): entry.batch for entry in plan.entries}}
-    methods = {BY_DRAFTER: None, **{name: name for name in METHODS.get(engine, ())}}
-    fitting = method_for(engine, look(plan.meta, "trace", "drafter", "kind"))
+    from marimo import ui
+
+    batches = {"all": None, **{str(entry.batch): entry.batch for entry in plan.entries}}
+    offered, fitting = ENGINES[engine].choices, ENGINES[engine].fitting(look(plan.meta, "trace", "drafter", "kind"))
+    methods = {"by the drafter": None, **{name: name for name in offered}}
+    chosen = next((name for name in fitting if name in offered), None)
+    model = "Checkpoint of the drafter (--model)"
     return _group(
-        method=_choice("Drafting method", methods, value=fitting),
-        model=_text("Checkpoint of the drafter", "", placeholder="not named"),
-        batch=_choice("Batch sizes", batches),
+        method=_choice("Drafting method (--method)", methods, value=chosen),
+        model=ui.text(placeholder="not named", label=model, debounce=True, full_width=True),
+        batch=_choice("Batch sizes (--batch)", batches),
     )
 
 
@@ -110,10 +104,10 @@ def _choice(label: str, options: Any, *, value: str | None = None) -> "ui.dropdo
     return ui.dropdown(options, value=value or next(iter(options)), label=label, full_width=True)
 
 
-def _text(label: str, value: str, *, placeholder: str = "") -> "ui.text":
+def _number(label: str, value: float, *, least: int = 0) -> "ui.number":
     from marimo import ui
 
-    return ui.text(value, placeholder=placeholder, label=label, debounce=True, full_width=True)
+    return ui.number(least, 1e9, value=value, label=label, debounce=True, full_width=True)
 
 
 def _slider(label: str, last: int) -> "ui.slider":

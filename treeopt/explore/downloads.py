@@ -1,6 +1,5 @@
 """Files to download: the plan, the engine's configuration, the report; each as the commands write it."""
 
-import inspect
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,7 +8,7 @@ from treeopt.api.page.read_results import report_page
 from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
 from treeopt.errors import TreeoptError, UsageError
-from treeopt.explore.answers import Answer, Failure
+from treeopt.explore.answers import Answer
 from treeopt.plans.plan_json import to_json
 
 PLAN_FILE = "plan.json"
@@ -46,19 +45,19 @@ def exported(answer: Answer, *, method: str | None = None, model: str = "", batc
         EngineError: the engine cannot run the plan.
     """
     engine = answer.question.engine
-    if engine is None or engine not in ENGINES:
+    if engine is None or engine not in ENGINES.exporting():
         raise UsageError(f"there is no exporter for {engine}: download the plan")
-    known = inspect.signature(ENGINES[engine]).parameters
-    given = {"method": method, "model": model, "batch": batch}
-    return ENGINES[engine](answer.plan, **{name: value for name, value in given.items() if value and name in known})
+    entry = ENGINES[engine]
+    method = method if "method" in entry.takes else None
+    return entry.export(answer.plan, method=method, model=model or None, batch=batch)
 
 
-def attempt_export(answer: Answer, **choices: Any) -> Export | Failure:
-    """Return the export, or its error as one line."""
+def attempt_export(answer: Answer, **choices: Any) -> Export | TreeoptError:
+    """Return the export, or its error."""
     try:
         return exported(answer, **choices)
     except TreeoptError as error:
-        return Failure.of(error)
+        return error
 
 
 def export_file(export: Export, engine: str) -> str:

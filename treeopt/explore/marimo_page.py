@@ -14,99 +14,89 @@ def _():
     import marimo as mo
 
     from treeopt.engines import ENGINES
-    from treeopt.explore import answer_charts, answers, controls, downloads, markup, token_prices
+    from treeopt.errors import TreeoptError
+    from treeopt.explore import answer_parts, answers, controls, downloads, token_prices
     from treeopt.explore.offered_files import Offer
+    from treeopt.explore.questions import MEASURED
 
     offer = Offer.of_files(**controls.files_of(mo.app_meta()))
-    mo.Html(markup.HEADER)
-    return ENGINES, answer_charts, answers, controls, downloads, markup, mo, offer, token_prices
+    answer_parts.header()
+    return ENGINES, MEASURED, TreeoptError, answers, controls, downloads, mo, offer, answer_parts, token_prices
 
 
 @app.cell
 def _(controls, offer):
-    source = controls.source(offer)
-    return (source,)
+    source, predicted, limits = controls.source(offer), controls.predicted(offer), controls.limits()
+    return limits, predicted, source
 
 
 @app.cell
-def _(controls, offer, source):
-    steps = controls.step_times(offer, source.value["trace"], source.value["source"])
-    return (steps,)
+def _(source):
+    trace = source.value["trace"]
+    return (trace,)
 
 
 @app.cell
-def _(offer, source):
-    deepest = offer.trace(source.value["trace"]).depth
-    return (deepest,)
+def _(controls, offer, trace):
+    measured, depth = controls.measured(offer, trace), controls.depth(offer.trace(trace).depth)
+    return depth, measured
 
 
 @app.cell
-def _(controls, deepest):
-    limits = controls.limits(deepest)
-    return (limits,)
+def _(MEASURED, answers, depth, limits, measured, mo, offer, answer_parts, predicted, source):
+    known = {**source.value, **measured.value}
+    policies = answers.takes_policies(known, offer)
+    steps = measured if source.value["source"] == MEASURED else predicted
+    asked = {name: element for name, element in limits.elements.items() if policies or name != "dynamic"}
+    asked = {"depth": depth, **asked}
+    order = ("batches", "engine", "objective", "nodes", "depth", "tpot", "dynamic", "price")
+    asked = {name: asked[name] for name in order if name in asked}
+    mo.Html(f'<div class="panel">{answer_parts.panel(source.elements, steps.elements, asked)}</div>')
+    return (policies,)
 
 
 @app.cell
-def _(controls, offer, source, steps):
-    dynamic = controls.dynamic(offer, source.value["trace"], steps.value)
-    return (dynamic,)
-
-
-@app.cell
-def _(controls):
-    price = controls.price()
-    return (price,)
-
-
-@app.cell
-def _(dynamic, limits, markup, mo, price, source, steps):
-    asked = {**limits.elements, **dynamic.elements, **price.elements}
-    mo.Html(markup.panel(source.elements, steps.elements, asked))
-    return
-
-
-@app.cell
-def _(answers, deepest, dynamic, limits, markup, mo, offer, source, steps):
-    mo.output.replace(mo.Html(markup.searching(dynamic.value)))
-    values = {**source.value, **steps.value, **limits.value, **dynamic.value, "deepest": deepest}
+def _(TreeoptError, answers, depth, limits, measured, mo, offer, answer_parts, policies, predicted, source):
+    values = {**source.value, **measured.value, **predicted.value, **limits.value, "depth": depth.value}
+    price = values.pop("price")
+    mo.output.replace(answer_parts.searching(policies=policies and values["dynamic"] != "none"))
     answer = answers.attempt(values, offer)
-    answered = isinstance(answer, answers.Answer)
-    mo.output.replace(mo.Html(markup.status(answer)))
-    return answer, answered
+    answered = not isinstance(answer, TreeoptError)
+    status = answer_parts.words([f"Answered in {answer.seconds:.1f} s."], role="status") if answered else None
+    mo.output.replace(status or answer_parts.failure(answer))
+    return answer, answered, price
 
 
 @app.cell
 def _(answer, answered, controls, mo):
     mo.stop(not answered)
     shown = controls.shown_batch(answer.plan)
-    mo.Html(f'<div class="batch-shown">{shown}</div>') if len(answer.plan.entries) > 1 else None
+    shown if len(answer.plan.entries) > 1 else None
     return (shown,)
 
 
 @app.cell
-def _(answer, markup, mo, shown):
-    mo.Html(markup.answer_card(answer, shown.value))
+def _(answer, answer_parts, shown):
+    answer_parts.headline(answer, shown.value)
     return
 
 
 @app.cell
-def _(answer, markup, mo, shown):
-    mo.Html(markup.configurations(answer, shown.value))
+def _(answer, answer_parts, shown):
+    answer_parts.configurations(answer, shown.value)
     return
 
 
 @app.cell
-def _(answer, answered, markup, mo, price, token_prices):
+def _(answer, answered, mo, answer_parts, price, token_prices):
     mo.stop(not answered)
-    mo.Html(markup.token_prices(token_prices.priced(answer, price.value["price"])))
+    answer_parts.shown(token_prices.priced(answer, price))
     return
 
 
 @app.cell
-def _(answer, answer_charts, markup, mo, shown):
-    figures = [answer_charts.Figure.of(chart) for chart in answer_charts.charts_of(answer, shown.value)]
-    drawings = [(figure, mo.as_html(answer_charts.Drawing(figure)).text) for figure in figures]
-    mo.Html(markup.figures(drawings))
+def _(answer, answer_parts, shown):
+    answer_parts.figures(answer_parts.charts_of(answer, shown.value))
     return
 
 
@@ -114,32 +104,28 @@ def _(answer, answer_charts, markup, mo, shown):
 def _(ENGINES, answer, answered, controls, mo):
     mo.stop(not answered)
     engine = answer.question.engine
-    export_choices = controls.handover(engine, answer.plan) if engine in ENGINES else None
-    return engine, export_choices
+    choices = controls.handover(engine, answer.plan) if engine in ENGINES.exporting() else None
+    return choices, engine
 
 
 @app.cell
-def _(answer, answers, downloads, engine, export_choices, markup, mo):
+def _(TreeoptError, answer, choices, downloads, engine, mo, answer_parts):
     files = [
         mo.download(downloads.plan_text(answer).encode(), filename=downloads.PLAN_FILE, label="Plan"),
         mo.download(lambda: downloads.report_text(answer).encode(), filename=downloads.REPORT_FILE, label="Report"),
     ]
-    if export_choices is None:
-        export_text, fields = markup.no_exporter(engine), {}
-    else:
-        fields, export = export_choices.elements, downloads.attempt_export(answer, **export_choices.value)
-        if isinstance(export, answers.Failure):
-            export_text = markup.failure_card(export)
-        else:
-            name = downloads.export_file(export, engine)
-            files.append(mo.download(f"{export.text}\n".encode(), filename=name, label=f"Configuration for {engine}"))
-            export_text = markup.handed_over(export)
-    mo.Html(markup.handover(fields, export_text, files))
+    export = None if choices is None else downloads.attempt_export(answer, **choices.value)
+    if export is not None and not isinstance(export, TreeoptError):
+        name = downloads.export_file(export, engine)
+        files.append(mo.download(f"{export.text}\n".encode(), filename=name, label=f"Configuration for {engine}"))
+    fields = [] if choices is None else [mo.hstack(choices.elements.values(), wrap=True, justify="start", gap=1)]
+    handed_over = answer_parts.exported(export, engine)
+    mo.vstack([mo.Html("<h3>Downloads</h3>"), mo.hstack(files, justify="start", wrap=True), *fields, handed_over])
     return
 
 
 @app.cell
-def _(answer, answered, markup, mo):
+def _(answer, answered, mo, answer_parts):
     mo.stop(not answered)
-    mo.Html(markup.footnotes(answer))
+    answer_parts.footnotes(answer)
     return

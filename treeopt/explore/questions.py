@@ -1,4 +1,4 @@
-"""The state of the controls as arguments of the library; texts are checked here."""
+"""The state of the controls as arguments of the library."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from treeopt.replay.objective import THROUGHPUT
 
 MOST_BATCHES = 12  # that one question may ask for
 LARGEST_BATCH = 4096
-LARGEST = 1e9  # milliseconds, and price
 ANY_TREE = "any tree"  # label of no engine
 NO_POLICIES, ALL_POLICIES = "none", "all kinds"  # labels of dynamic trees
 SOURCES = MEASURED, PREDICTED = "measured", "from a data sheet"  # labels of step times
@@ -69,25 +68,30 @@ class Question:
     policies: tuple[str, ...] = ()
 
 
-def question_of(controls: Mapping[str, Any]) -> Question:
+def question_of(controls: Mapping[str, Any], *, deepest: int, policies: bool = False) -> Question:
     """Return the question of the controls' values, by their names in `treeopt.explore.controls`.
 
+    Args:
+        controls: the values.
+        deepest: the depth of the trace; the sliders' right ends stand for the library's defaults.
+        policies: dynamic trees can be tried.
+
     Raises:
-        UsageError: a text that is no number.
+        UsageError: batch sizes that are none.
     """
-    steps: str | Device = controls.get("profile", "")
-    if "device" in controls:
-        steps = Device(*(controls[name] for name in ("device", "count", "target", "context")))
+    measured, engine, dynamic = controls["source"] == MEASURED, controls["engine"], controls["dynamic"]
     return Question(
         trace=controls["trace"],
-        steps=steps,
+        steps=controls["profile"]
+        if measured
+        else Device(*(controls[name] for name in ("device", "count", "target", "context"))),
         batches=batch_sizes(controls["batches"]),
-        engine=None if controls["engine"] == ANY_TREE else controls["engine"],
-        max_nodes=below(controls["nodes"], NODES),
-        max_depth=below(controls["depth"], controls["deepest"]),
-        max_tpot_s=limit_s(controls["tpot"]),
+        engine=None if engine == ANY_TREE else engine,
+        max_nodes=controls["nodes"] if controls["nodes"] < NODES else None,
+        max_depth=controls["depth"] if controls["depth"] < deepest else None,
+        max_tpot_s=controls["tpot"] / 1e3 if controls["tpot"] else None,
         objective=controls["objective"],
-        policies=policies(controls.get("dynamic", NO_POLICIES)),
+        policies={NO_POLICIES: (), ALL_POLICIES: ("all",)}.get(dynamic, (dynamic,)) if measured and policies else (),
     )
 
 
@@ -109,58 +113,3 @@ def batch_sizes(text: str) -> tuple[int, ...]:
     if len(sizes) > MOST_BATCHES:
         raise UsageError(f"the page answers at most {MOST_BATCHES} batch sizes at a time, got {len(sizes)}")
     return sizes
-
-
-def policies(label: str) -> tuple[str, ...]:
-    """Return the kinds of dynamic policies that a label stands for.
-
-    >>> policies("none"), policies("eagle2"), policies("all kinds")
-    ((), ('eagle2',), ('all',))
-    """
-    return {NO_POLICIES: (), ALL_POLICIES: ("all",)}.get(label, (label,))
-
-
-def price_of(text: str) -> float | None:
-    """Return a price per hour; None for an empty text.
-
-    Raises:
-        UsageError: it is not a positive number.
-
-    >>> price_of("2.50"), price_of(" ")
-    (2.5, None)
-    """
-    return _positive(text, "the price per hour")
-
-
-def below(value: int, limit: int) -> int | None:
-    """Return the value of a slider, or None at its right end, where the library's default holds.
-
-    >>> below(8, 63), below(63, 63)
-    (8, None)
-    """
-    return None if value >= limit else value
-
-
-def limit_s(text: str) -> float | None:
-    """Return a limit in seconds of a text in milliseconds; None for an empty text.
-
-    Raises:
-        UsageError: it is not a positive number.
-
-    >>> limit_s("20"), limit_s(" ")
-    (0.02, None)
-    """
-    milliseconds = _positive(text, "milliseconds per token")
-    return None if milliseconds is None else milliseconds / 1e3
-
-
-def _positive(text: str, noun: str) -> float | None:
-    if not text.strip():
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < LARGEST:
-        raise UsageError(f"{noun} must be a number above 0, got {text.strip()[:40]!r}")
-    return number

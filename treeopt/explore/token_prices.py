@@ -4,9 +4,8 @@ from dataclasses import asdict
 
 from simulate.whatif.price_per_token import Offer, cheapest
 from simulate.whatif.scenarios import Scenario
-from treeopt.errors import UsageError
-from treeopt.explore.answers import Answer, Failure
-from treeopt.explore.questions import Device, price_of
+from treeopt.explore.answers import Answer
+from treeopt.explore.questions import Device
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import PlanEntry
 from treeopt.results.blocks import Blocks, Column, Line, Row, Table, number, word
@@ -26,18 +25,14 @@ BUSY = (
 )
 
 
-def priced(answer: Answer, text: str) -> Blocks | Failure:
+def priced(answer: Answer, price: float) -> Blocks:
     """Return the cheapest batch size, a row for each batch size, and the conditions; nothing without a price.
 
     Args:
         answer: the answer.
-        text: the price of one device per hour.
+        price: of one device per hour.
     """
-    try:
-        price = price_of(text)
-    except UsageError as error:
-        return Failure.of(error)
-    if price is None:
+    if not price:
         return ()
     steps = answer.question.steps
     together = price * (steps.count if isinstance(steps, Device) else 1)

@@ -1,7 +1,7 @@
 """A value in a notebook: sentences and tables as HTML, escaped, in the colours of the page around it; or as text."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from html import escape
 from typing import Any
 
@@ -21,7 +21,7 @@ def html_of(value: Any) -> str:
     title, blocks = _shown(value)
     parts = [f"<strong>{escape(title)}</strong>"]
     for block in blocks:
-        parts += _table(block) if isinstance(block, Table) else _line(block)
+        parts.append(table_html(block) if isinstance(block, Table) else _line(block))
     return f'<div style="{FRAME}">{"".join(parts)}</div>'
 
 
@@ -46,26 +46,28 @@ def _shown(value: Any) -> tuple[str, Blocks]:
     return kind.titled(described), tuple(shown)
 
 
-def _line(line: Line) -> Iterator[str]:
+def _line(line: Line) -> str:
     text = f"Warning: {line.text}" if line.kind == "warning" else line.text
-    yield f'<p style="{SMALL}">{escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}...")}</p>'
+    return f'<p style="{SMALL}">{escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}...")}</p>'
 
 
-def _table(table: Table) -> Iterator[str]:
+def table_html(table: Table) -> str:
+    """Return a table as HTML that scrolls where it is wider than its place; of long ones the first rows."""
     styles = [CELL.format(column.align) for column in table.columns]
     head = "".join(
         f'<th scope="col" style="{style}" title="{escape(column.meaning)}">{escape(column.heading)}</th>'
         for column, style in zip(table.columns, styles, strict=True)
     )
-    rows = "".join(f"<tr>{_cells(row.cells, styles)}</tr>" for row in table.rows[:ROWS])
-    caption = f'<caption style="text-align: left;">{escape(table.title)}</caption>' if table.title else ""
-    yield (
-        f'<div style="overflow-x: auto;"><table style="border-collapse: collapse;">{caption}'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
+    rows = "".join(f'<tr class="{row.mark}">{_cells(row.cells, styles)}</tr>' for row in table.rows[:ROWS])
+    name = escape(table.title)
+    caption = f'<caption style="text-align: left;">{name}</caption>' if name else ""
+    region = f'role="region" aria-label="{name or "table"}" tabindex="0"'
     hidden = len(table.rows) - ROWS
-    if hidden > 0:
-        yield f'<p style="{SMALL}">{hidden} more rows: see <code>frame()</code></p>'
+    more = f'<p style="{SMALL}">{hidden} more rows: see <code>frame()</code></p>' if hidden > 0 else ""
+    return (
+        f'<div style="overflow-x: auto;" {region}><table style="border-collapse: collapse;">{caption}'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}"
+    )
 
 
 def _cells(cells: Iterable[Cell], styles: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from treeopt.cost_model import CostModel, StepShape
 from treeopt.plans.plan import Choice
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import Objective
-from treeopt.replay.priced_walk import step_seconds
+from treeopt.replay.static_tree import step_seconds
 from treeopt.replay.walk import StepCounts
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.traces.trace import Trace

@@ -13,8 +13,7 @@ from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import MIN_REQUESTS, check_requests
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import PlanEntry
-from treeopt.replay.priced_walk import ALL_STEPS, plain_share
-from treeopt.replay.static_tree import covers, replay_tree
+from treeopt.replay.static_tree import ALL_STEPS, covers, plain_share, replay_tree
 from treeopt.replay.walk import StepCounts
 from treeopt.statistics.clustered_estimate import Counts, evidence, linearised_error, ratio
 from treeopt.storage.provenance import look

@@ -2,5 +2,4 @@
 
 * `plan`: the values, by batch size: choices with their predictions, proofs, engine rules' prices, switches.
 * `plan_json`: plan files, written and read.
-* `plan_records`: the format of plan files as typed records; loads msgspec.
 """

@@ -1,6 +1,5 @@
 """Replay: how many drafted tokens each step accepts when a tree is walked along a recorded trace.
 
-* `priced_walk`: the seconds of a step along a walk, where the drafter may propose less than the tree.
 * `static_tree`: replay of one static tree (`replay_tree`, `visit`, `accepted_lengths`).
 * `many_trees`: replay of many static trees at once.
 * `dynamic_tree`: replay of a dynamic policy, also in running batches.

@@ -60,7 +60,7 @@ def walk_steps(accepted: NDArray[np.int64], trace: Trace) -> Walk:
         trace: the requests.
 
     >>> trace = Trace(np.int32([0, 0, 0]), np.int32([0, 1, 2]), np.int16([[0], [0], [0]]), 1)
-    >>> walked(np.array([1, 0, 0]), trace).anchors.tolist()
+    >>> walk_steps(np.array([1, 0, 0]), trace).anchors.tolist()
     [0, 2]
     """
     visited = np.zeros(trace.anchors + 1, dtype=bool)

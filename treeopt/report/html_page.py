@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.charts.chart_files import Figure
-from treeopt.charts.theme import DARK, LIGHT, themed
+from treeopt.charts.theme import DARK, LIGHT, themed, themed_spec
 from treeopt.report.page_parts import KINDS, Finding, Page
 from treeopt.results.blocks import Line, Table, notes_once
 from treeopt.results.kinds import ResultKind
@@ -166,7 +166,7 @@ def _chart(name: str, chart: "alt.LayerChart", *, interactive: bool) -> dict[str
         "id": name,
         "figure": figure,
         "svg": svg.replace("<svg ", '<svg aria-hidden="true" focusable="false" ', 1),
-        "spec": json.loads(themed(json.dumps(figure.spec))) if interactive else None,
+        "spec": themed_spec(figure.spec) if interactive else None,
     }
 
 

@@ -55,7 +55,7 @@ class Page:
         findings: its results.
         problems: files that could not be read.
         footer: how it was made.
-        sliders: data of the sliders, see `slider_model.embedded`; None: a page without them.
+        sliders: data of the sliders, see `slider_model.slider_data`; None: a page without them.
         notes: sentences about the files as they were given.
     """
 

@@ -43,7 +43,7 @@ class Column:
         key: True for the columns that name a row.
         meaning: one sentence for readers who do not know the word.
         field: where its value stands in a row, with dots between the fields of objects, such as `tree.nodes`.
-        digits: decimals of its numbers.
+        digits: decimals of its numbers; None: three significant digits.
         sign: True for numbers that are shown with their sign.
         exact: True where an estimate without an interval is shown as its value alone, such as plain decoding's 1.
         default: what stands where a row has no value.
@@ -57,7 +57,7 @@ class Column:
     key: bool = False
     meaning: str = ""
     field: str = ""
-    digits: int = 0
+    digits: int | None = 0
     sign: bool = False
     exact: bool = False
     default: float | str | None = None
@@ -91,7 +91,9 @@ class Column:
             if value["value"] is None:
                 return Cell()
             alone = self.exact and value["low"] == value["high"]
-            return Cell(f"{value['value']:g}", value["value"]) if alone else ranged(value, self.digits, scale=scale)
+            return (
+                Cell(f"{value['value']:g}", value["value"]) if alone else ranged(value, self.digits or 0, scale=scale)
+            )
         return number(None if value is None else value * scale, self.digits, sign=self.sign)
 
 
@@ -145,8 +147,6 @@ class Line:
     detail: bool = False
 
 
-ONE = Cell("1", 1.0)  # plain decoding's tau and speedup
-TAU = "Tokens committed per step and sequence, bonus counted."
 SCALES = {"ms": 1e3, "%": 100.0, "± %": 100.0}  # of units that are not the files' own
 Block = Table | Line
 Blocks = tuple[Block, ...]
@@ -161,15 +161,17 @@ def word(text: object) -> Cell:
     return Cell(str(text), str(text))
 
 
-def number(value: float | None, digits: int = 0, *, sign: bool = False, unit: str = "") -> Cell:
-    """Return a cell of a number with commas between thousands, empty for None.
+def number(value: float | None, digits: int | None = 0, *, sign: bool = False) -> Cell:
+    """Return a cell of a number with commas between thousands, empty for None; see `Column.digits`.
 
-    >>> number(5120.4).text, number(12.345, 2).text, number(0.5, 1, sign=True, unit="%").text, number(None).text
-    ('5,120', '12.35', '+0.5%', '')
+    >>> number(5120.4).text, number(12.345, 2).text, number(0.5, 1, sign=True).text, number(None).text
+    ('5,120', '12.35', '+0.5', '')
     """
     if value is None:
         return Cell()
-    return Cell(f"{value:{'+' if sign else ''},.{digits}f}{unit}", float(value))
+    if digits is None:
+        return Cell(f"{value:.3g}", float(value))
+    return Cell(f"{value:{'+' if sign else ''},.{digits}f}", float(value))
 
 
 def ranged(estimate: Estimate | Mapping[str, float] | None, digits: int = 2, *, scale: float = 1.0) -> Cell:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.results.blocks import TAU, Column, Line, Row, Table, conditions, ranged
+from treeopt.results import columns
+from treeopt.results.blocks import Column, Line, Row, Table, conditions, ranged
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import describe_measurement, describe_models, describe_rule
 
@@ -14,43 +15,31 @@ Contests = Sequence[Mapping[str, Any]]
 PAIRED = {
     "texts": "paired by request: the target wrote the same texts",
     "prompts": "paired by prompt; texts may differ between drafters",
-    "told": "paired by request",
+    "caller": "paired by request",
     None: "not paired",
 }
 NO_ESTIMATE = dict.fromkeys(("value", "low", "high"))  # a missing one, as a table has it
-BATCH = Column("batch", key=True, field="batch")
-TREES = Column("trees", align="left", key=True, field="contest")
 DRAFTER = Column("drafter", align="left", key=True, field="drafter")
-NODES = Column("nodes", drop=2, meaning="Drafted tokens in the tree.", field="nodes")
-DEPTH = Column("depth", drop=5, meaning="Drafted tokens on the longest path.", field="depth")
-TAU_COLUMN = Column("tau", drop=1, meaning=TAU, field="tau", digits=2, exact=True)
-OVER = Column(
-    "speedup over the first's", meaning="Ratio of the speedup to that of the first drafter.", field="over", digits=2
-)
+RATIO = "Ratio of {} to that of the first drafter."
+OVER = Column("speedup over the first's", meaning=RATIO.format("the speedup"), field="over", digits=2)
 PRICED = (  # each with its own best tree
-    BATCH,
+    columns.BATCH,
     DRAFTER,
-    NODES,
-    DEPTH,
-    TAU_COLUMN,
-    Column("step", "ms", drop=4, meaning="Time of one step: draft, verify, accept.", field="step_s", digits=2),
-    Column("plain", "ms", drop=3, meaning="Time of one step of plain decoding.", field="plain_s", digits=2),
-    Column(
-        "speedup",
-        meaning="Over plain decoding with the drafter's own step times.",
-        field="speedup",
-        digits=2,
-        exact=True,
-    ),
+    columns.NODES,
+    columns.DEPTH,
+    columns.TAU,
+    columns.STEP,
+    replace(columns.PLAIN_STEP, drop=5),
+    replace(columns.SPEEDUP, meaning="Over plain decoding with the drafter's own step times."),
     OVER,
 )
 JUDGED = (  # with trees of one size
-    TREES,
+    Column("trees", align="left", key=True, field="contest"),
     DRAFTER,
-    NODES,
-    DEPTH,
-    replace(TAU_COLUMN, drop=0),
-    replace(OVER, name="tau over the first's", meaning="Ratio of tau to that of the first drafter."),
+    columns.NODES,
+    columns.DEPTH,
+    replace(columns.TAU, drop=0),
+    replace(OVER, name="tau over the first's", meaning=RATIO.format("tau")),
 )
 
 
@@ -130,18 +119,18 @@ def tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
     """Yield a table of contests with trees of one size and one of speedups; who was not compared has a note."""
     judged, priced = _contests(record)
     titles = ("trees of one size", "each drafter with its own best tree")
-    for title, columns, contests in zip(titles, (JUDGED, PRICED), (judged, priced), strict=True):
+    for title, shown, contests in zip(titles, (JUDGED, PRICED), (judged, priced), strict=True):
         if contests:
-            yield Table(title, columns, tuple(_rows(contests, columns)))
+            yield Table(title, shown, tuple(_rows(contests, shown)))
 
 
-def _rows(contests: Contests, columns: Sequence[Column]) -> Iterator[Row]:
+def _rows(contests: Contests, shown: Sequence[Column]) -> Iterator[Row]:
     for contest in contests:
         for row in rows({"contests": [contest]}):
-            yield Row(tuple(column.cell(row) for column in columns))
+            yield Row(tuple(column.cell(row) for column in shown))
         for drafter, reason in contest["skipped"].items():
             names = {"contest": contest["name"], "batch": contest["batch"], "drafter": drafter}
-            yield Row(tuple(column.cell(names) for column in columns), "dim", f"not compared: {reason}")
+            yield Row(tuple(column.cell(names) for column in shown), "dim", f"not compared: {reason}")
 
 
 def remarks(record: Mapping[str, Any], **_: Any) -> Iterator[Line]:
@@ -180,7 +169,8 @@ ENTRY = ResultKind(
     question="Which drafter?",
     place=4,
     command="compare",
-    schemas=("treeopt.comparison/1",),
+    schemas=("treeopt.comparison/2", "treeopt.comparison/1"),
+    upgrade=lambda record: record | {"pairing": "caller" if record["pairing"] == "told" else record["pairing"]},
     record="treeopt.comparison.comparison_record:ComparisonRecord",
     made_by="treeopt.comparison.compare_drafters:Comparison",
     rows=rows,

@@ -3,14 +3,7 @@
 import shlex
 from typing import Any
 
-from treeopt.engines.drafting_methods import (
-    METHODS,
-    OPTIONAL,
-    WITHOUT_DEFAULT,
-    engines_for,
-    fitting_methods,
-    needs_model,
-)
+from treeopt.engines import ENGINES
 
 
 def export_command(file: str | None, engine: str | None = None, *, kind: Any = None) -> str:
@@ -27,13 +20,14 @@ def export_command(file: str | None, engine: str | None = None, *, kind: Any = N
     'treeopt export plan.json --format openvino'
     """
     command = f"treeopt export {shlex.quote(file or 'plan.json')} --format {engine or 'ENGINE'}"
-    if engine is None or engine not in METHODS:
+    entry = None if engine is None else ENGINES[engine]
+    if entry is None or not entry.choices:
         return command
-    fitting = fitting_methods(engine, kind)
-    if fitting and engine not in WITHOUT_DEFAULT:
+    fitting = entry.fitting(kind)
+    if fitting and entry.default_method == "drafter":
         return command
-    method = fitting[0] if fitting else None if engine in OPTIONAL else "METHOD"
-    model = " --model DRAFTER" if needs_model(engine, method) else ""
+    method = fitting[0] if fitting else None if entry.default_method == "optional" else "METHOD"
+    model = " --model DRAFTER" if entry.needs_model(method) else ""
     return f"{command}{'' if method is None else f' --method {method}'}{model}"
 
 
@@ -45,11 +39,12 @@ def method_advice(engine: str | None, *, kind: Any = None) -> str:
     >>> method_advice("openvino", kind="eagle3")
     ''
     """
-    if engine is None or engine not in METHODS or fitting_methods(engine, kind):
+    entry = None if engine is None else ENGINES[engine]
+    if entry is None or not entry.choices or entry.fitting(kind):
         return ""
-    others = engines_for(kind)
+    others = ENGINES.running(kind)
     able = f" ({', '.join(others)} {'does' if len(others) == 1 else 'do'})" if others else ""
     named = {"ngram": "n-gram-count"}.get(kind, kind)  # engines call prompt lookup ngram
     unfit = "" if kind is None else f", which runs no {named} drafter{able}"
-    choice = "" if engine in OPTIONAL else f"; METHOD is one of {', '.join(METHODS[engine])}"
+    choice = "" if entry.default_method == "optional" else f"; METHOD is one of {', '.join(entry.choices)}"
     return f"{unfit}{choice}"

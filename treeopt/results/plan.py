@@ -3,14 +3,15 @@
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.planning.baselines import CHAIN
 from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.results.blocks import TAU, Block, Cell, Column, Line, Table, conditions, ranged
+from treeopt.results import columns
+from treeopt.results.blocks import Block, Cell, Column, Line, Table, conditions, ranged
 from treeopt.results.kinds import ResultKind
 from treeopt.results.next_commands import export_command, method_advice
 from treeopt.results.words import (
@@ -28,34 +29,19 @@ from treeopt.storage.provenance import look
 PATHS_SHOWN = 12
 LABELS = (SEARCHED, PROVED, NOT_PROVED)
 UNLABELLED = "Proof"  # label for the statement of plans that earlier versions wrote
+MEAN = "; the mean for dynamic trees."
 COLUMNS = (
     Column("configuration", align="left", key=True, field="name"),
-    Column(
-        "nodes",
-        drop=3,
-        meaning="Drafted tokens in the tree; the mean for dynamic trees.",
-        show=lambda row: Cell(f"{row['nodes']:.3g}", float(row["nodes"])),
-    ),
-    Column(
-        "depth",
-        drop=6,
-        meaning="Drafted tokens on the longest path; the mean for dynamic trees.",
-        show=lambda row: Cell(f"{row['depth']:.3g}", float(row["depth"])),
-    ),
-    Column("tau", drop=2, meaning=TAU, field="tau", digits=2, exact=True),
-    Column("step", "ms", drop=5, meaning="Time of one step: draft, verify, accept.", field="step_s", digits=2),
-    Column("tokens/s", drop=1, meaning="Tokens per second of the whole batch.", field="tokens_s"),
-    Column(
-        "speedup",
-        meaning="Time per token of plain decoding over that of this configuration.",
-        field="speedup",
-        digits=2,
-        exact=True,
-    ),
+    replace(columns.NODES, digits=None, meaning=columns.NODES.meaning.removesuffix(".") + MEAN),
+    replace(columns.DEPTH, digits=None, meaning=columns.DEPTH.meaning.removesuffix(".") + MEAN),
+    columns.TAU,
+    columns.STEP,
+    columns.TOKENS_S,
+    replace(columns.SPEEDUP, meaning="Time per token of plain decoding over that of this configuration."),
     Column(
         "behind",
         "%",
-        drop=4,
+        drop=5,
         meaning="Tokens per second lost to the first row, paired by request.",
         show=lambda row: Cell() if row["chosen"] else ranged(row["behind"], 1, scale=100),
     ),
@@ -168,7 +154,7 @@ def _export_or_check(plan: Plan, file: str | None) -> list[Line]:
         return []
     keep = "" if file else "keep the plan with --output plan.json, and "
     engine = look(plan.meta, "search", "engine")
-    if isinstance(engine, str) and engine in ENGINES:
+    if engine in ENGINES.exporting():
         kind = look(plan.meta, "trace", "drafter", "kind")
         text = f"Next: {keep}write the configuration of {engine}{method_advice(engine, kind=kind)}:"
         return [Line("next", text, export_command(file, engine, kind=kind))]
@@ -351,7 +337,7 @@ ENTRY = ResultKind(
     place=1,
     command="search",
     schemas=("treeopt.plan/3", "treeopt.plan/2"),
-    record="treeopt.plans.plan_records:PlanRecord",
+    record="treeopt.plans.plan_json:PlanRecord",
     value="treeopt.plans.plan:Plan",
     read="treeopt.plans.plan_json:load_plan",
     write="treeopt.plans.plan_json:save_plan",

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+from treeopt.results import columns
 from treeopt.results.blocks import Block, Column, Line, Table
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import describe_measurement
 from treeopt.storage.provenance import look
 
 COLUMNS = (
-    Column("batch", key=True, field="batch"),
+    columns.BATCH,
     Column(
         "context", "tokens", meaning="Mean tokens per sequence in the cache; 0: not measured apart.", field="context"
     ),

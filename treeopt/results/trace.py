@@ -2,19 +2,18 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import counted
-from treeopt.planning.learning_curve import LearningCurve
-from treeopt.replay.priced_walk import plain_share
+from treeopt.planning.learning_curve import WIDE, LearningCurve
 from treeopt.replay.sampled_rules import with_drawn_ranks
-from treeopt.replay.static_tree import accepted_lengths, replay_tree
+from treeopt.replay.static_tree import accepted_lengths, plain_share, replay_tree
 from treeopt.results.blocks import Block, Column, Line, Table
 from treeopt.results.kinds import ResultKind
-from treeopt.results.learning_curves import curve_blocks
 from treeopt.results.words import describe_models, interval, shown
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import ratio
@@ -35,6 +34,19 @@ COLUMNS = (
         )
         for top in TOPS
     ),
+)
+
+CURVE = (
+    Column("requests", key=True, meaning="Requests that the trees were chosen on.", field="requests"),
+    Column("anchors", drop=2, meaning="Text positions of these requests.", field="anchors"),
+    Column(
+        "tau where chosen",
+        drop=1,
+        meaning="Tokens per step on the requests that the tree was chosen on.",
+        field="fitted",
+        digits=3,
+    ),
+    Column("tau held out", meaning="Tokens per step on other requests.", field="held_out", digits=3),
 )
 
 
@@ -185,7 +197,41 @@ def _remarks(
 ) -> Iterator[Block]:
     """Yield what to beware of, sentences without a full stop, and learning curves."""
     yield from (Line("warning", f"{warning}.") for warning in beware)
-    yield from curve_blocks(curves)
+    for curve in curves:
+        yield from _curve(curve)
+
+
+def curve_record(curve: LearningCurve) -> dict[str, Any]:
+    """Return a learning curve as JSON values."""
+    points = [asdict(point) | {"tree": [list(path) for path in point.tree.paths]} for point in curve.points]
+    flat_from = None if curve.flat is None else curve.flat.requests
+    return {"nodes": curve.nodes, "flat_from": flat_from, "vague": curve.vague, "points": points}
+
+
+def _curve(curve: LearningCurve) -> Iterator[Block]:
+    """Yield the points of a learning curve, and from where it is flat."""
+    *points, last = map(asdict, curve.points)
+    loss = "Tokens per step lost to the tree chosen on the most requests."
+    shown = (*CURVE, Column(f"loss against {last['requests']}", meaning=loss, field="loss", digits=3))
+    yield Table.of(f"best trees of {curve.nodes} nodes", shown, [*points, last | {"loss": None}])
+    yield Line("note", _verdict(curve))
+
+
+def _verdict(curve: LearningCurve) -> str:
+    *_, last = curve.points
+    if curve.vague:
+        loss = curve.points[-2].loss
+        return (
+            "The trace is too small to show whether the curve is flat: the interval of the last loss is "
+            f"{(loss.high - loss.low) / last.held_out.value:.1%} of tau wide, more than {WIDE:.0%}. Record more."
+        )
+    if curve.flat is None:
+        return f"Not flat: {last.requests:,} requests find better trees than fewer do. Record more."
+    gain = max(point.loss.high for point in curve.points[curve.points.index(curve.flat) : -1])
+    return (
+        f"Flat from {counted(curve.flat.requests, 'request')}: the gain from more requests, up to {last.requests:,}, "
+        f"is within the noise (at most {max(gain, 0) / last.held_out.value:.1%} of tau)."
+    )
 
 
 def _summary(trace: Trace, **_: Any) -> Iterator[str]:

@@ -5,12 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.results.blocks import TAU, Block, Cell, Column, Line, Table, conditions, number, ranged
+from treeopt.results import columns
+from treeopt.results.blocks import Block, Cell, Column, Line, Table, conditions, number, ranged
 from treeopt.results.kinds import ResultKind
 from treeopt.results.next_commands import export_command
 from treeopt.results.words import describe_measurement, with_shape
 from treeopt.storage.provenance import look, rule_in
 
+WHOLE = "Speedup of whole runs, prefill and draining included."
+CLOSED_FORM = "Speedup by a closed form of the literature."
 FORMS = {"leviathan": "Leviathan Thm 3.8", "coral": "CORAL Eq. 6"}
 DRIFT = 0.1  # share by which plain steps may differ from the profile without a warning
 SIDES = ("predicted", "measured")
@@ -25,32 +28,22 @@ def _nodes(cell: Mapping[str, Any]) -> Cell:
     return number(len(cell["tree"]["paths"])) if cell["tree"] else number(cell["grown"]["nodes"], 1)
 
 
-WHOLE = Column("end to end", drop=7, meaning="Speedup of whole runs, prefill and draining included.", digits=2)
+MEANING = "Time per token of plain decoding over that of the tree."
 COLUMNS = (
-    Column("batch", key=True, field="batch"),
+    columns.BATCH,
     Column("tree", align="left", key=True, field="name"),
-    Column("nodes", drop=6, meaning="Drafted tokens in the tree; the mean for dynamic trees.", show=_nodes),
-    *_pair(Column("tau", drop=3, meaning=TAU, field="tau", digits=2)),
-    *_pair(Column("step", "ms", drop=4, meaning="Median time of a step with all rows busy.", field="step_s", digits=2)),
-    *_pair(
-        Column("speedup", meaning="Time per token of plain decoding over that of the tree.", field="speedup", digits=2)
-    ),
+    replace(columns.NODES, drop=8, meaning="Drafted tokens in the tree; the mean for dynamic trees.", show=_nodes),
+    *_pair(replace(columns.TAU, exact=False)),
+    *_pair(replace(columns.STEP, meaning="Median time of a step with all rows busy.")),
+    *_pair(replace(columns.SPEEDUP, meaning=MEANING, exact=False)),
     Column("error", "%", drop=1, meaning="Error of the predicted speedup.", field="error", digits=1, sign=True),
-    Column(
-        "in the interval",
-        align="left",
-        drop=2,
-        meaning="The interval contains the measured speedup.",
-        field="covered",
-    ),
+    Column("in the interval", "", "left", 2, meaning="The interval contains the measured speedup.", field="covered"),
     *(
-        Column(
-            name, drop=8, meaning="Speedup by a closed form of the literature.", field=f"closed_forms.{form}", digits=2
-        )
+        Column(name, drop=10, meaning=CLOSED_FORM, field=f"closed_forms.{form}", digits=2)
         for form, name in FORMS.items()
     ),
-    replace(WHOLE, name="predicted end to end", field="end_to_end_predicted"),
-    replace(WHOLE, name="measured end to end", field="end_to_end"),
+    Column("predicted end to end", drop=9, meaning=WHOLE, field="end_to_end_predicted", digits=2),
+    Column("measured end to end", drop=9, meaning=WHOLE, field="end_to_end", digits=2),
 )
 
 
@@ -191,7 +184,7 @@ ENTRY = ResultKind(
     place=2,
     command="validate",
     schemas=("treeopt.validation/2",),
-    record="simulate.validation.validation_records:ValidationRecord",
+    record="simulate.validation.predicted_vs_measured:ValidationRecord",
     value="treeopt.results.kinds:Validation",
     rows=lambda record: record["cells"],
     columns=COLUMNS,

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.planning.evaluator import PLAIN
-from treeopt.results.blocks import TAU, Cell, Column, Line, Table, ranged, word
+from treeopt.results import columns
+from treeopt.results.blocks import Cell, Column, Line, Table, ranged, word
 from treeopt.results.kinds import ResultKind
 from treeopt.results.next_commands import export_command, method_advice
 from treeopt.results.words import shape_words
@@ -14,21 +16,15 @@ from treeopt.storage.provenance import look
 
 Cells = Sequence[Mapping[str, Any]]
 COLUMNS = (
-    Column("batch", key=True, field="batch"),
+    columns.BATCH,
     Column("best", align="left", key=True, show=lambda cell: word(_kind(cell))),
-    Column("nodes", meaning="Drafted tokens in the tree or chain.", field="tree.nodes", default=0),
-    Column("depth", drop=8, meaning="Drafted tokens on the longest path.", field="tree.depth", default=0),
-    Column("tau", drop=3, meaning=TAU, field="tau", digits=2, exact=True),
-    Column("step", "ms", drop=6, meaning="Time of one step: draft, verify, accept.", field="step_s", digits=2),
-    Column("plain", "ms", drop=7, meaning="Time of one step of plain decoding.", field="plain_s", digits=2),
-    Column("tokens/s", drop=2, meaning="Tokens per second of the whole batch.", field="tokens_s"),
-    Column(
-        "speedup",
-        meaning="Time per token of plain decoding over that of the best tree.",
-        field="speedup",
-        digits=2,
-        exact=True,
-    ),
+    replace(columns.NODES, drop=0, meaning="Drafted tokens in the tree or chain.", field="tree.nodes", default=0),
+    replace(columns.DEPTH, field="tree.depth", default=0),
+    columns.TAU,
+    columns.STEP,
+    columns.PLAIN_STEP,
+    columns.TOKENS_S,
+    replace(columns.SPEEDUP, meaning="Time per token of plain decoding over that of the best tree."),
     Column(
         "break-even acceptance",
         drop=5,
@@ -60,7 +56,7 @@ def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), **_: Any) -> 
         yield Line("next", "Next: write the plans with --plans FOLDER, and hand one to an engine with treeopt export.")
         return
     engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
-    engine = engine if engine in ENGINES else None
+    engine = engine if engine in ENGINES.exporting() else None
     text = f"Next: hand a plan to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
     yield Line("next", text, export_command(plans[0], engine, kind=kind))
 

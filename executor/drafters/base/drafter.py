@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from executor.device.upload import to_device
-from executor.target.features import Taps
+from executor.device import to_device
+from executor.target.causal_model import Taps
 from executor.target.target_model import Target
 
 USUAL_DEPTH = 8  # a language model has no limit of its own

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from executor.drafters.base.decoder_layer import Attend, LayerCache, SelfAttention, Unrolled
 from executor.drafters.base.drafter import Admitted, Committed, Forced
-from executor.target.features import keep_last, pick_rows, put_last
+from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 from treeopt.traces.trace_checks import MAX_DEPTH
 

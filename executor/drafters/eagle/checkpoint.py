@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import SCALED, config_of, fields, is_scaled, layer_fields
+from executor.checkpoints.layer_settings.positions import window_of
 from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes, layer_switches, note_missing
 from executor.checkpoints.tensors.detect_layout import plain
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
@@ -24,9 +24,8 @@ from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.eagle.drafter import Eagle
 from executor.drafters.eagle.folded_bias import check_residual, shifted_embeddings, unfolded_bias
 from executor.target.target_model import Target
-from treeopt.errors import ExecutorError, UsageError, shorten
+from treeopt.errors import ExecutorError, shorten
 
-LAYOUTS = ("eagle", "vllm")
 BIAS = "fc.bias"
 EMBEDDINGS, HEAD, CHOSEN = "embed_tokens.weight", "lm_head.weight", "token_map"
 _FREQUENCIES = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -124,11 +123,8 @@ def eagle_content(drafter: Eagle, layout: str | None, target: Target | None, nam
     it is folded into the embeddings. Without a layout: the reference's names in safetensors.
 
     Raises:
-        UsageError: not a layout of EAGLE.
         ExecutorError: the layout needs embeddings and no target is given, or it cannot express this drafter.
     """
-    if layout not in (None, *LAYOUTS):
-        raise UsageError(f"layout of EAGLE must be one of {', '.join(LAYOUTS)}, got {layout}")
     if layout == "eagle" and is_scaled(drafter.config):
         raise ExecutorError(f"{layout} cannot express {SCALED}: the reference's code refuses them")
     if drafter.layer.self_attn.window is not None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.layer_config import config_of, layer_fields
+from executor.checkpoints.layer_settings.positions import window_of
 from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes, layer_switches, note_missing
 from executor.checkpoints.tensors.detect_layout import plain
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored

@@ -11,9 +11,7 @@ from executor.drafters.eagle3.norms import ARCHITECTURE
 from executor.drafters.eagle3.target_layers import INPUTS, OUTPUTS, convention_of
 from executor.target.positions.field_names import FULL, SLIDING
 from executor.target.target_model import Target
-from treeopt.errors import ExecutorError, UsageError
-
-LAYOUTS = ("eagle3", "eagle3-specforge", "eagle3-vllm", "speculators-eagle3")
+from treeopt.errors import ExecutorError
 
 
 def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, name: str) -> Written:
@@ -23,11 +21,8 @@ def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, n
     rotary positions as transformers writes them today: its layout cannot express others.
 
     Raises:
-        UsageError: not a layout of EAGLE-3.
         ExecutorError: the layout cannot express this drafter.
     """
-    if layout not in (None, *LAYOUTS):
-        raise UsageError(f"layout of EAGLE-3 must be one of {', '.join(LAYOUTS)}, got {layout}")
     layers = None if target is None else int(target.model.config.get_text_config().num_hidden_layers)
     _check_expressible(drafter, layout, layers)
     name_of = layer_name if layout in ("eagle3-vllm", "speculators-eagle3") else _reference_name

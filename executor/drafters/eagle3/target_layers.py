@@ -4,9 +4,9 @@ Numbers at the top level, and `layer_ids` in `eagle_config`, count as Hugging Fa
 input of layer i. vLLM and speculators read them so. The other numbers in `eagle_config` are SpecForge's and count
 outputs of layers; SGLang adds 1 to them for most targets. Where they are EAGLE's usual three, or name an input that is
 no layer's output, they count inputs too, as SGLang reads them for DeepSeek's kind (sglang#25454); and for gpt-oss
-always (sglang#32334). Engines collect features in the order of the layers, so that the order of numbers says nothing;
-an empty list names the usual layers. With `use_aux_hidden_state` false a drafter reads the input of the target's LM
-head alone.
+always (sglang#32334). DeepSpec's `target_layer_ids` count outputs. Engines collect features in the order of the layers,
+so that the order of numbers says nothing; an empty list names the usual layers. With `use_aux_hidden_state` false a
+drafter reads the input of the target's LM head alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,7 @@ from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
 
 NAMES = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+OUTPUTS_NAMES = ("target_layer_ids",)  # DeepSpec's, outputs of layers
 Named = tuple[str, list[int]]  # a field, and its list
 INPUTS, OUTPUTS = "hidden_states", "layer_outputs"
 BOUNDARIES = ("gpt_oss",)  # targets for which engines count inputs everywhere
@@ -96,6 +97,7 @@ def _named_layers(stored: Stored, layers: int, target: str) -> tuple[list[int] |
         return ids, str(stored.facts.get("aux_convention"))
     nested = eagle_fields(stored)
     inputs = _lists(stored, stored.config, NAMES) + _lists(stored, nested, ("layer_ids",), "eagle_config.")
+    inputs += [(name, [i + 1 for i in ids]) for name, ids in _lists(stored, stored.config, OUTPUTS_NAMES)]
     others = _lists(stored, nested, NAMES, "eagle_config.")
     _check_same(stored, inputs, others)
     if inputs or not others or target in BOUNDARIES:

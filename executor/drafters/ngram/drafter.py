@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.drafters.base.last_tokens import MISSING, RANK_STEP, continued, suffixes
 from executor.drafters.ngram.token_counts import MAX_ORDER, Grams, counts_of, order_of, refuse
-from executor.target.features import pick_rows
+from executor.target.causal_model import pick_rows
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
 from treeopt.traces.trace_checks import MAX_DEPTH

@@ -6,3 +6,7 @@
 * `engine_lookup`: a drafter that follows one of these rules.
 * `lookup_names`: names such as `prompt-lookup:5` and `prompt-lookup:vllm:2-4`.
 """
+
+from simulate.model_sizes.drafter_kinds import DrafterKind
+
+ENTRY = DrafterKind("prompt-lookup", "prompt lookup", named=f"{__name__}.lookup_names:lookup_drafter")

@@ -25,6 +25,7 @@ class EngineLookup(TextDrafter):
         self.kind = f"{PromptLookup.kind}:{rule.engine}"
         self.max_depth = rule.max_depth
         self.settings: Mapping[str, Any] = {"engine": rule.engine, **rule.settings}
+        self.facts: Mapping[str, Any] = {"least": rule.least} if rule.least > 1 else {}
 
     @torch.no_grad()
     def level(self, state: TextState, tokens: Tensor, parents: Tensor) -> Tensor:

@@ -159,22 +159,6 @@ def test_double_precision_agrees_too():
     assert [list(g.tokens) for g in decoder.generate(prompts, new_tokens=NEW)] == texts
 
 
-def test_refusals():
-    target, heads = small_target(), random_heads(heads=2)
-    with pytest.raises(UsageError, match="batch must be at least 1, got 0"):
-        Decoder(target, batch=0)
-    with pytest.raises(ExecutorError, match="needs a drafter"):
-        Decoder(target, tree=Tree.chain(1))
-    with pytest.raises(ExecutorError, match="depth 3, the drafter drafts 2"):
-        Decoder(target, heads, tree=Tree.chain(3))
-    with pytest.raises(ExecutorError, match="rank 61 of a vocabulary of 61"):
-        Decoder(target, heads, tree=Tree.from_paths([(61,)]))
-    with pytest.raises(UsageError, match="prompt 1 is empty"):
-        Decoder(target).generate([[1], []], new_tokens=4)
-    with pytest.raises(UsageError, match="new tokens must be at least 1, got 0"):
-        Decoder(target).generate([[1]], new_tokens=0)
-
-
 def test_a_request_beyond_the_context_is_refused_before_any_work():
     target = small_target()
     with pytest.raises(ExecutorError, match="532 tokens exceed the model's context of 512"):

@@ -12,15 +12,14 @@ from tests.helpers.slow_growth import POLICIES, drafted, run
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import grown_trace
 from treeopt.cost_model import StepShape
-from treeopt.errors import CostError, TraceError, TreeError, UsageError
+from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.policies import CostAware, DynamicTree, OptTree, growths
 from treeopt.policies.beam import Drafting, reach
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.policies.reranking import calibrate, shortlists
 from treeopt.replay.dynamic_tree import Batches, Steps, accepted_lengths, choose_alone, replay_policy
-from treeopt.searchers.dynamic_trees.choose_policy import best_policy
+from treeopt.searchers.dynamic_trees.choose_policy import best_policy, upper_bound
 from treeopt.searchers.dynamic_trees.cost_aware_fit import fit_cost_aware
-from treeopt.searchers.dynamic_trees.oracle_bound import upper_bound
 from treeopt.searchers.dynamic_trees.step_prices import Prices, price_replay
 from treeopt.statistics.clustered_estimate import paired_difference
 from treeopt.statistics.isotonic_regression import Curve
@@ -551,21 +550,3 @@ def _without_first(trace):
     offset = np.append(0, np.maximum(candidates.offset[1:] - size, 0))
     parts = {name: getattr(candidates, name)[size:] for name in ("parent", "rank", "logprob", "hit")}
     return replace(trace, candidates=replace(candidates, offset=offset, **parts))
-
-
-def test_questions_without_meaning():
-    trace = grown_trace([3, 3], depth=1, width=2, rng=np.random.default_rng(0))
-    with pytest.raises(UsageError, match=r"kind must be one of cost-aware, eagle2, .* got 'eagle3'"):
-        best_policy(trace, trace, Stairs(0), kind="eagle3", max_nodes=63)
-    with pytest.raises(UsageError, match="max-nodes and max-depth must be at least 1, got 0 and None"):
-        best_policy(trace, trace, Stairs(0), kind="eagle2", max_nodes=0)
-    with pytest.raises(UsageError, match="batch must be at least 1, got 0"):
-        best_policy(trace, trace, Stairs(0), kind="eagle2", batch=0, max_nodes=63)
-    with pytest.raises(TraceError, match="the trace has none"):
-        best_policy(replace(trace, candidates=None), trace, Stairs(0), kind="eagle2", max_nodes=63)
-    with pytest.raises(TraceError, match=r"no eagle2 policy can be replayed .*: tokens 2: at most 1"):
-        best_policy(trace, trace, Stairs(0, most=1), kind="eagle2", max_nodes=63)
-    with pytest.raises(TreeError, match="threshold must be 0 or more, got -1"):
-        OptTree(1, 1, -1)
-    with pytest.raises(TreeError, match="nodes must be at most the 4 candidates that are drafted, got 5"):
-        OptTree(5, 1, 0.5, beam=4)

@@ -8,14 +8,12 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from executor.decoding.candidate_pool import Chances
-from executor.decoding.dynamic_growth import AskingGrowth, DynamicGrowth
+from executor.decoding.dynamic_growth import AskingGrowth, Chances, DynamicGrowth
 from executor.decoding.static_growth import StaticGrowth
 from executor.verification.acceptance_rules import Greedy
 from executor.verification.tree_tensors import Topology
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trees
-from treeopt.errors import TreeError
 from treeopt.policies import DynamicTree, OptTree
 from treeopt.policies.beam import Drafting
 from treeopt.statistics.isotonic_regression import Curve
@@ -217,20 +215,3 @@ def test_calibrations_on_the_device_are_the_curves():
             with np.errstate(divide="ignore"):
                 due = np.log(each.at(np.exp(at.double().numpy())))
             np.testing.assert_allclose(found[1, :, rank].numpy(), due.astype(np.float32), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"nodes": 0, "depth": 1}, "nodes must be"),
-        ({"nodes": 1, "depth": 0}, "depth must be"),
-        ({"nodes": 1, "depth": 1, "beam": 0}, "beam must be"),
-        ({"nodes": 1, "depth": 1, "width": 0}, "children must be"),
-        ({"nodes": 1, "depth": 1, "budget": 0}, "budget must be"),
-        ({"nodes": 1, "depth": 1, "min_probability": 1.0}, "min_probability must be"),
-        ({"nodes": 12, "depth": 1, "beam": 3}, "nodes must be at most the 3 candidates that are drafted, got 12"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings, reason):
-    with pytest.raises(TreeError, match=reason):
-        DynamicTree(**settings)

@@ -2,8 +2,8 @@
 
 import torch
 
-from executor.device import free_memory
-from executor.device.free_memory import free_bytes, group_limits
+from executor import device as free_memory
+from executor.device import free_bytes, group_limits
 
 NAMES = ("memory.max", "memory.current", "inactive_file")
 

@@ -11,7 +11,7 @@ from executor.drafters.base.decoder_layer import layer_config
 from executor.drafters.base.drafter import Committed
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
-from executor.target.features import pick_rows
+from executor.target.causal_model import pick_rows
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.drafters import DRAFTERS, MAKE, admitted, fitted_drafter, random_drafter

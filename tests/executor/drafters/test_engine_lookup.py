@@ -51,13 +51,13 @@ def cases(name):
 
 
 def test_vllm_drafts_the_same():
-    """400 texts through vLLM's `NgramProposer`; see tests/helpers/record_vllm_lookup.py."""
+    """400 texts through vLLM's `NgramProposer`; see tests/benchmarks/record_vllm_lookup.py."""
     for text, shortest, longest, count, expected in cases("vllm"):
         assert drafted(Vllm(shortest, longest), text, count) == expected, (text, shortest, longest, count)
 
 
 def test_llama_cpp_drafts_the_same():
-    """400 texts through `common_ngram_simple_draft`; see tests/helpers/record_llama_lookup.py."""
+    """400 texts through `common_ngram_simple_draft`; see tests/benchmarks/record_llama_lookup.py."""
     for text, size, most, expected in cases("llama"):
         rule = LlamaCpp(size, most)
         assert drafted(rule, text, most) == expected, (text, size, most)

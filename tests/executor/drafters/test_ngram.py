@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import chisquare
 from torch import Tensor
 
-from executor.checkpoints import NGRAM_FILE, load_drafter, save_ngram
+from executor.checkpoints import load_drafter, save_drafter
 from executor.decoding.batch_rows import Rows
 from executor.decoding.cuda_graphs import Graphs
 from executor.decoding.decoder import Decoder
@@ -24,6 +24,7 @@ from executor.decoding.dynamic_growth import DynamicGrowth
 from executor.decoding.static_growth import StaticGrowth
 from executor.drafters.base.drafter import Committed
 from executor.drafters.base.last_tokens import RANK_STEP
+from executor.drafters.ngram.checkpoint import NGRAM_FILE
 from executor.drafters.ngram.drafter import NGram
 from executor.drafters.prompt_lookup.drafter import RATIO, PromptLookup, match_scores
 from executor.models.fingerprint import weights_hash
@@ -329,7 +330,7 @@ def target():
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_round_trip(tmp_path, target, references, order):
     drafter = NGram.count(references[2], order=order, vocabulary=VOCABULARY)
-    save_ngram(tmp_path, drafter, meta={"corpus": "tiny"})
+    save_drafter(tmp_path, drafter, dtype="float32", meta={"corpus": "tiny"})
     found = load_drafter(tmp_path, target)
     assert isinstance(found, NGram)
     assert found.order == order
@@ -342,7 +343,7 @@ def test_round_trip(tmp_path, target, references, order):
 
 
 def test_tensors_decide_not_names_or_config(tmp_path, target, references):
-    save_ngram(tmp_path, NGram.count(references[2], order=2, vocabulary=VOCABULARY), meta={})
+    save_drafter(tmp_path, NGram.count(references[2], order=2, vocabulary=VOCABULARY), dtype="float32", meta={})
     (tmp_path / NGRAM_FILE).rename(tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"treeopt_drafter": {"order": 7}}')
     found = load_drafter(tmp_path, target)
@@ -410,14 +411,14 @@ def test_an_unreadable_file_is_named(tmp_path, target):
 
 def test_a_failed_save_leaves_what_was_there(tmp_path, target, monkeypatch):
     old, new = (NGram.count([[1, 2, x]], order=2, vocabulary=VOCABULARY) for x in (1, 3))
-    save_ngram(tmp_path, old, meta={})
+    save_drafter(tmp_path, old, dtype="float32", meta={})
 
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("executor.checkpoints.tensors.write_tensors.save_file", full)
     with pytest.raises(OSError, match="No space left"):
-        save_ngram(tmp_path, new, meta={})
+        save_drafter(tmp_path, new, dtype="float32", meta={})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", NGRAM_FILE]
     assert weights_hash(load_drafter(tmp_path, target)) == weights_hash(old)
 

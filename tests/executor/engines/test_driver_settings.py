@@ -17,7 +17,7 @@ def meta(engine, folder, **settings):
     if engine == "llama.cpp":
         (folder / "llama-server").write_text("")
         python = folder / "python"
-    return make_engine(DriverSettings(engine, "target", python=python, **settings)).meta
+    return ENGINES[engine].start(DriverSettings(engine, "target", python=python, **settings)).meta
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from treeopt.engines.driver import DriverSettings
 from treeopt.engines.model_files import ENDS, files_hash, model_name, model_record
 from treeopt.engines.openvino.driver import OpenVino
 from treeopt.engines.vllm.driver import VLLM
@@ -49,8 +51,8 @@ def test_a_single_file_is_named_with_its_folder(model):
 
 
 def test_drivers_record_no_path(model):
-    servers = VLLM("python", str(model), speculation={"method": "eagle3", "model": str(model)})
-    worker = OpenVino("python", str(model), draft_model=str(model))
+    servers = VLLM(DriverSettings("vllm", str(model), str(model), "eagle3", python=Path(sys.executable)))
+    worker = OpenVino(DriverSettings("openvino", str(model), str(model), python=Path(sys.executable)))
     for driver in (servers, worker):
         assert str(model.parent) not in json.dumps(dict(driver.meta))
         assert model.name in json.dumps(dict(driver.meta))

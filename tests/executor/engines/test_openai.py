@@ -7,11 +7,15 @@ import pytest
 
 from tests.helpers import fake_engine
 from treeopt.engines.connections import completions_client
-from treeopt.engines.driver import EngineRequest
+from treeopt.engines.driver import DriverSettings, EngineRequest
 from treeopt.engines.openai.driver import OpenAI
 from treeopt.errors import EngineError, UsageError
 
 PROMPTS = [(5, 6), (100,), (200, 201, 202), (300,)]
+
+
+def at(url, **settings):
+    return DriverSettings("openai", ".", urls={2: url}, **settings)
 
 
 @contextmanager
@@ -19,7 +23,7 @@ def running(manner: str = "well", **settings):
     server = fake_engine.serve(manner, 0)
     settings = {"timeout_s": 5} | settings
     try:
-        with OpenAI({2: f"http://127.0.0.1:{server.server_port}"}, **settings) as engine:
+        with OpenAI(at(f"http://127.0.0.1:{server.server_port}", **settings)) as engine:
             yield engine
     finally:
         server.close()
@@ -76,7 +80,7 @@ def test_a_slow_server():
 
 def test_no_server_at_all():
     with (
-        OpenAI({2: "http://127.0.0.1:9"}, timeout_s=1) as engine,
+        OpenAI(at("http://127.0.0.1:9", timeout_s=1)) as engine,
         pytest.raises(EngineError, match="cannot be reached"),
     ):
         decoded(engine)
@@ -85,7 +89,7 @@ def test_no_server_at_all():
 @pytest.mark.parametrize("url", ["ftp://a", "nothing", "http://"])
 def test_no_address(url):
     with pytest.raises(EngineError, match="not an http address"):
-        OpenAI({2: url})
+        OpenAI(at(url))
 
 
 def test_a_length_without_a_server():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.openvino_runs import (
+from tests.benchmarks.openvino_runs import (
     DRAFTER,
     EAGLE3,
     EXACT,
@@ -19,6 +19,7 @@ from tests.helpers.openvino_runs import (
     models,
     prompts,
     recorded,
+    settings,
     texts,
 )
 from tests.helpers.worker_exchanges import recorder
@@ -32,7 +33,7 @@ pytestmark = [
     pytest.mark.skipif(not PYTHON.exists(), reason=f"needs {'/'.join(PYTHON.parts[-4:])} with openvino-genai"),
 ]
 REQUESTS = 8
-DRAFTERS = {"lookup": {"lookup_ngram": 3}, "draft-model": {"draft_model": DRAFTER}}
+DRAFTERS = {"lookup": {"method": "prompt-lookup:3"}, "draft-model": {"drafter": DRAFTER}}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def asked(new_tokens: int = 32) -> list[EngineRequest]:
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("options", DRAFTERS.values(), ids=DRAFTERS)
 def test_greedy_texts_equal_plain_ones_and_accepted_lengths_do_not_depend_on_the_batch(options):
-    with OpenVino(PYTHON, TARGET, properties=EXACT, **options) as engine:
+    with OpenVino(settings(PYTHON, TARGET, arguments=EXACT, **options)) as engine:
         plain = texts(engine, asked(), 0, 4)
         assert [len(text.tokens) for text in plain] == [32] * REQUESTS
         for length in (1, 5):
@@ -83,7 +84,7 @@ print(json.dumps([list(metrics.main_model_metrics.raw_metrics.m_batch_sizes), me
 """
     done = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, check=True)
     sizes, accepted = json.loads(done.stdout)
-    with OpenVino(PYTHON, TARGET, properties=EXACT, draft_model=DRAFTER) as engine:
+    with OpenVino(settings(PYTHON, TARGET, arguments=EXACT, drafter=DRAFTER)) as engine:
         (text,) = texts(engine, [request], 5, 1)
     assert text.committed == sizes
     assert sum(text.committed) - len(text.committed) == accepted
@@ -91,7 +92,7 @@ print(json.dumps([list(metrics.main_model_metrics.raw_metrics.m_batch_sizes), me
 
 @pytest.mark.usefixtures("there")
 def test_an_iterator_closed_early_cancels_and_the_next_run_is_exact():
-    with OpenVino(PYTHON, TARGET, properties=EXACT, draft_model=DRAFTER) as engine:
+    with OpenVino(settings(PYTHON, TARGET, arguments=EXACT, drafter=DRAFTER)) as engine:
         plain = texts(engine, asked(), 0, 4)
         steps = engine.decode(asked(400), draft=3, concurrency=4)
         for _ in range(10):
@@ -102,7 +103,7 @@ def test_an_iterator_closed_early_cancels_and_the_next_run_is_exact():
 
 @pytest.mark.usefixtures("there")
 def test_a_worker_killed_in_the_middle_gives_one_line_and_leaves_nothing():
-    with OpenVino(PYTHON, TARGET, properties=EXACT) as engine:
+    with OpenVino(settings(PYTHON, TARGET, arguments=EXACT)) as engine:
         steps = engine.decode(asked(400), draft=0, concurrency=2)
         next(steps)
         pid = engine._worker.pid
@@ -115,7 +116,7 @@ def test_a_worker_killed_in_the_middle_gives_one_line_and_leaves_nothing():
 
 @pytest.mark.usefixtures("there")
 def test_trees_decode_the_plain_text_in_fewer_steps_than_a_chain():
-    with OpenVino(PYTHON, TARGET, properties=EXACT, draft_model=EAGLE3) as engine:
+    with OpenVino(settings(PYTHON, TARGET, arguments=EXACT, drafter=EAGLE3)) as engine:
         plain = [text.tokens for text in texts(engine, asked(), 0, 4)]
         steps = {}
         for name, draft in (("chain", 4), ("tree", DynamicTree(nodes=12, depth=4, beam=3))):
@@ -130,7 +131,7 @@ def test_trees_decode_the_plain_text_in_fewer_steps_than_a_chain():
 def test_a_tree_with_a_language_model_as_the_drafter_is_refused():
     """The engine itself takes it, and emits another text."""
     with (
-        OpenVino(PYTHON, TARGET, properties=EXACT, draft_model=DRAFTER) as engine,
+        OpenVino(settings(PYTHON, TARGET, arguments=EXACT, drafter=DRAFTER)) as engine,
         pytest.raises(EngineError, match="EAGLE-3 drafter only, and stdlib-llama-3-layers is none"),
     ):
         texts(engine, asked(), DynamicTree(nodes=6, depth=3, beam=2), 1)

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
+from tests.benchmarks.openvino_runs import RECORDINGS
+from tests.benchmarks.server_runs import LENGTH, NEW_TOKENS, RUNS, decoded, in_place_of, models
 from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, SETUPS
-from tests.helpers.openvino_runs import RECORDINGS
 from tests.helpers.server_exchanges import launches
-from tests.helpers.server_runs import LENGTH, NEW_TOKENS, RUNS, decoded, in_place_of, models
 from treeopt.errors import EngineError
 from treeopt.storage.provenance import look
 

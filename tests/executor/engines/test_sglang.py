@@ -7,7 +7,7 @@ import pytest
 from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import Requests
 from tests.helpers import fake_engine
-from treeopt.engines.driver import EngineRequest
+from treeopt.engines.driver import DriverSettings, EngineRequest
 from treeopt.engines.sglang.driver import SGLang
 from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree
@@ -27,11 +27,12 @@ def interpreter(folder, manner):
 
 
 def driver(folder, manner="usage", **settings):
-    return SGLang(interpreter(folder, manner), "target", timeout_s=30, **settings)
+    program = interpreter(folder, manner)
+    return SGLang(DriverSettings("sglang", "target", python=program, timeout_s=30, **settings))
 
 
 def test_a_launch_counts_the_root_and_streams_by_step(tmp_path):
-    settings = {"method": "EAGLE3", "drafter": "drafter", "arguments": ["--tp-size", "2"]}
+    settings = {"method": "EAGLE3", "drafter": "drafter", "arguments": "--tp-size 2"}
     with driver(tmp_path, **settings) as engine:
         steps = list(engine.decode([EngineRequest(PROMPT, 12)], draft=2, concurrency=1))
     assert [step.committed for step in steps] == [len(step) for step in fake_engine.steps_of(list(PROMPT), 12)]
@@ -49,7 +50,7 @@ def test_plain_decoding_is_launched_without_a_drafter(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("draft", "message"), [(DynamicTree(4, 2), "give draft lengths"), (3, "needs an algorithm for a draft of 3")]
+    ("draft", "message"), [(DynamicTree(4, 2), "give draft lengths"), (3, "needs a drafter for a draft of 3")]
 )
 def test_what_the_driver_does_not_run_is_refused_before_a_launch(tmp_path, draft, message):
     with driver(tmp_path) as engine, pytest.raises(UsageError, match=message):

@@ -18,7 +18,7 @@ PROGRAM = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from executor.kernels import few_rows_linear, rms_norm, rotary_store, tree_attention
+from executor.kernels import few_rows_linear, rotary_store, tree_attention
 
 SHARED_MEMORY = 232448  # bytes of a block, at most
 
@@ -81,7 +81,7 @@ def stream(rows, gated, splits):
 def small():
     rows = dict.fromkeys(("x", "out"), "*bf16") | {"inner": "i32"}
     normed = rows | {"weight": "*bf16", "eps": "fp32"}
-    compiled(rms_norm._rms_norm_kernel, normed, {"BLOCK": 16384, "DEPENDENT": True}, num_warps=8)
+    compiled(few_rows_linear._rms_norm_kernel, normed, {"BLOCK": 16384, "DEPENDENT": True}, num_warps=8)
     compiled(few_rows_linear._silu_gate_kernel, rows, {"BLOCK": few_rows_linear.BLOCK, "DEPENDENT": True}, num_warps=4)
     sums = {"partial": "*fp32", "weights": "*fp32", "out": "*bf16", "splits": "i32"}
     constants = {"WIDTH": 256, "BLOCK_WIDTH": 256, "BLOCK": tree_attention.MOST_SPLITS, "DEPENDENT": True}

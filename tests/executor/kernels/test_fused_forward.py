@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Ministral3Config
 
 from executor.decoding.decoder import Decoder
 from executor.kernels.fused_forward import WIDEST_HEAD, FusedForward, refusal
-from executor.target.features import HEAD
+from executor.target.causal_model import HEAD
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import Topology
 from tests.helpers.drafters import random_drafter

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from executor.kernels.few_rows_linear import BLOCK, gate
-from executor.kernels.rms_norm import rms_norm_rows
+from executor.kernels.few_rows_linear import BLOCK, gate, rms_norm_rows
 from tests.helpers.interpreted_kernels import allowed, poison_new_memory, relative_error
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -67,7 +67,7 @@ def test_conversations_end_with_what_the_user_says(tmp_path):
         ({"messages": ANSWERED[1:]}, "the last turn before an answer must be the user's"),
         ({"turns": [5]}, r"turns\[0\] must be a string"),
         ({"turns": [{"role": "system", "content": "s"}]}, "the last turn before an answer must be the user's"),
-        ({"prompt": "a"}, r"must have `text`, `messages`, .*, found prompt \(--leave-out"),
+        ({"instruction": "a"}, r"must have `text`, `messages`, .*, found instruction \(--leave-out"),
     ],
 )
 def test_conversations_without_a_question_are_refused(tmp_path, record, message):

@@ -13,23 +13,14 @@ from treeopt.errors import ExecutorError
 TURNS = (("user", "Hi"), ("assistant", "Hello"))
 MESSAGES = [{"role": role, "content": text} for role, text in TURNS]
 FORMS = {
-    "Alpaca": {"instruction": "Hi", "input": "", "output": "Hello"},
-    "Alpaca, without input": {"instruction": "Hi", "output": "Hello", "text": None},
-    "Alpaca, without instruction": {"instruction": "", "input": "Hi", "output": "Hello"},
-    "Alpaca, rendered": {"instruction": "Hi", "output": "Hello", "text": "### Instruction:\nHi"},
     "rendered": {"messages": MESSAGES, "text": "<user>Hi<assistant>Hello"},
     "rendered, TRL": {"text": "<user>Hi<assistant>Hello", "prompt": MESSAGES[:1], "completion": MESSAGES[1:]},
     "turns with roles": {"turns": MESSAGES},
     "turns, counted": {"turns": 1, "question": "Hi", "answer": "Hello"},
     "a class": {"messages": MESSAGES, "category": 3, "domain": 4},
-    "Dolly": {"instruction": "Hi", "context": "", "response": "Hello", "category": "chat"},
-    "LLaMA-Factory": {"instruction": "Hi", "output": "Hello", "history": []},
     "GSM8K": {"question": "Hi", "answer": "Hello"},
-    "query": {"query": "Hi", "response": "Hello"},
     "prompt and response": {"prompt": "Hi", "response": "Hello"},
-    "UltraChat": {"id": "0", "data": ["Hi", "Hello"]},
     "LMSYS-Chat-1M": {"conversation_id": "a", "model": "m", "conversation": MESSAGES, "turn": 1},
-    "BELLE": {"conversation": [{"human": "Hi", "assistant": "Hello"}]},
     "TRL": {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]},
     "OpenAI's batches": {"custom_id": "a", "method": "POST", "body": {"model": "m", "messages": MESSAGES}},
     "other roles": {"messages": [{"role": "human", "content": "Hi"}, {"role": "ai", "content": "Hello"}]},
@@ -42,40 +33,47 @@ def written(path, *records):
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
-def test_every_form_is_the_same_conversation(tmp_path, name, suffix):
-    path = written(tmp_path / f"data{suffix}", FORMS[name])
+def test_every_form_is_the_same_conversation(tmp_path, name):
+    path = written(tmp_path / "data.jsonl", FORMS[name])
     assert [text.turns for text in read_texts([path])] == [TURNS]
     assert [prompt.turns for prompt in read_prompts(path)] == [TURNS[:1]]
 
 
-def test_what_belongs_to_the_question_is_read_with_it(tmp_path):
-    asked = {"instruction": "Translate.", "input": "Hallo", "output": "Hi", "system_prompt": "Be brief."}
-    (text,) = read_texts([written(tmp_path / "a.jsonl", asked)])
-    assert text.turns == (("system", "Be brief."), ("user", "Translate.\n\nHallo"), ("assistant", "Hi"))
-    dolly = {"instruction": "Where?", "context": "Rome is in Italy.", "response": "Italy"}
-    (text,) = read_texts([written(tmp_path / "a.jsonl", dolly)])
-    assert text.turns == (("user", "Where?\n\nRome is in Italy."), ("assistant", "Italy"))
-    hard = {"question_id": "a", "turns": [{"content": "Hi"}, {"content": "And?"}]}  # Arena-Hard
-    path = written(tmp_path / "b.jsonl", hard)
-    assert read_texts([path])[0].turns == (("user", "Hi"), ("user", "And?"))
-    assert read_prompts(path)[0].turns == (("user", "Hi"),)
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "def f():", "canonical_solution": "pass"},
+        {"prompt": "def f():", "output_tokens": 64},
+        {"prompt": "def f():", "completion": "pass"},
+        {"body": {"model": "m", "prompt": "def f():"}},
+    ],
+)
+def test_a_prompt_alone_is_a_text_to_continue(tmp_path, record):
+    path = written(tmp_path / "a.jsonl", record)
+    assert [(prompt.text, prompt.turns) for prompt in read_prompts(path)] == [("def f():", ())]
+
+
+def test_a_completion_is_learnt(tmp_path):
+    (text,) = read_texts([written(tmp_path / "a.jsonl", {"prompt": "def f():", "completion": "pass"})])
+    assert (text.text, text.prompt, text.answered) == ("def f():pass", "def f():", True)
+    assert not read_texts([written(tmp_path / "a.jsonl", {"prompt": "def f():"})])[0].answered
+
+
+def test_lists_of_questions_are_turns_of_which_the_first_is_asked(tmp_path):
+    for record in ({"prompt": ["Hi", "And?"]}, {"turns": [{"content": "Hi"}, {"content": "And?"}]}):
+        path = written(tmp_path / "b.jsonl", {"question_id": "a"} | record)
+        assert read_texts([path])[0].turns == (("user", "Hi"), ("user", "And?"))
+        report = Report()
+        assert read_prompts(path, report)[0].turns == (("user", "Hi"),)
+        assert report.unread_fields == ["data: fields without effect: `turns[1:]`"]
+
+
+def test_tools_and_system_belong_to_the_question(tmp_path):
+    orca = {"question": "Hi", "response": "Hello", "system_prompt": "Be brief."}
+    assert read_texts([written(tmp_path / "a.jsonl", orca)])[0].turns == (("system", "Be brief."), *TURNS)
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
     batch = {"custom_id": "a", "body": {"messages": MESSAGES[:1], "tools": tools}}
     assert json.loads(read_prompts(written(tmp_path / "c.jsonl", batch))[0].extras)["tools"] == tools
-
-
-def test_earlier_turns_are_read_with_the_question(tmp_path):
-    earlier = {"instruction": "And?", "output": "c", "history": [["Hi", "a"], ["Yes?", "b"]], "system": "s"}
-    path = written(tmp_path / "a.jsonl", earlier, earlier | {"history": ["Hi"]})
-    first = (("user", "Hi"), ("assistant", "a"), ("user", "Yes?"), ("assistant", "b"))
-    report = Report()
-    assert [prompt.turns for prompt in read_prompts(path, report)] == [
-        (("system", "s"), *first, ("user", "And?")),
-        (("system", "s"), ("user", "And?")),
-    ]
-    assert read_texts([path])[0].turns[1:] == (*first, ("user", "And?"), ("assistant", "c"))
-    assert report.unread == {"history": 1}
 
 
 @pytest.mark.parametrize(
@@ -84,14 +82,12 @@ def test_earlier_turns_are_read_with_the_question(tmp_path):
         {"id": "a", "conversations": []},
         {"messages": []},
         {"messages": "[]"},
-        {"messages": {"role": [], "content": []}},
         {"conversation": []},
         {"turns": []},
-        {"prompt": [], "completion": []},
     ],
 )
 def test_empty_conversations_are_skipped(tmp_path, record):
-    path = written(tmp_path / "a.jsonl", record, FORMS["Alpaca"])
+    path = written(tmp_path / "a.jsonl", record, FORMS["GSM8K"])
     for read in (lambda report: read_texts([path], report), lambda report: read_prompts(path, report)):
         report = Report()
         assert len(read(report)) == report.records == 1
@@ -118,33 +114,17 @@ def test_fields_that_were_not_read_are_reported(tmp_path):
     assert report.unread == {"level": 1, "conversation_id": 1, "model": 1, "turn": 1}
 
 
-@pytest.mark.parametrize(("suffix", "between"), [(".csv", ","), (".tsv", "\t")])
-def test_tables_of_cells_are_records_and_no_text(tmp_path, suffix, between):
-    path = tmp_path / f"data{suffix}"
-    path.write_text(f'question{between}answer{between}n\nHi{between}"Hello"{between}1\n', "utf-8")
-    assert [text.turns for text in read_texts([path])] == [TURNS]
-    assert [prompt.turns for prompt in read_prompts(path)] == [TURNS[:1]]
-    path.write_text(f"a{between}b\n1{between}2\n", "utf-8")
-    for read in (lambda: read_texts([path]), lambda: read_prompts(path)):
-        with pytest.raises(ExecutorError, match=rf"data\{suffix}, line 2: must have `text`, .*, found a, b"):
-            read()
-    path.write_text("question\n" + '"' + "x" * 200_000 + '"\n', "utf-8")
-    assert read_texts([path])[0].turns == (("user", "x" * 200_000),)
-    path.write_text(f"question{between}answer\nHi{between}Hello{between}\nHi{between}a{between}b\n", "utf-8")
-    for read in (lambda: read_texts([path]), lambda: read_prompts(path)):
-        with pytest.raises(ExecutorError, match=rf"data\{suffix}, line 3: 3 cells, but the head names 2"):
-            read()
-    path.write_text(between.join(["text", "", "text", "domain", "\na", "", "b", "c", ""]), "utf-8")
-    for read in (lambda: read_texts([path]), lambda: read_prompts(path)):
-        with pytest.raises(ExecutorError, match=rf"data\{suffix}: the head names text more than once: rename"):
-            read()
-    path.write_text(between.join(["text", "", "", "\na", "", ""]), "utf-8")
-    assert [text.text for text in read_texts([path])] == ["a"]
-    path = path.rename(path.with_suffix(suffix.upper()))
+@pytest.mark.parametrize("name", ["a.csv", "a.TSV"])
+def test_tables_of_cells_are_refused(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("question,answer\nHi,Hello\n")
+    with pytest.raises(ExecutorError) as caught:
+        read_prompts(path)
+    assert str(caught.value) == f"{path}: a table of cells is not read: write its rows as JSON lines or parquet"
     report = Report()
     (tmp_path / "notes.txt").write_text("a text")
     assert [item.text for item in items([tmp_path], report)] == ["a text"]
-    assert report.passed_over == [("a table of cells; name the file to read it", path.name)]
+    assert report.passed_over == [("a table of cells: write its rows as JSON lines or parquet", name)]
 
 
 def test_one_record_may_fill_a_file(tmp_path):
@@ -156,13 +136,15 @@ def test_one_record_may_fill_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ({"prompt": "def f():", "canonical_solution": "pass"}, "found prompt, canonical_solution"),
-        ({"prompt": "a", "completion": "b"}, "found prompt, completion"),
+        (
+            {"instruction": "Hi", "input": "", "output": "Hello"},
+            "or `question`, found instruction, input, output",
+        ),
         ({"chosen": MESSAGES, "rejected": MESSAGES}, "found chosen, rejected"),
         ({"input_ids": [1, 2]}, "found input_ids"),
         ({"data": [1, 2]}, "found data"),
         ({"body": "x"}, "found body"),
-        ({"conversation": [{"human": "Hi"}]}, r"messages\[0\]: must be an object with `from` and `value` or"),
+        ({"conversation": [{"human": "Hi"}]}, r"conversation\[0\]: must be an object with `from`"),
         ({"question": "Hi", "answer": 5, "messages": None}, None),
         ("a string", "found a value that is no object: str"),
         ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\]: `content` must be a string, found None"),

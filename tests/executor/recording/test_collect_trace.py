@@ -301,22 +301,6 @@ def test_traces_of_drawn_candidates_predict_live_decoding(rule):
     assert measured.mean() < 23  # something is kept
 
 
-def test_settings_without_meaning(recorded):
-    target, heads, tokens, _ = recorded
-    ask = {"new_tokens": 4, "width": 4}
-    with pytest.raises(UsageError, match="temperature must be 0 or more and finite, got -1"):
-        collect(target, heads, prompts_for(tokens), tokens, **ask, temperature=-1.0)
-    with pytest.raises(ExecutorError, match=r"depth must be in 1\.\.5"):
-        collect(target, heads, prompts_for(tokens), tokens, **ask, depth=6)
-    with pytest.raises(ExecutorError, match=r"width must be in 1\.\.61"):
-        collect(target, heads, prompts_for(tokens), tokens, new_tokens=4, width=62)
-    with pytest.raises(UsageError, match="prompt 1 has 1 tokens"):
-        collect(target, heads, prompts_for([[1, 2], [3]]), [[1, 2], [3]], **ask)
-    long = [[1, 2], [3] * 509]
-    with pytest.raises(ExecutorError, match=r"prompt 1 has 509 tokens: with 4 new ones it exceeds the model's.* 512"):
-        collect(target, heads, prompts_for(long), long, **ask)
-
-
 def test_a_drafter_s_context_is_a_limit_too(recorded):
     target, _, tokens, _ = recorded
     small = small_target(seed=1)

@@ -9,7 +9,7 @@ from tests.executor.validation.test_replay_equals_live import GENEROUS, POLICIES
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.models import random_heads, small_target
 from tests.helpers.slow_params import slow_unless
-from treeopt.errors import ExecutorError, TraceError, UsageError
+from treeopt.errors import TraceError
 from treeopt.policies import DynamicTree
 from treeopt.replay.dynamic_tree import UNKNOWN, accepted_lengths, visit
 from treeopt.traces.trace import load_trace, save_trace
@@ -93,16 +93,3 @@ def test_what_lies_deeper_matters_only_where_it_could_be_chosen(each):
     due = accepted_lengths(deeper, recorded(target, drafter, candidates=replace(deeper, nodes=1)))
     assert (due != UNKNOWN).all()
     assert (found[found != UNKNOWN] == due[found != UNKNOWN]).all()
-
-
-def test_what_cannot_be_recorded_is_refused():
-    target, heads = small_target(), random_heads()
-    for policy, reason in (
-        (DynamicTree(nodes=1, depth=6), "depth 6, the drafter drafts 5"),
-        (DynamicTree(nodes=1, depth=2, beam=3, width=62), "61 children, 62"),
-        (DynamicTree(nodes=1, depth=5, beam=200, width=60), "32768 candidates, 39660"),
-    ):
-        with pytest.raises(ExecutorError, match=reason):
-            recorded(target, heads, candidates=policy)
-    with pytest.raises(UsageError, match="rule sequoia draws its candidates"):
-        recorded(target, heads, rule="sequoia", temperature=1.0)

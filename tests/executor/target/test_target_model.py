@@ -21,8 +21,8 @@ from transformers import (
 import executor.target.attention_backends
 import executor.target.tree_attention_mask
 from executor.decoding.decoder import Decoder
-from executor.decoding.greedy_audit import audit_text
-from executor.device.free_memory import free_bytes
+from executor.decoding.self_test import audit_text
+from executor.device import free_bytes
 from executor.target.architectures import REFUSED, refusal
 from executor.target.kv_cache import TreeCache
 from executor.target.positions.sliding_windows import windows

@@ -7,11 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from executor.drafters.base.recipe import recipes, replaced
+from executor.drafters.medusa import MEDUSA2
 from executor.target.target_model import Target
 from executor.train import feature_store
 from executor.train.feature_store import FeatureStore
 from executor.train.loss_module import Lesson
-from executor.train.recipes import MEDUSA2, RECIPES, replaced
 from executor.train.text_files import Rows
 from executor.train.training_run import Job, run
 from tests.helpers.drafters import random_drafter
@@ -81,7 +82,7 @@ def test_half_precision_is_kept_as_it_is(tmp_path):
 def test_a_lesson_is_the_same(tmp_path, name):
     """Losses, gradients and measurements."""
     target, rows = small_target(), random_rows()
-    recipe = replaced(RECIPES[name], ["depths=3", "noise=none"] + ["dropout=0"] * (name == "hydra++"))
+    recipe = replaced(recipes()[name], ["depths=3", "noise=none"] + ["dropout=0"] * (name == "hydra++"))
     kind = {"medusa1": "medusa", "hydra++": "hydra++", "coral": "eagle"}.get(name, name)
     drafter = random_drafter(kind, target)
     found = []
@@ -101,7 +102,7 @@ def test_a_lesson_is_the_same(tmp_path, name):
 def test_a_training_goes_through_the_target_once(tmp_path, forwards):
     target, rows, held_out = small_target(), random_rows(), random_rows(2, seed=1)
     assert target.head_scaling == (1.0, None)
-    recipe = replaced(RECIPES["medusa1"], ["depths=2"])
+    recipe = replaced(recipes()["medusa1"], ["depths=2"])
     trained = []
     for name, features in (("plain", None), ("first", tmp_path / "kept"), ("second", tmp_path / "kept")):
         forwards.clear()

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,14 +10,10 @@ from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
-from executor.verification.acceptance_rules import make_rule
 from executor.verification.replayed_acceptance import Imposed
-from executor.verification.temperature_top_k_top_p import Warp
 from tests.executor.decoding.test_cuda_graphs import Recorder
 from tests.helpers.models import noisy, random_heads, random_prompts, small_model, small_target
 from tests.helpers.strategies import drawn_trace, traces, trees
-from treeopt.errors import ExecutorError, TraceError, UsageError
-from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
@@ -120,26 +115,3 @@ def test_a_run_can_be_repeated():
     decoder = Decoder(small_target(), random_heads(), tree=TREE, batch=3, rule=Imposed(trace, TREE))
     prompts, ends = random_prompts([4] * trace.requests), trace.lengths.tolist()
     assert decoder.generate(prompts, new_tokens=ends) == decoder.generate(prompts, new_tokens=ends)
-
-
-def test_refusals():
-    trace, target, heads = a_trace([4, 4]), small_target(), random_heads()
-    with pytest.raises(TraceError, match="depth 5, the trace records depth 4"):
-        Imposed(trace, Tree.chain(5))
-    with pytest.raises(ExecutorError, match="imposed for tree"):
-        Decoder(target, heads, tree=TREE, rule=Imposed(trace, Tree.chain(1)))
-    with pytest.raises(ExecutorError, match="static trees"):
-        Decoder(target, heads, tree=DynamicTree(nodes=3, depth=2, beam=2), rule=Imposed(trace, TREE))
-    with pytest.raises(ExecutorError, match="chains"):
-        Decoder(target, heads, tree=TREE, rule=Imposed(trace, TREE, rule=a_chain_rule()))
-    decoder = Decoder(target, heads, tree=TREE, rule=Imposed(trace, TREE))
-    with pytest.raises(ExecutorError, match="request 2 is not in the trace, which has 2 requests"):
-        decoder.generate(random_prompts([3] * 3), new_tokens=4)
-    with pytest.raises(UsageError, match="for each of 3 requests, got 2 numbers"):
-        decoder.generate(random_prompts([3] * 3), new_tokens=[4, 4])
-    with pytest.raises(UsageError, match="new tokens must be at least 1, got 0"):
-        decoder.generate(random_prompts([3] * 2), new_tokens=[4, 0])
-
-
-def a_chain_rule():
-    return make_rule("leviathan", warp=Warp(1.0), generator=torch.Generator())

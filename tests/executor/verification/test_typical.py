@@ -23,7 +23,7 @@ from treeopt.replay.static_tree import accepted_lengths, covers, deepest, replay
 from treeopt.results.trace import describe
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow
-from treeopt.searchers.static_trees.renewal import improve
+from treeopt.searchers.static_trees.local_search import improve
 from treeopt.traces.merge_split import concatenate_traces, halves, merge_traces
 from treeopt.traces.trace import Trace, load_trace, save_trace
 from treeopt.tree import Tree
@@ -89,32 +89,6 @@ def test_trees_beyond_the_recorded_one_are_refused():
     without = replace(trace, tree_kept=None)
     with pytest.raises(TraceError, match=r"rule typical may accept several siblings, .* no `tree_kept` array"):
         replay_tree(Tree.chain(1), without)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"tree_kept": np.ones((8, 2), dtype=bool)}, r"shape \(8, 3\), found \(8, 2\)"),
-        ({"tree_kept": np.ones((8, 3), dtype=np.int8)}, "must be a bool array"),
-        ({"tree_kept": np.ones((8, 3), dtype=bool)}, r"tree_kept\[4, 2\] is true past the end of its request"),
-        ({"tree_kept": np.arange(24).reshape(8, 3) == 2}, r"tree_kept\[0, 2\] is true below a rejected node"),
-        ({"meta": TYPICAL}, "`tree` of `meta` must be the rank paths of the nodes of `tree_kept`, found None"),
-        ({"meta": TYPICAL | {"tree": 3}}, "`tree` of `meta` must be the rank paths of .*, found 3"),
-        ({"meta": TYPICAL | {"tree": []}}, r"`tree` of `meta` must be the rank paths of .*, found \[\]"),
-        ({"meta": TYPICAL | {"tree": [["a"]]}}, "`tree` of `meta` must be the rank paths"),
-        ({"meta": TYPICAL | {"tree": [[0], [0, 1]]}}, r"shape \(8, 2\)"),
-        ({"meta": TYPICAL | {"tree": [[0, 1], [2]]}}, "must name every node once, level by level, siblings by rank"),
-        ({"meta": TYPICAL | {"tree": [[0], [2], [0, 1], [2]]}}, "must name every node once"),
-        ({"meta": TYPICAL | {"tree": [[0], [9], [0, 1]]}}, "at most 2 levels and ranks below 4, .* found 2 and 9"),
-        ({"meta": TYPICAL | {"tree": [[0], [0, 1], [0, 1, 0]]}}, "at most 2 levels .* found 3 and 1"),
-        ({"meta": {"verification": "greedy", "tree": [[0]]}}, "rules that may accept several siblings, .* 'greedy'"),
-        ({"meta": {"tree": [[0]]}}, "only to rules that may accept several siblings, found `verification` None"),
-    ],
-)
-def test_arrays_that_cannot_be_are_refused(change, words):
-    trace = typical_trace(Tree.from_paths([(0, 1), (2,)]), [5, 3], seed=0)
-    with pytest.raises(TraceError, match=words):
-        replace(trace, **change)
 
 
 @given(cases())

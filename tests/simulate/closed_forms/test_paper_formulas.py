@@ -70,11 +70,7 @@ def test_arrays_broadcast_and_equal_their_scalars():
     ("function", "arguments", "message"),
     [
         (expected_tau, {"alpha": [[0.5, np.nan]], "gamma": 2}, r"alpha\[0, 1\] must be a number in \[0, 1\], got nan"),
-        (expected_tau, {"alpha": "high", "gamma": 2}, r"alpha must be .* got 'high'"),
-        (expected_tau, {"alpha": 0.5, "gamma": 2.5}, r"gamma must be a whole number.* got 2.5"),
         (expected_tau, {"alpha": [0.5, 0.6], "gamma": [1, 2, 3]}, r"broadcast, got alpha \(2,\), gamma \(3,\)"),
-        (walltime_speedup, {"alpha": 0.5, "gamma": 2, "cost_ratio": -1e-9}, r"cost_ratio must be .* 0 or more"),
-        (weight_speedup, {"tau": 0.9, "gamma": 3, "draft_weights": 1, "target_weights": 10}, r"tau must be .* got 0.9"),
         (weight_speedup, {"tau": 2, "gamma": 3, "draft_weights": 1, "target_weights": 0}, r"target_weights .* above 0"),
     ],
 )

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from simulate.model_sizes.eagle_weights import eagle_parameters, eagle_weight_ratio
+from simulate.model_sizes.drafter_sizes import eagle_parameters
 from simulate.model_sizes.hf_config import context_limit, quant_method
 from simulate.model_sizes.model_shape import Shape
-from treeopt.errors import CostError, UsageError
+from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped
 
 TINY = {
@@ -163,7 +163,7 @@ def test_corals_weights(row, fc_bias):
     assert (target.hidden, target.intermediate, target.vocab) == (row["hidden"], row["inter"], row["vocab"])
     assert round(eagle_parameters(target, fc_bias=fc_bias) / 2**20) == row["W_d_M"]
     assert round(target.step_parameters / 2**20) == row["W_t_M"]
-    assert round(100 * eagle_weight_ratio(target, fc_bias=fc_bias), 1) == row["W_ratio_pct"]
+    assert round(100 * eagle_parameters(target, fc_bias=fc_bias) / target.step_parameters, 1) == row["W_ratio_pct"]
 
 
 def test_an_eagle_drafter_is_its_parts():
@@ -254,24 +254,11 @@ def test_a_sliding_window_is_found_and_never_ignored(change, window):
     ("change", "message"),
     [
         ({"model_type": "gpt2"}, "model_type must be one of arcee, .*, got 'gpt2'"),
-        ({"model_type": "mamba"}, "model_type must be .* got 'mamba'"),
-        ({"model_type": None}, "model_type must be .* got None"),
         ({"model_type": ["llama"]}, "model_type must be"),
-        ({"num_local_experts": 8}, "num_local_experts must be absent, llama has no experts; got 8"),
-        ({"n_routed_experts": 64}, "n_routed_experts must be absent"),
         ({"kv_lora_rank": 512}, "kv_lora_rank must be absent, latent attention cannot be counted; got 512"),
-        ({"hidden_size": 0}, "hidden_size must be a positive integer, got 0"),
-        ({"hidden_size": 10**400}, "hidden_size must be at most 2147483648, got 1000"),
-        ({"hidden_size": -16}, "hidden_size must be a positive integer, got -16"),
         ({"hidden_size": 18}, "num_attention_heads must divide hidden_size, got 4 and 18"),
-        ({"vocab_size": 48.0}, "vocab_size must be a positive integer, got 48.0"),
-        ({"vocab_size": True}, "vocab_size must be a positive integer, got True"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers must be a positive integer, got '2'"),
-        ({"num_hidden_layers": None}, "num_hidden_layers must be a positive integer, got None"),
-        ({"num_key_value_heads": 3}, "kv_heads must divide heads, got 3 and 4"),
         ({"head_dim": 0}, "head_dim must be a positive integer, got 0"),
-        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
-        ({"attention_bias": 1}, "attention_bias must be true or false, got 1"),
         ({"model_type": "qwen3"}, "head_dim must be given for model_type qwen3"),
     ],
 )
@@ -297,24 +284,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path, content, message):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(CostError, match=r"absent.json: .*No such file"):
         Shape.from_config(tmp_path / "absent.json")
-
-
-def test_arguments_without_meaning_are_refused():
-    shape = Shape.from_config(TINY)
-    for arguments in (
-        {"tokens": 0},
-        {"tokens": np.nan},
-        {"tokens": 1, "context": -1},
-        {"tokens": 1, "logits": -1},
-    ):
-        with pytest.raises(UsageError, match="must be"):
-            shape.flops(**arguments)
-    with pytest.raises(CostError, match="element_bytes must be a positive integer, got 0"):
-        shape.kv_bytes(element_bytes=0)
-    with pytest.raises(CostError, match="window must be a positive integer, got 0"):
-        Shape(2, 16, 40, 4, 2, 4, 48, window=0)
-    with pytest.raises(CostError, match="gated must be true or false, got 1"):
-        Shape(2, 16, 40, 4, 2, 4, 48, gated=1)
 
 
 @pytest.mark.parametrize("more", [{}, {"max_position_embeddings": 0}, {"max_position_embeddings": -1}])

@@ -163,32 +163,6 @@ def test_lines_through_two_batch_sizes_do_not_say_what_larger_ones_take():
     assert np.mean(np.array(four_times) < 0) > 0.75
 
 
-@pytest.mark.parametrize("kind", ["profile", "whatif", "times", "python"])
-def test_the_command_is_that_which_made_the_profile(kind):
-    recorded = {
-        "profile": "treeopt profile --engine vllm --target t --batch=1,4 --force --output old.json --threads 1",
-        "whatif": "treeopt whatif --trace t.npz --target 8b --hardware h100 --batch 1-4 --profiles folder",
-        "times": "treeopt times vllm.csv --device H100 --output old.json",
-        "python": "notebook.py",
-    }[kind]
-    meta = {"provenance": {"command": recorded}} | ({"imported": {"file": "vllm.csv"}} if kind == "times" else {})
-    way, command = replace(TWO, meta=meta).way_to([8, 16])
-    assert way.startswith("batch 8, 16 lie outside the profile, which measured batch 1, 4; ")
-    assert (
-        command
-        == {
-            "profile": "treeopt profile --engine vllm --target t --threads 1 --batch 1,4,8,16 --output profile.json",
-            "whatif": "treeopt whatif --trace t.npz --target 8b --hardware h100 --profiles folder --batch 1,4,8,16",
-            "times": "",
-            "python": "treeopt profile --target TARGET --drafter DRAFTER --prompts PROMPTS --batch 1,4,8,16 "
-            "--output profile.json",
-        }[kind]
-    )
-    assert (kind == "times") == way.endswith(
-        "; add their step times to vllm.csv and read it again with `treeopt times`"
-    )
-
-
 @pytest.mark.parametrize("batch", [5, 64])
 def test_outside_the_measured_batch_sizes_there_is_no_price_but_a_way_on(batch):
     with pytest.raises(

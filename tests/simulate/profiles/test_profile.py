@@ -1,5 +1,6 @@
 """A measured profile: exact where it was measured, linear between, refused elsewhere, whole in its file."""
 
+import itertools
 import json
 import math
 import os
@@ -160,12 +161,7 @@ def test_no_draft_costs_no_drafting():
     ("outside", "words"),
     [
         (shape(1, 1, 1), ("tokens 1", "batch 1", "2 to 64")),
-        (shape(1, 65, 1), ("tokens 65", "batch 1", "2 to 64")),
-        (shape(4, 5, 2), ("tokens 5", "batch 4", "4 to 4")),
-        (shape(1, 2, 4), ("depth 4", "batch 1", "1 to 3")),
         (shape(4, 4, 1), ("depth 1", "batch 4", "2 to 2")),
-        (shape(5, 4, 2), ("batch 5", "1, 4", "treeopt profile ", " --batch 1,4,5 --output profile.json")),
-        (shape(1, 2, 1, 7), ("context 7", "8 to 100")),
         (shape(1, 2, 1, 101), ("context 101", "8 to 100")),
     ],
 )
@@ -461,17 +457,6 @@ def test_a_folder_is_named(tmp_path):
     assert_refused(tmp_path, "directory")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b'{"schema": ', b"not json", b"\xff\xfe{}", b"PK\x03\x04", b"[" * 100_000, b"1" * 10_000],
-    ids=["empty", "open", "truncated", "words", "bytes", "zip", "deep", "long"],
-)
-def test_what_is_not_json_is_refused(tmp_path, content):
-    path = tmp_path / "p.json"
-    path.write_bytes(content)
-    assert_refused(path)
-
-
 @pytest.mark.parametrize("value", [[], [RECORD], 3, "text", None, {}, {"schema": "treeopt.profile/1"}])
 def test_another_schema_is_refused(tmp_path, value):
     path = tmp_path / "p.json"
@@ -526,55 +511,15 @@ def where(value):
     return ".".join(map(str, value)) if isinstance(value, tuple) else repr(value)[:12]
 
 
-@pytest.mark.parametrize("place", COUNTS + SHARES, ids=where)
-@pytest.mark.parametrize("value", [-1, math.nan, math.inf, -math.inf, None, [], {}, [1], "three"], ids=where)
+NO_NUMBERS = itertools.cycle([-1, math.nan, math.inf, None, [], "three", 10**400, True, {}])
+NO_COUNTS = itertools.cycle([2**63, 2.5, 10**400])
+IMPOSSIBLE = [*zip(SHARES + COUNTS, NO_NUMBERS), *zip(COUNTS, NO_COUNTS)]  # noqa: B905 - the values never end
+
+
+@pytest.mark.parametrize(("place", "value"), IMPOSSIBLE, ids=where)
 def test_what_is_no_such_number_is_named(tmp_path, place, value):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(broken(place, value)))
-    assert_refused(path, called(place))
-
-
-@pytest.mark.parametrize("place", COUNTS, ids=where)
-@pytest.mark.parametrize("value", [2**63, 10**400], ids=["2**63", "10**400"])
-def test_counts_that_no_array_holds_are_named(tmp_path, place, value):
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(broken(place, value)))
-    assert_refused(path, called(place))
-
-
-@pytest.mark.parametrize("place", SHARES, ids=where)
-@pytest.mark.parametrize("value", [10**400, True, "0.01"], ids=where)
-def test_seconds_are_not_made_from_other_things(tmp_path, place, value):
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(broken(place, value)))
-    assert_refused(path, called(place))
-
-
-# Each would be valid if it were cut, cast or parsed to the count below it.
-@pytest.mark.parametrize("place", COUNTS, ids=where)
-@pytest.mark.parametrize("value", [0.5, True, "1"], ids=where)
-def test_counts_are_not_made_from_other_things(tmp_path, place, value):
-    whole = {
-        ("basis", "experts", "count"): 8,
-        ("captured", 0): 2,
-        ("context", 1): 100,
-        ("batches", 1, "batch"): 4,
-        ("batches", 1, "rest", 1, 0): 3,
-    }.get(place, 1)
-    made = {0.5: whole + 0.5, "1": str(whole)}.get(value, value)
-    if value is True:  # True counts as 1: let 1 be valid there
-        if place == ("context", 1):
-            record = broken(("context",), [0, True])
-        elif place == ("batches", 1, "rest", 1, 0):
-            record = broken(("batches", 1, "rest"), [[True, 0.02]])
-        elif place == ("batches", 1, "batch"):
-            record = broken(("batches",), [{**RECORD["batches"][1], "batch": True}])
-        else:
-            record = broken(place, True)
-    else:
-        record = broken(place, made)
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(record))
     assert_refused(path, called(place))
 
 
@@ -582,56 +527,22 @@ def test_counts_are_not_made_from_other_things(tmp_path, place, value):
     ("place", "value", "word"),
     [
         (("batches",), [], "batches"),
-        (("batches",), {}, "batches"),
-        (("batches",), "text", "batches"),
         (("batches",), 3, "batches"),
-        (("batches", 1), 3, "batches[1]"),
-        (("batches", 1), [], "batches[1]"),
         (("batches", 1, "batch"), 1, "batches"),
-        (("batches", 0, "batch"), 8, "batches"),
-        (("batches", 1, "batch"), 0, "batch"),
         (("batches", 1, "plain_s"), 0, "plain_s"),
-        (("batches", 1, "rest"), [], "rest"),
-        (("batches", 1, "rest"), {}, "rest"),
         (("batches", 1, "rest"), 3, "rest"),
-        (("batches", 1, "rest"), [3], "rest"),
-        (("batches", 1, "rest"), [[3]], "rest"),
         (("batches", 1, "rest"), [[3, 0.1, 0.2]], "rest"),
-        (("batches", 1, "rest"), [[3, 0.1], [2, 0.2]], "rest[1]"),
-        (("batches", 1, "rest"), [[3, 0.1], [3, 0.2]], "rest[1]"),
         (("batches", 1, "rest", 0, 0), 0, "rest[0]"),
-        (("batches", 1, "draft", 0, 0), 0, "draft[0]"),
-        (("batches", 1, "draft", 0, 1), -1e-3, "draft[0]"),
         (("batches", 0, "draft"), [[2, 0.1], [1, 0.2]], "draft[1]"),
-        (("batches", 1, "widths"), [[2, 0.0]], "widths[0]"),
-        (("batches", 1, "widths", 0, 1), 0.5, "widths[0]"),
         (("batches", 1, "relative_error"), -1, "relative_error"),
-        (("batches", 0, "growth"), None, "growth"),
-        (("batches", 0, "growth"), {"opt-tree": 3}, "opt-tree"),
         (("batches", 0, "growth", "opt-tree"), {"step_s": 0.0}, "level_s"),
-        (("batches", 0, "growth", "opt-tree", "step_s"), -1e-9, "step_s"),
-        (("batches", 0, "growth", "opt-tree", "widest"), 0, "widest"),
         (("batches", 0, "growth"), {"luck": GROWING}, "'luck' must be one of"),
-        (("batches", 0, "growth"), {}, "the same kinds everywhere, found [] at batch 1 and ['opt-tree'] at batch 4"),
-        (("captured",), [16, 8], "captured"),
         (("captured",), [8, 8], "captured"),
-        (("captured",), 8, "captured"),
-        (("committed",), 0.5, "committed"),
         (("basis", "seconds"), {}, "a term that any step has"),
-        (("basis", "seconds"), {"cache": 1.0}, "a term that any step has"),
-        (("basis", "seconds"), {"luck": 1.0}, "no term 'luck'"),
         (("basis", "experts"), None, "needs their counts"),
-        (("basis", "experts"), {"count": 2, "active": 3}, "active"),
-        (("basis", "spread"), 2, "spread"),
         (("context",), [100, 8], "context"),
-        (("context",), [8], "context"),
-        (("context",), [8, 9, 10], "context"),
         (("context",), 8, "context"),
-        (("context",), "89", "context"),
-        (("context",), {"8": 1, "9": 2}, "context"),
         (("meta",), 3, "meta"),
-        (("meta",), "text", "meta"),
-        (("meta",), None, "meta"),
         (("meta",), [["device", "made up"]], "meta"),
     ],
     ids=where,

@@ -3,8 +3,7 @@ import math
 
 import pytest
 
-from simulate.roofline.data_sheets import SCHEMA, Fitted, Hardware, find_hardware, load_hardware
-from simulate.roofline.interconnect import Link
+from simulate.roofline.data_sheets import SCHEMA, Fitted, Hardware, Link, find_hardware, load_hardware
 from treeopt.errors import CostError
 
 ENTRY = {
@@ -109,38 +108,17 @@ def test_ridge_point_separates_bandwidth_from_arithmetic():
     ("change", "message"),
     [
         ({"flops": 0}, "flops must be a finite number from 1 to .*, got 0"),
-        ({"bandwidth": 1e299}, "bandwidth must be a finite number from 1 to .*, got 1e.299"),
-        ({"flops": -1.0}, "flops must be .* got -1.0"),
         ({"flops": "fast"}, "flops must be .* got 'fast'"),
-        ({"flops": True}, "flops must be .* got True"),
-        ({"flops": 10**400}, "flops must be a finite number"),
         ({"bandwidth": math.nan}, "bandwidth must be .* got nan"),
-        ({"bandwidth": math.inf}, "bandwidth must be .* got inf"),
-        ({"bandwidth": None}, "bandwidth must be .* got None"),
         ({"l2_bytes": 1.5}, "l2_bytes must be a positive integer, got 1.5"),
-        ({"multiprocessors": 0}, "multiprocessors must be a positive integer, got 0"),
-        ({"memory_bytes": 80.5}, "memory_bytes must be a positive integer or None, got 80.5"),
         ({"source": " "}, "source must be a text that is not empty, got ' '"),
-        ({"note": 3}, "note must be a text"),
-        ({"speed": 3}, "speed must be one of name, "),
         ({"x" * 5000: 3}, "x{60} must be one of name, "),
-        ({"fitted": 3}, "fitted: must be an object, got 3"),
-        ({"fitted": {}}, "fitted: gemm_overhead_s must be given"),
         (
             {"fitted": FITTED | {"bandwidth_share": 1.2}},
             "fitted: bandwidth_share must be .* at most 1, got 1.2",
         ),
-        ({"fitted": FITTED | {"kv_bandwidth_share": 0}}, "fitted: kv_bandwidth_share must be .* got 0"),
-        (
-            {"fitted": FITTED | {"gemm_overhead_s": -1}},
-            "fitted: gemm_overhead_s must be .* 0 or more, got -1",
-        ),
         ({"link": LINK | {"share": 0}}, "link: share must be .* got 0"),
-        ({"link": LINK | {"bandwidth": -1}}, "link: bandwidth must be .* got -1"),
-        ({"link": LINK | {"latency_s": None}}, "link: latency_s must be .* got None"),
         ({"link": LINK | {"second_s": "1"}}, "link: second_s must be .* got '1'"),
-        ({"link": LINK | {"source": ""}}, "link: source must be a text"),
-        ({"link": {"share": 0.5}}, "link: bandwidth must be given"),
         ({"name": "x0"}, "name must be unique"),
     ],
 )
@@ -155,24 +133,6 @@ def test_a_wrong_entry_is_named_with_file_and_field(write, change, message):
 def test_a_missing_field_is_named(write, field):
     path = write({key: value for key, value in ENTRY.items() if key != field})
     with pytest.raises(CostError, match=rf"devices\[0\].*: {field} must be given"):
-        load_hardware(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "must be a readable JSON file"),
-        ("[]", "schema must be 'treeopt.hardware/1'"),
-        ('{"schema": "other/1"}', "schema must be 'treeopt.hardware/1', got 'other/1'"),
-        ('{"schema": "treeopt.hardware/1"}', "devices must be a list that is not empty, got None"),
-        ('{"schema": "treeopt.hardware/1", "devices": []}', "devices must be a list that is not empty"),
-        ('{"schema": "treeopt.hardware/1", "devices": [3]}', r"devices\[0\]: must be an object, got 3"),
-    ],
-)
-def test_a_file_of_another_kind_is_refused(tmp_path, content, message):
-    path = tmp_path / "other.json"
-    path.write_text(content, "utf-8")
-    with pytest.raises(CostError, match=f"other.json: {message}"):
         load_hardware(path)
 
 

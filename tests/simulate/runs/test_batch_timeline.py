@@ -13,7 +13,7 @@ from simulate.runs.batch_run import run
 from simulate.runs.timeline import LATENCIES, Emissions, Timeline, speedup
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
-from treeopt.errors import CostError, UsageError
+from treeopt.errors import CostError
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.tree import Tree
 
@@ -210,30 +210,6 @@ def test_batches_without_cost_are_named_and_padded_only_when_asked():
     assert padded.step_s.tolist() == [four] * 4 + [one]
     with pytest.raises(CostError, match="steps of batch 3 have no cost"):
         run(trace.select(np.array([0, 1, 2])), None, Priced(sizes=frozenset([1, 2])), batch=3, pad=True)
-
-
-def test_settings_without_meaning_are_refused():
-    trace = with_lengths(np.zeros((4, 1)), [2, 2], width=1)
-    for words, message in (
-        ({"batch": 0}, "batch must be at least 1, got 0"),
-        ({"batch": 1, "piece": 0}, "a piece must have at least 1 request, got 0"),
-        ({"batch": 1, "piece": [2, 0]}, r"a piece must have at least 1 request, got \[2, 0\]"),
-        ({"batch": 1, "piece": []}, "a piece must have at least 1 request"),
-        ({"batch": 1, "prefill_s": -1.0}, "prefill_s must be 0 or more and finite, got -1.0"),
-        ({"batch": 1, "prefill_s": np.array([0.0, np.nan])}, r"prefill_s\[1\] must be 0 or more and finite"),
-        (
-            {"batch": 1, "prompt_tokens": np.array([1, 2, 3])},
-            r"prompt_tokens must be one number or 2, found shape \(3,\)",
-        ),
-    ):
-        with pytest.raises(UsageError, match=message):
-            run(trace, None, COST, **words)
-    found = run(trace, None, COST, batch=1)
-    with pytest.raises(UsageError, match="latency must be one of ttft, tpot, itl, e2e, got 'p99'"):
-        found.percentiles("p99", (0.5,))
-    other = run(with_lengths(np.zeros((4, 1)), [1, 3], width=1), None, COST, batch=1)
-    with pytest.raises(UsageError, match="runs of the same requests"):
-        speedup(found, other)
 
 
 # --- latencies

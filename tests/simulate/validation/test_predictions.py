@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulate.closed_forms.paper_formulas import expected_tau
-from simulate.profiles.prefill import Prefill
 from simulate.profiles.profile import load_profile
+from simulate.profiles.step_tables import Prefill
 from simulate.validation.end_to_end import Runs, whole_runs
 from simulate.validation.predictions import (
     ClosedForms,

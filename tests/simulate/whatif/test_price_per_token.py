@@ -78,26 +78,6 @@ def test_the_command_prices_every_cell_and_finds_the_cheapest(files):  # noqa: F
     assert "million" not in free
 
 
-@pytest.mark.parametrize(
-    ("price", "message"),
-    [
-        ("h100=2.5", "--price is missing for L40S"),
-        ("h100=2.5,l40s=1,h200=3", "--price: H200 is not among the devices of --hardware"),
-        ("h100=2.5,l40s=1,H100 SXM=3", "--price names H100 SXM twice"),
-        ("h100=2.5,h300=1", "--price: hardware must be one of"),
-        ("2.5", "--price takes NAME=PRICE, a number from 1e-06 to 1e+09, such as h100=2.5,l40s=0.9, not '2.5'"),
-        ("2xh100=5,l40s=1", "--price takes the price of one device: name h100, not 2xh100"),
-        ("h100=free,l40s=1", "not 'h100=free'"),
-        ("h100=0,l40s=1", "not 'h100=0'"),
-        ("h100=1e308,l40s=1", "not 'h100=1e308'"),
-        ("h100=nan,l40s=1", "not 'h100=nan'"),
-        ("=1,l40s=1", "not '=1'"),
-    ],
-)
-def test_prices_that_say_nothing_are_refused(files, price, message):  # noqa: F811
-    refused(run(*words(files, "--batch", "1", "--price", price)), message, code=2)
-
-
 def test_a_limit_needs_prices(files):  # noqa: F811
     refused(
         run(*words(files, "--max-tpot-ms", "20")),

@@ -24,8 +24,8 @@ def test_commands_and_options_complete():
 @pytest.mark.parametrize(
     ("words", "incomplete", "due"),
     [
-        (("search", "--for"), "vllm", ["vllm-0.20", "vllm"]),
-        (("profile", "--engine"), "o", ["openvino", "openai"]),
+        (("search", "--for"), "vl", ["vllm"]),
+        (("profile", "--engine"), "o", ["openai", "openvino"]),
         (("export", "--format"), "sg", ["sglang"]),
         (("whatif", "--hardware"), "h1", ["h100"]),
         (("whatif", "--hardware"), "h100,l", ["h100,l40s"]),

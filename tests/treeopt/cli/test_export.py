@@ -1,14 +1,13 @@
 """`treeopt export`: what it prints and writes, and what it refuses."""
 
-import json
 import shlex
 from dataclasses import replace
 
 import pytest
 
-from tests.helpers.command_line import done, read_json, refused, run, validate
+from tests.helpers.command_line import done, read_json, refused, run
 from tests.helpers.small_plans import entry, plan_of
-from treeopt.engines.drafting_methods import METHODS
+from treeopt.engines import ENGINES
 from treeopt.plans.plan_json import load_plan, save_plan
 from treeopt.results.plan import next_lines
 from treeopt.tree import Tree
@@ -45,81 +44,24 @@ def test_export_refuses(small_plan, tmp_path, unchanged):
     refused(run("export", tmp_path, *words), str(tmp_path), "directory", code=None)
     refused(run("export", small_plan, "--format", "medusa"), "1, 4", code=2)
     refused(run("export", small_plan, "--format", "medusa", "--batch", "2"), "batch 2", "1, 4", code=2)
-    refused(run("export", small_plan, "--format", "tgi"), "tgi", "medusa", code=2)
+    refused(run("export", small_plan, "--format", "sequoia"), "sequoia", "medusa", code=2)
     refused(run("export", small_plan, *words, "--method", "m"), "--method", "medusa", code=2)
     refused(run("export", small_plan, *words, "--heads", "1"), "Medusa", "depth")
     refused(run("export", small_plan, *words, "--output", tmp_path / "none" / "o"), "none", code=2)
     refused(run("export", small_plan, *words, "--output", tmp_path), str(tmp_path), code=2)
 
 
-def spoiled(plan, place, value):
-    record = json.loads(plan.read_text())
-    holder = record
-    for key in place[:-1]:
-        holder = holder[key]
-    holder[place[-1]] = value
-    return json.dumps(record)
-
-
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("schema",), "treeopt.plan/1"),
-        (("entries",), {}),
-        (("entries", 1), 5),
-        (("entries", 1), []),
-        (("entries", 1), None),
-        (("entries", 1, "batch"), "4"),
-        (("entries", 1, "batch"), True),
-        (("entries", 1, "choice"), 5),
-        (("entries", 1, "choice", "tree"), [[0]]),
-        (("entries", 1, "choice", "tree", "paths"), 5),
-        (("entries", 1, "choice", "tree", "paths"), [["0"]]),
-        (("entries", 1, "choice", "tree", "paths"), [[0.5]]),
-        (("entries", 1, "choice", "tree", "id"), "another"),
-        (("entries", 1, "choice", "step_s"), 0),
-        (("entries", 1, "choice", "step_s"), 10**400),
-        (("entries", 1, "choice", "tau"), 5),
-        (("entries", 1, "choice", "tau", "value"), float("nan")),
-        (("entries", 1, "compared"), 5),
-        (("entries", 1, "compared"), [5]),
-        (("entries", 1, "skipped"), []),
-        (("entries", 1, "skipped"), 5),
-        (("entries", 1, "proof"), 5),
-        (("entries", 1, "proof"), {}),
-        (("entries", 1, "gain_over_chain"), 5),
-        (("meta",), []),
-    ],
-    ids=lambda value: ".".join(map(str, value)) if isinstance(value, tuple) else repr(value)[:20],
-)
-def test_a_broken_plan_is_refused(small_plan, unchanged, place, value):
-    small_plan.write_text(spoiled(small_plan, place, value))
-    unchanged()
-    where = "entries[1]" if len(place) > 1 else place[0]
-    refused(run("export", small_plan, "--format", "medusa", "--batch", "1"), "small.json", where)
-
-
-@pytest.mark.parametrize("meta", [{}, {"trace": 5, "search": 5, "cost": 5}, {"trace": {"drafter": 5, "target": 5}}])
-def test_a_plan_may_say_anything_of_its_trace(plan_file, tiny, meta):
-    plan_file.write_text(spoiled(plan_file, ("meta",), meta))
-    assert read_json(done("export", plan_file, "--format", "medusa").stdout)
-    assert "predicted" in validate(tiny, plan_file, "--requests", "4").stdout
-
-
-KINDS = sorted({kind for methods in METHODS.values() for kinds in methods.values() for kind in kinds})
-
-
-@pytest.mark.parametrize("engine", [*METHODS, "medusa"])
-@pytest.mark.parametrize("kind", [*KINDS, "medusa", "ngram", None])
+@pytest.mark.parametrize("engine", ENGINES.exporting())
+@pytest.mark.parametrize("kind", ["eagle3", "language-model", "ngram", None])
 def test_the_proposed_export_runs_or_says_what_to_choose_from(tmp_path, engine, kind):
     path = tmp_path / "plan.json"
     plan = plan_of(entry(1, Tree.chain(3)), drafter=None if kind is None else {"kind": kind})
     plan = replace(plan, meta={**plan.meta, "search": {"engine": engine}})
     save_plan(plan, path)
-    (line,) = next_lines(plan, str(path))
-    methods = tuple(METHODS.get(engine, ()))
+    (line,) = next_lines(plan, file=str(path))
+    methods = ENGINES[engine].choices
     offered = methods if "--method METHOD" in line.command else ("",)
-    fits = kind in {each for kinds in METHODS.get(engine, {}).values() for each in kinds}
+    fits = bool(ENGINES[engine].fitting(kind))
     assert ("METHOD" in line.command) == (bool(methods) and not fits and engine != "sglang")
     assert all(f" {method}" in line.text for method in offered)
     if methods and kind is not None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from threading import Thread
 
 from tests.helpers.command_line import done, read_json, refused, run
@@ -41,37 +40,3 @@ def test_a_plan_is_not_written_over_by_its_export(plan_file, unchanged):
     unchanged()
     words = ("export", plan_file, "--format", "medusa", "--output", plan_file)
     refused(run(*words), "is read as plan", code=2)
-
-
-def test_predictions_and_a_replayed_trace_are_not_written_over(tiny, trace_file, profile_file, tmp_path, unchanged):
-    (tmp_path / "predictions.json").write_text("{}")
-    unchanged()
-    models = ("--target", tiny / "target", "--drafter", tiny / "drafter", "--prompts", tiny / "prompts.jsonl")
-    words = ("validate", *models, "--predictions", tmp_path / "predictions.json", "--output")
-    refused(run(*words, tmp_path / "predictions.json"), "is read as predictions", code=2)
-    words = ("validate", *models, "--trace", trace_file, "--profile", profile_file, "--output", trace_file)
-    refused(run(*words), "is read as trace", code=2)
-    again = tmp_path / "again.npz"
-    shutil.copy(trace_file, again)
-    replayed = (*words[:-4], "--profile", profile_file, "--acceptance", f"replay:{again}", "--output", again)
-    refused(run(*replayed), "is read as acceptance", code=2)
-    again.unlink()
-
-
-def test_what_lies_in_a_folder_that_is_read_is_not_written_over(trace_file, tmp_path):
-    """Nor is a file that is reached by way of a folder that is not there."""
-    (tmp_path / "model").mkdir()
-    config = tmp_path / "model" / "config.json"
-    config.write_text("{}")
-    words = ("whatif", "--trace", trace_file, "--hardware", "h100", "--target", tmp_path / "model", "--output")
-    refused(run(*words, config), "is read as target", code=2)
-    refused(run(*words, tmp_path / "none" / ".." / trace_file.name), "is read as trace", code=2)
-    assert config.read_text() == "{}"
-
-
-def test_a_split_may_be_written_again(trace_file, tmp_path):
-    words = ("trace", "split", trace_file, "--output", tmp_path / "a.npz", "--rest", tmp_path / "b.npz")
-    done(*words)
-    refused(run(*words), "a.npz: exists: give --force", code=2)
-    done(*words, "--force")
-    refused(run(*words[:-1], trace_file, "--force"), f"--rest {trace_file}: is read as trace", code=2)

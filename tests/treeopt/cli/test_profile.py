@@ -4,7 +4,7 @@ import pytest
 
 from executor.target.target_model import Target
 from simulate.profiles.profile import load_profile
-from tests.helpers.command_line import CONTEXT, HEADS, MEASURE, RANDOM, TEXTS, collect, done, measure, refused, run
+from tests.helpers.command_line import HEADS, MEASURE, RANDOM, TEXTS, collect, done, measure, refused, run
 
 
 def test_a_profile_covers_what_was_asked_for(made):
@@ -13,11 +13,6 @@ def test_a_profile_covers_what_was_asked_for(made):
     assert (times.batch, times.draft[-1][0], times.rest[0][0], times.rest[-1][0]) == (1, HEADS, 2, 5)
     tokens = [len(text.encode()) for text in TEXTS]
     assert profile.context == (min(tokens), max(tokens) + 12)
-
-
-def test_a_profile_of_the_loop_needs_a_drafter(tiny, tmp_path):
-    words = ("--target", tiny / "target", "--prompts", tiny / "prompts.jsonl", "--output", tmp_path / "p.json")
-    refused(run("profile", *words), "give --drafter", code=2)
 
 
 def test_random_prompts_beyond_the_context_are_refused_before_they_are_drawn(tmp_path):
@@ -72,10 +67,7 @@ def test_profiles_need_one_source_of_prompts(tiny, tmp_path):
     ("more", "code", "words"),
     [
         (["--batch", "9"], 2, ["batch 9", "8"]),
-        (["--batch", "4-2"], 2, ["batch", "4-2"]),
         (["--rule", "sequoia"], 2, ["--rule", "--temperature"]),
-        (["--rule", "sequoia", "--temperature", "1", "--policies"], 2, ["sequoia", "draws its candidates"]),
-        (["--new-tokens", "500"], 1, ["context", str(CONTEXT)]),
         (["--new-tokens", "1", "--requests", "1"], 2, ["new-tokens"]),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,

@@ -3,13 +3,10 @@
 import errno
 import json
 import os
-import pickle
 import re
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from simulate.profiles.profile import save_profile
@@ -23,7 +20,6 @@ from tests.helpers.command_line import (
     small_profile,
     small_trace,
 )
-from tests.helpers.strategies import drawn_trace
 from treeopt.plans.plan_json import load_plan, to_json
 from treeopt.traces.trace import save_trace
 
@@ -54,25 +50,6 @@ def test_search_prints_json_alone_and_keeps_the_plan(trace_file, profile_file, t
     assert plan.meta["provenance"]["treeopt"]
 
 
-@pytest.mark.parametrize(("rule", "trees"), [("leviathan", 0), ("specinfer", 2)])
-def test_search_draws_what_a_rule_might_have_kept(rule, trees, profile_file, tmp_path):
-    plain = small_trace()
-    kept = np.full((*plain.rank.shape, plain.width), 0.9 / plain.width, dtype=np.float16)
-    save_trace(replace(plain, meta={**plain.meta, "verification": rule}, kept=kept), tmp_path / "kept.npz")
-    words = ("search", "--trace", tmp_path / "kept.npz", "--profile", profile_file, "--batch", "1", "--json")
-    result = done(*words, "--max-nodes", "6")
-    record = read_json(result.stdout)
-    assert result.stderr.count("not judged: ") == 2 - trees
-    assert record["meta"]["search"]["rules"] == [
-        {"leviathan": "chains only (rule leviathan)", "specinfer": "contiguous ranks (rule specinfer)"}[rule]
-    ]
-    (entry,) = record["entries"]
-    for choice in (entry["choice"], *entry["compared"]):
-        paths = [] if choice["tree"] is None else choice["tree"]["paths"]
-        for path in paths:
-            assert path[-1] == 0 or (rule == "specinfer" and [*path[:-1], path[-1] - 1] in paths)
-
-
 def test_search_says_how_many_requests_are_missing(trace_file, profile_file):
     words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1")
     (line,) = [line for line in done(*words, "--target-interval", "0.01").stdout.splitlines() if "tau is known" in line]
@@ -82,24 +59,6 @@ def test_search_says_how_many_requests_are_missing(trace_file, profile_file):
     assert "that is enough" in done(*words, "--target-interval", "9").stdout
     done(*words, "--target-interval", "1e-6")
     refused(run(*words, "--target-interval", "1e-308"), "must be at least 1e-06, got 1e-308", code=2)
-
-
-def test_ranks_of_a_vector_are_taken_in_order(profile_file, tmp_path):
-    meta = MODELS | {"imported": {"format": "sequoia-vector"}}
-    trace = drawn_trace([[0.4, 0.02, 0.3, 0.05]], [40] * 40, depth=3, rng=np.random.default_rng(0))
-    save_trace(replace(trace, meta=meta), tmp_path / "vector.npz")
-    words = ("search", "--trace", tmp_path / "vector.npz", "--profile", profile_file, "--batch", "1", "--json")
-    (entry,) = read_json(done(*words).stdout)["entries"]
-    paths = entry["choice"]["tree"]["paths"]
-    assert all(path[-1] == 0 or [*path[:-1], path[-1] - 1] in paths for path in paths)
-    assert "contiguous ranks" in [price["rule"] for price in entry["prices"]]
-
-
-def test_search_says_where_the_plan_went(trace_file, profile_file, tmp_path):
-    path = tmp_path / "plan.json"
-    result = done("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--output", path)
-    assert result.stderr == f"plan written to {path}\n"
-    assert "chosen tree" in result.stdout
 
 
 def test_the_same_seed_finds_the_same_plan(trace_file, profile_file):
@@ -209,111 +168,12 @@ def test_trees_beyond_any_profile_are_refused_by_option(trace_file, profile_file
     refused(run(*words, "--max-nodes", "4097"), "4097", "1<=x<=4096", code=2)
 
 
-def test_padding_is_of_policies(trace_file, profile_file, unchanged):
-    unchanged()
-    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--padding", "none")
-    refused(run(*words), "--padding applies only to dynamic policies; add --policy", code=2)
-
-
-def test_one_request_held_out_has_no_interval(trace_file, profile_file, tmp_path):
-    """It is refused, or said in JSON that other programs and treeopt itself can read."""
-    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--held-out", "0.1", "--json")
-    result = run(*words)
-    if result.exit_code:
-        refused(result, "0.1", "8", code=None)
-    else:
-        read_json(result.stdout)
-        (tmp_path / "plan.json").write_text(result.stdout)
-        assert to_json(load_plan(tmp_path / "plan.json")) + "\n" == result.stdout
-
-
 def test_a_plan_names_no_absolute_path(trace_file, profile_file, tmp_path):
     """Provenance promises so; a word such as `--trace=/home/me/t.npz` holds one too."""
     words = ["search", f"--trace={trace_file}", "--profile", str(profile_file), "--batch=1", "--json"]
     ran = subprocess.run([TREEOPT, *words], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert str(tmp_path) not in ran.stdout
     assert "trace.npz" in read_json(ran.stdout)["meta"]["provenance"]["command"]
-
-
-def rewritten(path, **arrays):
-    """The trace's file with arrays replaced, added or (None) taken out, past all checks."""
-    with np.load(path) as archive:
-        whole = dict(archive) | arrays
-    np.savez_compressed(path, **{name: array for name, array in whole.items() if array is not None})
-
-
-def header(path, **fields):
-    with np.load(path) as archive:
-        record = json.loads(archive["meta"].tobytes()) | fields
-    rewritten(path, meta=np.frombuffer(json.dumps(record).encode(), dtype=np.uint8))
-
-
-def ranks(value):
-    found = np.array(small_trace().rank)
-    found[1, 2] = value
-    return found
-
-
-def request(*, backwards):
-    found = np.array(small_trace().request)
-    found[backwards] = 0
-    return found
-
-
-def nan_accept(trace):
-    values = np.zeros((trace.anchors, trace.depth, trace.width), np.float16)
-    values[2, 1, 0] = np.nan
-    return values
-
-
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:-200])
-
-
-def encrypt(path):
-    """Set the `encrypted` bit of every member, in both places where it stands."""
-    content = bytearray(path.read_bytes())
-    for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-        at = content.find(mark)
-        while at >= 0:
-            content[at + offset] |= 1
-            at = content.find(mark, at + 1)
-    path.write_bytes(content)
-
-
-def pickled_array(path):
-    with path.open("wb") as file:
-        np.savez(file, rank=np.array([{"a": 1}], dtype=object), allow_pickle=True)
-
-
-BROKEN_TRACES = {
-    "missing": (Path.unlink, "no such file"),
-    "empty": (lambda path: path.write_bytes(b""), "not a complete .npz"),
-    "truncated": (truncate, "not a complete .npz"),
-    "text": (lambda path: path.write_text("rank,0"), "not a complete .npz"),
-    "pickle": (lambda path: path.write_bytes(pickle.dumps([1])), "not a complete .npz"),
-    "encrypted": (encrypt, "encrypted"),
-    "object array": (pickled_array, "pickled"),
-    "version 2": (lambda path: header(path, schema="treeopt.trace/2"), "treeopt.trace/2"),
-    "no version": (lambda path: header(path, schema=None), "schema"),
-    "array missing": (lambda path: rewritten(path, rank=None), "`rank` is missing"),
-    "array unknown": (lambda path: rewritten(path, extra=np.zeros(1)), "`extra`"),
-    "NaN": (lambda path: rewritten(path, accept=nan_accept(small_trace())), "accept[2, 1, 0]"),
-    "rank beyond width": (lambda path: rewritten(path, rank=ranks(4)), "rank[1, 2]"),
-    "rank below": (lambda path: rewritten(path, rank=ranks(-3)), "rank[1, 2]"),
-    "unsorted": (lambda path: rewritten(path, request=request(backwards=30)), "request[30]"),
-    "float ranks": (lambda path: rewritten(path, rank=np.zeros((160, 3))), "`rank` must be int16"),
-}
-
-
-@pytest.mark.parametrize(("spoil", "word"), BROKEN_TRACES.values(), ids=BROKEN_TRACES)
-def test_search_refuses_a_broken_trace(trace_file, profile_file, tmp_path, unchanged, spoil, word):
-    spoil(trace_file)
-    unchanged()
-    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1")
-    refused(run(*words, "--output", tmp_path / "plan.json"), trace_file, word)
-    refused(run(*words, "--json"), trace_file, word)
-    refused(run("trace", "info", trace_file, "--json"), trace_file, word)
 
 
 def test_search_refuses_too_few_requests(tmp_path, profile_file, unchanged):
@@ -324,45 +184,10 @@ def test_search_refuses_too_few_requests(tmp_path, profile_file, unchanged):
 
 
 @pytest.mark.parametrize(
-    "meta",
-    [
-        {"target": "tiny", "drafter": "heads"},
-        {"target": None, "drafter": []},
-        {"target": {"name": "[/bold] [red]tiny"}, "drafter": {"kind": "[b]"}},
-        {"verification": ["greedy"], "repeated_4grams": 0.5, "seed": None},
-        {"repeated_4grams": {"written": "much"}},
-    ],
-    ids=["strings", "none", "markup", "numbers", "shares"],
-)
-def test_a_trace_may_say_anything_of_its_models(tmp_path, profile_file, meta):
-    """`meta` is JSON of any shape; what is not understood is shown as unknown."""
-    path = tmp_path / "trace.npz"
-    save_trace(small_trace(meta=meta), path)
-    found = done("trace", "info", path).stdout
-    assert "160 anchors" in found
-    assert str(meta.get("target", {}).get("name", "") if isinstance(meta.get("target"), dict) else "") in found
-    assert "chosen tree" in done("search", "--trace", path, "--profile", profile_file, "--batch", "1").stdout
-
-
-@pytest.mark.parametrize(
     ("words", "named"),
     [
         (["--batch", "0"], ["batch", "0"]),
-        (["--batch", "x"], ["batch", "'x'"]),
-        (["--batch", "1.5"], ["batch", "'1.5'"]),
-        (["--batch", ""], ["batch"]),
-        (["--batch", "1,,2"], ["batch"]),
-        (["--batch", "1,-2"], ["batch", "-2"]),
-        ([], ["batch"]),
-        (["--batch", "1", "--max-nodes", "0"], ["max-nodes", "0"]),
-        (["--batch", "1", "--max-depth", "0"], ["max-depth", "0"]),
-        (["--batch", "1", "--max-depth", "4"], ["max-depth", "4", "3"]),
         (["--batch", "1", "--held-out", "0"], ["held-out", "0"]),
-        (["--batch", "1", "--held-out", "1"], ["held-out", "1"]),
-        (["--batch", "1", "--held-out", "nan"], ["held-out", "nan"]),
-        (["--batch", "1", "--seed", "-1"], ["seed", "-1"]),
-        (["--batch", "1", "--context", "-1"], ["context", "-1"]),
-        (["--batch", "1", "--method", "guess"], ["method", "guess", "renewal"]),
         (["--batch", "1", "--widht", "3"], ["--widht"]),
     ],
     ids=lambda value: " ".join(value) or "no batch" if isinstance(value, list) else None,
@@ -403,11 +228,6 @@ def test_sizes_that_nobody_gave_are_those_that_the_profile_covers(trace_file, tm
             assert "more than 7 nodes" in said[0]
             assert "more than 2 levels" in said[1]
             assert all("batch 1, 2" in warning for warning in said)
-
-
-def test_no_profile_found(trace_file, unchanged):
-    unchanged()
-    refused(run("search", "--trace", trace_file, "--batch", "1"), "trace.npz", "no profile", "--profile")
 
 
 def test_a_named_profile_must_be_one(trace_file, tmp_path, unchanged):

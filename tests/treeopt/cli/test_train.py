@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from executor.checkpoints import load_drafter
+from executor.drafters.base.recipe import recipes
 from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
-from executor.train.recipes import RECIPES
 from tests.helpers.command_line import CONTEXT, done, read_json, refused, run, write_drafter, write_target
 from tests.helpers.slow_params import slow_unless
-from treeopt.cli.commands.train import SCHEMA
+from treeopt.api.train_drafter import SCHEMA
 
 ROOT = Path(__file__).parent.parent.parent.parent
 SHORT = ("--steps", "3", "--batch", "2", "--length", "16", "--held-out", "0.2")
@@ -103,27 +103,8 @@ def test_a_drafter_that_is_there_is_trained_further(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "more", "warned"),
-    [
-        ("eagle", (), True),  # 3 steps whose rates come to 4.5e-5
-        ("eagle", ("--learning-rate", "0.2"), False),
-        ("medusa1", (), False),  # heads that begin at 0 learn from the first step on
-    ],
-)
-def test_steps_too_few_for_the_rate_are_warned_of(tiny, tmp_path, recipe, more, warned):
-    """Of an untrained drafter; one that is trained further has no way to go."""
-    found = train(tiny, tmp_path / "o", "--set", "depths=1", *more, recipe=recipe)
-    assert ("it will hardly learn" in found.stderr) == warned
-    if warned:
-        assert "3 steps at a learning rate of up to 3e-05 change a weight by about 4.5e-05 at most" in found.stderr
-        again = train(tiny, tmp_path / "p", "--set", "depths=1", "--drafter", tmp_path / "o", recipe=recipe)
-        assert again.exit_code == 0
-        assert "hardly learn" not in again.stderr
-
-
-@pytest.mark.parametrize(
     "recipe",
-    slow_unless(lambda recipe: recipe in {"eagle3", "hydra++"}, sorted(set(RECIPES) - {"medusa1", "medusa2"})),
+    slow_unless(lambda recipe: recipe in {"eagle3", "hydra++"}, sorted(set(recipes()) - {"medusa1", "medusa2"})),
 )
 def test_every_recipe_writes_what_decodes(tiny, tmp_path, recipe):
     """The router alone is trained of a drafter that is there."""
@@ -213,21 +194,6 @@ def test_an_interrupted_training_goes_on(tiny, tmp_path):
     assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_text_of_one_row_is_told(tiny, tmp_path):
-    """Nothing of it can be held out, and all figures would be dashes."""
-    (tmp_path / "one.jsonl").write_text(json.dumps({"text": "for i in range(9): print(i)"}) + "\n")
-    short = ("--steps", "1", "--batch", "1", "--length", "64", "--set", "depths=1")
-    for data, said in ((tmp_path / "one.jsonl", True), (tiny / "texts.jsonl", False)):
-        found = train(tiny, tmp_path / data.stem, data=data, short=short)
-        assert found.exit_code == 0
-        assert ("none is held out" in found.stderr) == said
-
-
-def test_measurements_on_the_way_are_said(tiny, tmp_path):
-    result = train(tiny, tmp_path / "o", "--set", "depths=2", "--eval-every", "2")
-    assert re.search(r"step 2/3: held out: loss \d+\.\d{4}, top-1 \d\.\d{3} \d\.\d{3}\n", result.stderr)
-
-
 def test_settings_without_meaning(tiny, tmp_path):
     cases = [
         (("--set", "depth=3"), ["depth=3", "depths"]),
@@ -243,15 +209,8 @@ def test_settings_without_meaning(tiny, tmp_path):
         refused(train(tiny, tmp_path / "o", *words), *named, code=2)
         assert not (tmp_path / "o").exists()
     refused(train(tiny, tmp_path / "o", "--length", str(CONTEXT + 1)), "context", CONTEXT, code=1)
-    refused(train(tiny, tmp_path / "o", recipe="medusa3"), "medusa3", *RECIPES, code=2)
+    refused(train(tiny, tmp_path / "o", recipe="medusa3"), "medusa3", *recipes(), code=2)
     refused(train(tiny, tmp_path / "o", "--held-out", "1"), "--held-out", code=2)
-
-
-@pytest.mark.parametrize("words", [(), ("--lora",)])
-def test_a_target_that_is_trained_is_not_quantized(tiny, tmp_path, words):
-    """What LoRA learnt would be rounded away when it is merged."""
-    refused(train(tiny, tmp_path / "o", "--quantize", "int8", *words, recipe="medusa2"), "--quantize", "trains", code=2)
-    assert not (tmp_path / "o").exists()
 
 
 def test_inputs_that_are_none(tiny, tmp_path):
@@ -260,22 +219,6 @@ def test_inputs_that_are_none(tiny, tmp_path):
     refused(train(tiny, tmp_path / "o", "--target", tmp_path), tmp_path, code=1)
     (tmp_path / "bad.jsonl").write_text('{"text": "ab"}\n{"txt": "ab"}\n')
     refused(train(tiny, tmp_path / "o", "--data", tmp_path / "bad.jsonl"), "bad.jsonl, line 2", "txt")
-
-
-def test_outputs_that_cannot_be_written(tiny, tmp_path):
-    (tmp_path / "file").write_text("a file")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "x").write_text("x")
-    refused(train(tiny, tmp_path / "none" / "o"), "--output", tmp_path / "none", code=2)
-    refused(train(tiny, tmp_path / "file"), "--output", "folder", code=2)
-    refused(train(tiny, tmp_path / "full"), "--output", "not empty", code=2)
-    assert (tmp_path / "full" / "x").read_text() == "x"
-
-
-def test_an_empty_folder_is_an_output(tiny, tmp_path):
-    (tmp_path / "o").mkdir()
-    assert train(tiny, tmp_path / "o", "--set", "depths=1").exit_code == 0
-    assert done("train", "--help").exit_code == 0
 
 
 @pytest.mark.slow
@@ -297,36 +240,3 @@ def test_two_processes_write_one_drafter(tiny, tmp_path):
     assert done.stderr.count("step 3/3: loss") == 1
     log = log_of(tmp_path / "o")
     assert (log["processes"], log["texts"]) == (2, 6)
-
-
-def test_what_was_read_is_reported(tiny, tmp_path):
-    """A folder: records, a README that is passed over, a record that is left out by request, a field without effect."""
-    said = [{"role": "user", "content": "ab cd"}, {"role": "assistant", "content": "ab cd ef gh ab cd ef gh " * 4}]
-    records = [{"messages": said, "score": 1}, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.json").write_text("".join(json.dumps(record) + "\n" for record in records * 4))
-    (tmp_path / "data" / "b.png").write_bytes(b"\0")
-    words = (
-        "train",
-        "--target",
-        tiny / "target",
-        "--recipe",
-        "medusa1",
-        "--steps",
-        "1",
-        "--length",
-        "16",
-        "--batch",
-        "1",
-    )
-    words += ("--batch", "1", "--data", tmp_path / "data", "--output")
-    refused(run(*words, tmp_path / "o"), "a.json, line 2: messages[0]", "--leave-out unreadable")
-    result = done(*words, tmp_path / "o", "--leave-out", "unreadable")
-    for line in (
-        "Warning: data: 1 file passed over (b.png): binary",
-        "Warning: data: 4 records skipped: ",
-        "data: 4 records read from 1 file",
-        "data: fields without effect: `score`",
-    ):
-        assert line in result.stderr
-    refused(run(*words, tmp_path / "o2", "--leave-out", "thought"), "'thought' is none of tools, thoughts", code=2)

@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 
 from executor.verification.acceptance_rules import Greedy
-from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
+from simulate.profiles.profile import load_profile, save_profile
 from simulate.validation.end_to_end import Runs, whole_runs
 from simulate.validation.predictions import load_predictions
 from tests.helpers.command_line import (
     CHECK,
-    CONTEXT,
-    HEADS,
-    MODELS,
     RANDOM,
     done,
     error_of,
     inputs,
-    knowing,
     read_json,
     refused,
     run,
@@ -96,31 +92,6 @@ def test_validate_predicts_whole_runs(made, tiny, tmp_path):
     assert "end to" in table
 
 
-@pytest.mark.parametrize(
-    ("more", "profile", "told"),
-    [
-        (("--new-tokens", "5"), None, "the trace's requests have up to 6 tokens, those to be decoded 5"),
-        (("--new-tokens", "6"), knowing(40, 64), "prefill was measured for 40 tokens and more"),
-        (("--new-tokens", "6"), small_profile(batches=(1, 2)), "the profile does not record prefill times"),
-    ],
-)
-def test_validate_says_why_whole_runs_are_not_predicted(made, tiny, tmp_path, more, profile, told):
-    record, said = whole(tiny, made, tmp_path, *more, "--blocks", "2", profile=profile)
-    assert record["end_to_end"] is None
-    assert f"whole runs are not predicted: {told}" in said
-    assert load_predictions(tmp_path / "fixed.json").meta["runs"] is None
-
-
-def test_a_few_prompts_may_be_shorter_than_profiled(made, tiny, tmp_path):
-    lengths = sorted(load_trace(made / "trace.npz").prompt_tokens.tolist())
-    assert lengths[0] < lengths[1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("simulate.validation.make_predictions.FEW", 1 / len(lengths))
-        record, said = whole(tiny, made, tmp_path, *CHECK, profile=knowing(lengths[1], 64))
-    assert f"1 prompt is priced as the shortest profiled length, {lengths[1]} tokens" in said
-    assert record["end_to_end"]["cells"] >= 2
-
-
 @pytest.mark.slow
 def test_whole_runs_are_compared_with_their_own_predictions_only(made, tiny, tmp_path):
     record, _ = whole(tiny, made, tmp_path, *CHECK)
@@ -151,33 +122,6 @@ def test_validate_measures_trees_of_given_sizes(made, tiny, tmp_path):
     cells = {tree["id"]: (c, c["closed_forms"]) for c in record["cells"] if (tree := c["tree"]) and c["batch"] == 1}
     assert all(forms["leviathan"] > 0 and forms["coral"] > 0 for _, forms in cells.values())
     refused(run("validate", *inputs(tiny), *CHECK, *words[:-1], "--shapes", "tree:4"), "chain:N", "tree:4", code=2)
-
-
-def test_validate_leaves_out_what_a_small_profile_does_not_cover(made, tiny, tmp_path):
-    """A profile of `--max-nodes 3 --max-depth 2`: the usual sizes and the trace's depth are beyond it."""
-    save_profile(small_profile(batches=(1, 2), tokens=4, depth=2), tmp_path / "profile.json")
-    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1,2", "--json")
-    result = done("validate", *inputs(tiny), *CHECK, *words)
-    record = read_json(result.stdout)
-    trees = [Tree.from_paths(tuple(map(tuple, cell["tree"]["paths"]))) for cell in record["cells"]]
-    assert trees
-    assert all(tree.nodes <= 3 and tree.depth <= 2 for tree in trees)
-    usual = "chain of 4, best tree of 7, best tree of 15, best tree of 31, best tree of 63"
-    for batch in (1, 2):
-        assert f"batch {batch}: not measured, trace or profile do not cover them: {usual}" in result.stderr
-        assert ", ".join(record["meta"]["skipped"][str(batch)]) == usual
-
-
-def test_validate_says_how_to_go_on_where_no_tree_is_covered(made, tiny, tmp_path, unchanged):
-    """A profile of one size that is no tree's smallest."""
-    times = BatchTimes(1, 0.010, ((1, 1e-4), (3, 4e-4)), ((3, 0.011), (4, 0.012)))
-    save_profile(Profile((times,), (4, 100), 0.02, MODELS), tmp_path / "profile.json")
-    unchanged()
-    words = ("--trace", made / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1")
-    refused(
-        run("validate", *inputs(tiny), *CHECK, *words),
-        *("cover no tree at batch 1", "treeopt search --output plan.json", "--plan plan.json"),
-    )
 
 
 def replaying(trace, profile, *more):
@@ -258,56 +202,14 @@ def test_predictions_are_read_again_unless_they_were_changed(sources, tmp_path):
     ("more", "words"),
     [
         (["--requests", "17"], ["17 requests wanted after skipping 0", "16"]),
-        (["--requests", "8", "--skip", "9"], ["8 requests wanted after skipping 9", "16"]),
-        ([], ["--requests", "same trace"]),
         (["--requests", "8", "--acceptance", "replay"], ["--acceptance", "replay:TRACE.npz"]),
-        (["--requests", "8", "--drafter", "heads"], ["medusa:K", "heads"]),
+        (["--requests", "8", "--prompts", "p.jsonl"], ["--prompts", "--prompt-tokens"]),
     ],
 )
 def test_replays_are_refused(sources, unchanged, more, words):
     _, path, profile = sources
     unchanged()
     refused(replaying(path, profile, *more), *words, code=2)
-
-
-def test_ranks_of_a_rule_that_draws_are_not_replayed(sources):
-    trace, path, profile = sources
-    save_trace(replace(trace, meta={**trace.meta, "verification": "leviathan"}), path)
-    refused(replaying(path, profile, "--requests", "8"), str(path), "rule leviathan draws", code=2)
-
-
-def test_a_replay_needs_the_step_times_of_its_own_models(sources):
-    _, path, _ = sources
-    words = ("--trace", path, "--acceptance", f"replay:{path}", "--requests", "8")
-    refused(run("validate", *RANDOM, *words), "--profile", code=2)
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_a_plan_of_the_texts_that_are_replayed_is_warned_of(sources, tmp_path, same):
-    trace, path, profile = sources
-    save_trace(replace(trace, meta={"text_sha256": "ab"}), path)
-    words = ("--profile", profile, "--batch", "1", "--max-nodes", "4", "--output", tmp_path / "plan.json")
-    done("search", "--trace", path, *words)
-    save_trace(replace(trace, meta={"text_sha256": "ab" if same else "cd"}), path)
-    words = ("--plan", tmp_path / "plan.json", "--acceptance", f"replay:{path}", "--requests", "4", "--blocks", "2")
-    result = run("validate", *RANDOM, *words)
-    assert result.exit_code == 0, result.stderr
-    assert ("Warning: the plan was chosen on the texts that are replayed" in result.stderr) == same
-
-
-@pytest.mark.parametrize(("label", "told"), [(8.0, False), (90.0, True)])
-def test_a_plan_of_another_context_is_warned_of(sources, tmp_path, label, told):
-    trace, path, profile = sources
-    small = small_profile(batches=(1,), depth=3)
-    save_profile(replace(small, batches=(replace(small.batches[0], context=label),)), profile)
-    done("search", "--trace", path, "--profile", profile, "--batch", "1", "--output", tmp_path / "plan.json")
-    save_trace(trace, tmp_path / "other.npz")
-    words = ("--acceptance", f"replay:{tmp_path / 'other.npz'}", "--requests", "4", "--blocks", "2")
-    for more in (("--plan", tmp_path / "plan.json", "--predictions", tmp_path / "fixed.json"), ()):
-        again = more or ("--predictions", tmp_path / "fixed.json")
-        result = run("validate", *RANDOM, *words, *again)
-        assert result.exit_code == 0, result.stderr
-        assert ("Warning: the plan's steps are priced at 90 tokens in the cache per sequence" in result.stderr) == told
 
 
 @pytest.mark.parametrize("longer", [0, 16])
@@ -320,17 +222,6 @@ def test_texts_of_another_length_than_the_trace_s_are_warned_of(sources, tmp_pat
         result = run("validate", *RANDOM, "--new-tokens", "8", *more, "--predictions", tmp_path / "fixed.json")
         assert result.exit_code == 0, result.stderr
         assert (f"Warning: the trace's requests have {recorded} new tokens" in result.stderr) == bool(longer)
-
-
-def test_validate_warns_of_a_plan_of_another_rule(plan_file, tiny, tmp_path):
-    """It decodes greedily."""
-    for told, warned in ((("greedy", 0.0), False), (("sample-and-match", 1.0), True)):
-        plan = load_plan(plan_file)
-        trace = plan.meta["trace"] | dict(zip(("verification", "temperature"), told, strict=True))
-        save_plan(replace(plan, meta={**plan.meta, "trace": trace}), tmp_path / "plan.json")
-        said = validate(tiny, tmp_path / "plan.json").stderr
-        assert ("with verification sample-and-match, this run uses greedy" in said) == warned
-        assert ("with temperature 1.0, this run uses 0.0" in said) == warned
 
 
 def test_validate_decodes_by_the_rule_of_the_plan_s_trace(plan_file, tiny, tmp_path):
@@ -347,44 +238,12 @@ def test_validate_decodes_by_the_rule_of_the_plan_s_trace(plan_file, tiny, tmp_p
     assert "recorded with top_p 0.9, this run uses 1.0" in other.stderr
 
 
-@pytest.mark.parametrize("part", ["target", "drafter"])
-def test_validate_warns_when_the_models_differ(plan_file, tiny, part):
-    """The plan's own models are made up, so both differ; each is named."""
-    result = validate(tiny, plan_file)
-    assert result.exit_code == 0
-    warnings = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
-    assert any(part in line for line in warnings), result.stderr
-
-
-@pytest.fixture
-def deep_plan(tmp_path):
-    """A chain of five, as only a drafter of five heads can draft."""
-    trace = drawn_trace([[0.95]], [20] * 6, depth=5, rng=np.random.default_rng(0))
-    save_trace(replace(trace, meta=MODELS), tmp_path / "deep.npz")
-    save_profile(small_profile(depth=5), tmp_path / "profile.json")
-    path = tmp_path / "deep.json"
-    done("search", "--trace", tmp_path / "deep.npz", "--batch", "1", "--output", path)
-    assert load_plan(path).entries[0].choice.tree.depth > HEADS
-    return path
-
-
-def test_validate_refuses_a_tree_deeper_than_the_heads(tiny, deep_plan, tmp_path, unchanged):
-    unchanged()
-    result = validate(tiny, deep_plan, "--output", tmp_path / "validation.json")
-    assert result.stdout == ""
-    assert result.exit_code == 1
-    for word in ("at batch 1: ", "depth", str(load_plan(deep_plan).entries[0].choice.tree.depth), str(HEADS)):
-        assert word in error_of(result)
-
-
 @pytest.mark.parametrize(
     ("more", "code", "words"),
     [
         (["--blocks", "1"], 2, ["blocks", "1"]),
-        (["--blocks", "5"], 2, ["5 blocks", "10 prompts", "8"]),
-        (["--new-tokens", "500"], 1, ["context", str(CONTEXT)]),
         (["--batch", "4"], 2, ["--batch", "give --trace"]),
-        (["--trace", "no.npz"], 2, ["--plan", "--trace"]),
+        (["--rule", "typical"], 2, ["--rule", "--temperature"]),
     ],
     ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
 )
@@ -395,15 +254,3 @@ def test_validate_refuses_settings(tiny, plan_file, tmp_path, unchanged, more, c
     assert (result.stdout, result.exit_code) == ("", code)
     for word in words:
         assert word in error_of(result)
-
-
-def test_a_plan_without_trees_has_nothing_to_validate(tiny, plan_file, unchanged):
-    record = json.loads(plan_file.read_text())
-    (entry,) = record["entries"]
-    plain = next(choice for choice in entry["compared"] if choice["tree"] is None)
-    entry |= {"choice": plain, "compared": [], "gain_over_chain": None}
-    plan_file.write_text(json.dumps(record))
-    unchanged()
-    result = validate(tiny, plan_file)
-    assert result.exit_code in (1, 2)
-    assert "tree" in error_of(result)

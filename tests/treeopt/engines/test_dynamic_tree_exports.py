@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,7 @@ from treeopt.statistics.isotonic_regression import Curve
 from treeopt.tree import Tree
 
 VERDICTS = json.loads((Path(__file__).parent / "verdicts/openvino.json").read_text())
-ENGINES: dict[str, Any] = {"sglang": sglang, "openvino": openvino, "tensorrt-llm": tensorrt_llm}
+NAMES = ("openvino", "sglang", "tensorrt-llm")
 OPTIONS = {"sglang": {}, "openvino": {"method": "eagle3"}, "tensorrt-llm": {"method": "Eagle3"}}
 POOL = Triple(5, 4, 40)  # within EAGLE-2's candidates, beyond TensorRT-LLM's
 
@@ -62,7 +61,7 @@ def runs(name: str, triple: Triple) -> bool:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(sorted(ENGINES)), triples)
+@given(st.sampled_from(NAMES), triples)
 def test_a_policy_is_exported_exactly_or_refused_with_the_nearest(name: str, triple: Triple) -> None:
     plan = plan_of(grown(1, DynamicTree(nodes=triple.nodes, depth=triple.depth, beam=triple.width)))
     engine = ENGINES[name]
@@ -77,7 +76,7 @@ def test_a_policy_is_exported_exactly_or_refused_with_the_nearest(name: str, tri
     closest = read_back(name, result.text)
     assert runs(name, closest)
     assert (closest.depth, closest.width) == (min(triple.depth, max(closest.depth, triple.nodes)), triple.width)
-    assert engine.TREES.text(closest) in str(caught.value)
+    assert engine.trees.text(closest) in str(caught.value)
     assert "the plan's prediction no longer holds" in result.notes[0]
 
 
@@ -101,7 +100,7 @@ def test_one_tree_in_three_conventions() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
@@ -121,7 +120,7 @@ def test_settings_beyond_three_are_refused(name: str, policy: DynamicTree, reaso
         assert reason in result.notes[0]
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_static_tree_is_replaced_only_when_asked(name: str) -> None:
     plan = plan_of(entry(4, BUSHY))
     with pytest.raises(
@@ -149,13 +148,13 @@ def test_tensorrt_llm_verifies_fewer_nodes_than_eagle_drafts() -> None:
         ENGINES["tensorrt-llm"].export(plan_of(entry(1, wide)), method="Eagle3", nearest="triple")
 
 
-@pytest.mark.parametrize(("engine", "method"), [(openvino, "draft-model"), (tensorrt_llm, "Draft_Target")])
-def test_only_eagle_3_drafts_trees(engine: Any, method: str) -> None:
+@pytest.mark.parametrize(("engine", "method"), [("openvino", "draft-model"), ("tensorrt-llm", "Draft_Target")])
+def test_only_eagle_3_drafts_trees(engine: str, method: str) -> None:
     plan = plan_of(grown(1, DynamicTree(nodes=15, depth=5, beam=4)))
     with pytest.raises(EngineError, match=rf"trees only with method [Ee]agle3, not {method}; nearest: `chain`"):
-        engine.export(plan, method=method)
+        ENGINES[engine].export(plan, method=method)
     with pytest.raises(EngineError) as caught:
-        engine.export(plan_of(entry(1, BUSHY)), method=method)
+        ENGINES[engine].export(plan_of(entry(1, BUSHY)), method=method)
     assert "`triple`" not in str(caught.value)
 
 
@@ -202,7 +201,7 @@ def test_openvino_would_take_a_negative_length() -> None:
 
 def test_openvino_verdicts_are_still_those_of_the_installed_release() -> None:
     pytest.importorskip("openvino_genai", reason="OpenVINO GenAI has its own environment")
-    from tests.helpers.record_verdicts import openvino as recorded
+    from tests.benchmarks.record_verdicts import openvino as recorded
 
     assert recorded() == VERDICTS
 

@@ -58,14 +58,14 @@ def test_a_dynamic_tree_is_chosen_where_it_pays(plans, engine):
 
 def test_the_choice_is_exported_as_it_was_priced(plans):
     policy = plans["openvino"].entries[0].choice.grown.policy
-    written = json.loads(ENGINES["openvino"](plans["openvino"], method="eagle3").text)
+    written = json.loads(ENGINES["openvino"].export(plans["openvino"], method="eagle3").text)
     assert written == {
         "num_assistant_tokens": policy.nodes,
         "tree_depth": policy.depth,
         "branching_factor": policy.beam,
     }
     policy = plans["sglang"].entries[0].choice.grown.policy
-    words = ENGINES["sglang"](plans["sglang"], method="EAGLE", model="m").text.split()
+    words = ENGINES["sglang"].export(plans["sglang"], method="EAGLE", model="m").text.split()
     assert words[words.index("--speculative-num-draft-tokens") + 1] == str(policy.nodes + 1)
 
 

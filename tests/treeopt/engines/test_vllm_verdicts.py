@@ -62,6 +62,6 @@ def test_schedules_that_vllm_refused_are_never_exported() -> None:
 
 def test_verdicts_are_still_those_of_the_installed_release() -> None:
     pytest.importorskip("vllm", reason="vLLM has its own environment")
-    from tests.helpers.record_verdicts import vllm as recorded
+    from tests.benchmarks.record_verdicts import vllm as recorded
 
     assert recorded() == VERDICTS

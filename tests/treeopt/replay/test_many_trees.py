@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.slow_params import examples
-from tests.helpers.strategies import drawn_trace, trace_of, traces, trees
-from treeopt.errors import TraceError, UsageError
+from tests.helpers.strategies import drawn_trace, traces, trees
 from treeopt.replay import many_trees
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
@@ -119,15 +118,3 @@ def test_both_ways_agree_on_long_and_on_many_requests(lengths):
 def test_a_large_pool_takes_wider_numbers():
     trace = drawn_trace([[0.9]], [50] * 3, depth=2, rng=np.random.default_rng(0))
     assert Replayer(trace, Tree.chain(2)).leaf.dtype == np.int16
-
-
-def test_what_is_refused():
-    trace = trace_of([[[0, 0], [0, -2]]], width=2)
-    for pool in (Tree.chain(3), Tree.from_paths([(2,)])):
-        with pytest.raises(TraceError):
-            Replayer(trace, pool)
-    fast = Replayer(trace, Tree.chain(2))
-    with pytest.raises(UsageError, match="must have its parent"):
-        fast.steps(np.array([[True, True], [False, True]]))
-    with pytest.raises(TraceError, match="the trace records depth 2"):
-        fast.replay(Tree.chain(3))

@@ -12,8 +12,7 @@ from treeopt.defaults import HELD_OUT
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.replay.many_trees import Replayer
-from treeopt.replay.priced_walk import plain_share, step_seconds, upper_levels
-from treeopt.replay.static_tree import replay_tree, visit
+from treeopt.replay.static_tree import plain_share, replay_tree, step_seconds, upper_levels, visit
 from treeopt.results.trace import ENTRY as TRACE
 from treeopt.results.trace import describe
 from treeopt.terminal.terminal_blocks import print_blocks

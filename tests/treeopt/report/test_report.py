@@ -206,7 +206,7 @@ def test_rules_that_draw_or_keep_several_have_no_curve_of_ranks(tmp_path):
 @pytest.mark.parametrize("name", ["capacity", "comparison", "run", "serving", "whatif", "validation"])
 def test_a_record_that_lacks_something_is_refused(results, tmp_path, name):
     record = read(results[name])
-    key = {"comparison": "contests", "whatif": "cells", "validation": "cells"}.get(name, "ways")
+    key = {"comparison": "contests", "whatif": "cells", "validation": "cells"}.get(name, "configurations")
     for broken in ({k: v for k, v in record.items() if k != key}, record | {key: 5}):
         (tmp_path / "r.json").write_text(json.dumps(broken))
         told = ("r.json", "no whole result of `", key, "is missing" if key not in broken else "must be a list, found 5")
@@ -241,17 +241,16 @@ def test_what_is_no_result_is_refused(results, tmp_path):
     refused(run("report", tmp_path / "plan.html", "--output", tmp_path / "plan.html"), "is read as", code=2)
 
 
+NEITHER = "neither a trace (.npz) nor JSON: give what a command wrote"
 UNREAD = {
     "empty.json": (b"", "empty"),
     "table.csv": (b"batch,name,speedup_low\n1,chain,1.2\n", "a table of results (CSV): give the .json that"),
     "table.parquet": (b"PAR1\x15\x04", "a table of results (Parquet): give the .json that"),
-    "page.html": (b"<!DOCTYPE html><html></html>", "an HTML page: give the files that it was made from"),
-    "texts.jsonl": (b'{"prompt": "a"}\n{"prompt": "b"}\n', "JSON lines, such as prompts, not a result"),
-    "notes.txt": (b"hello, all of you!", "text, neither a trace (.npz) nor JSON"),
-    "weights.bin": (b"\x00\xff\xfe", "binary data, neither a trace (.npz) nor JSON"),
+    "texts.jsonl": (b'{"prompt": "a"}\n{"prompt": "b"}\n', NEITHER),
+    "weights.bin": (b"\x00\xff\xfe", NEITHER),
     "old.json": (b'{"schema": "treeopt.run/0"}', "another version of treeopt (treeopt.run/0): run `treeopt simulate`"),
     "texts.json": (b'{"schema": "treeopt.decode/1"}', "a file of another kind (treeopt.decode/1), which a page"),
-    "deep.json": (b"[" * 200_000, "nested too deeply"),
+    "deep.json": (b"[" * 200_000, NEITHER),
     "list.json": (b"[1]", "no result of treeopt: it names no schema"),
 }
 
@@ -263,18 +262,12 @@ def test_each_file_that_cannot_be_read_has_a_line_in_plain_words(results, tmp_pa
     with (tmp_path / "large.json").open("wb") as file:
         file.truncate(LIMIT + 1)  # takes no room on the disk
     os.mkfifo(tmp_path / "pipe.json")
-    (tmp_path / "several").mkdir()
-    (tmp_path / "several/plan.json").write_bytes(results["plan"].read_bytes())
     (tmp_path / "folder").mkdir()
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text("{}")
     reasons = {name: reason for name, (_, reason) in UNREAD.items()} | {
         "cut.npz": "an archive that is not complete, such as a trace that was cut",
         "large.json": "cannot be read: larger than",
         "pipe.json": "cannot be read: not a regular file",
-        "several": "a folder of several files, not of a trace's parts: name the files",
         "folder": "a folder without parts of a trace",
-        "model": "a model's folder, not a trace's",
         "gone.json": "there is no such file",
     }
     output = tmp_path / "out.html"

@@ -4,7 +4,7 @@ import io
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,11 +108,6 @@ def test_describe_counts_what_is_there(trace):
 SMALL = trace_of([[[0, 3], [1, -1], [-1, -2]], [[0, -2]]], width=8, meta=META)
 
 
-def test_lengths_of_prompts_are_shown():
-    lines = shown(TRACE.blocks, replace(SMALL, prompt_tokens=np.int32([70, 9])))
-    assert lines[0] == "4 anchors of 2 requests (1 to 3 tokens after prompts of 9 to 70), depth 2, width 8."
-
-
 def test_trace_shows_every_figure():
     lines = shown(TRACE.blocks, SMALL)
     assert lines[0] == "4 anchors of 2 requests (1 to 3 tokens), depth 2, width 8."
@@ -130,11 +125,6 @@ def test_a_table_names_quantised_weights_and_language_models():
     }
     text = "\n".join(shown(TRACE.blocks, trace_of([[[0]]], width=1, meta=meta)))
     assert "target tiny-llama bfloat16 int8 (torchao), a language model as drafter; greedy" in text
-
-
-def test_a_drafter_without_heads_has_none_in_its_name():
-    text = "\n".join(shown(TRACE.blocks, trace_of([[[0]]], width=1, meta=META | {"drafter": {"kind": "eagle"}})))
-    assert "target tiny-llama bfloat16, eagle as drafter; greedy" in text
 
 
 def test_trace_leaves_what_was_never_seen_empty():
@@ -155,10 +145,6 @@ def test_trace_tells_of_domains_and_repeated_text():
     (warning,) = [line for line in lines if "repeated 4-grams" in line]
     assert "37.5%" in warning
     assert "1.2%" in warning
-
-
-def test_trace_without_provenance_says_so():
-    assert shown(TRACE.blocks, replace(SMALL, meta={}))[1].count("?") >= 4
 
 
 # --- plans
@@ -213,6 +199,9 @@ def test_plan_shows_every_way_of_decoding():
 
 def test_plan_says_which_tree_and_why():
     lines = shown(PLAN_KIND.blocks, PLAN)
+    wide = replace(PLAN.entries[0], choice=replace(CHOSEN, tree=WIDE))
+    assert any(line.endswith("and 8 more") for line in shown(PLAN_KIND.blocks, replace(PLAN, entries=(wide,))))
+    assert "?" in "\n".join(shown(PLAN_KIND.blocks, Plan(PLAN.entries))[-3:])  # without provenance
     start = lines.index("batch 32")
     first, second = "\n".join(lines[:start]), "\n".join(lines[start:])
     assert f"Tree {TREE.id}, levels 3/2/1: {[list(path) for path in TREE.paths]}" in first
@@ -297,36 +286,6 @@ def test_plan_prints_each_line_of_a_proof_once():
     assert "Proof" not in "\n".join(lines)
 
 
-def test_plan_cuts_long_trees():
-    choice = replace(CHOSEN, tree=WIDE)
-    (line,) = [
-        line
-        for line in shown(PLAN_KIND.blocks, replace(PLAN, entries=(replace(PLAN.entries[0], choice=choice),)))
-        if line.startswith("Tree ")
-    ]
-    assert WIDE.nodes == 20
-    assert line.endswith("and 8 more")
-    assert str([list(path) for path in WIDE.paths[:12]]) in line
-    assert str(list(WIDE.paths[12])) not in line
-
-
-def test_plan_names_the_conditions():
-    (conditions,) = ["\n".join(lines[-5:]) for lines in [shown(PLAN_KIND.blocks, PLAN)]]
-    for words in (
-        "11 requests held out",
-        "13 others",
-        "seed 17",
-        "tiny-llama bfloat16",
-        "3 medusa heads",
-        "greedy, temperature 0.0",
-        "77 new tokens",
-        "Some GPU",
-        "Some CPU",
-        "2024-06-07",
-    ):
-        assert words in conditions, words
-
-
 def test_why_a_slower_line_was_preferred_stands_with_the_answers():
     """The rule of `near`, or requests that the choice was not made on; nothing is said twice of a batch size."""
     search = PLAN.meta["search"] | {"near": 0.01, "faster": {"4": {"nodes": 9, "depth": 2, "gain": 0.0042}}}
@@ -339,13 +298,6 @@ def test_why_a_slower_line_was_preferred_stands_with_the_answers():
         "its prediction fair.",
     ]
     assert "best chain is" not in "".join(line for line in answers if line.startswith("Batch 4"))
-
-
-def test_a_tree_of_the_same_size_is_called_another_and_the_rule_the_shallower():
-    search = PLAN.meta["search"] | {"near": 0.01, "faster": {"4": {"nodes": 6, "depth": 4, "gain": 0.0042}}}
-    text = "\n".join(shown(PLAN_KIND.blocks, replace(PLAN, meta=PLAN.meta | {"search": search})))
-    assert "Batch 4: another tree of 6 was 0.4% faster" in text
-    assert "the shallower is preferred (--near)" in text
 
 
 @pytest.mark.parametrize(("low", "unsure"), [(0.98, True), (1.02, False)])
@@ -382,10 +334,6 @@ def test_plan_shows_live_checks_where_there_are_any():
     assert lines.index("Checked: 1.23 live") > lines.index("batch 32")
 
 
-def test_plan_of_a_plan_without_provenance():
-    assert "?" in "\n".join(shown(PLAN_KIND.blocks, Plan(PLAN.entries))[-3:])
-
-
 # --- validations
 
 PREDICTED = Figures(Estimate(2.0, 1.9, 2.1), 0.0200, Estimate(1.50, 1.4, 1.6))
@@ -410,23 +358,6 @@ RECORD = {
     },
     **comparison_record(COMPARISONS),
 }
-
-
-def test_errors_are_relative_to_what_was_measured():
-    errors = [1.5 / 1.6 - 1, 1.6 / 1.5 - 1]
-    assert [cell["error"] for cell in RECORD["cells"]] == pytest.approx(errors, rel=1e-12)
-    assert RECORD["mean_error"] == pytest.approx((abs(errors[0]) + errors[1]) / 2, rel=1e-12)
-    assert RECORD["max_error"] == pytest.approx(errors[1], rel=1e-12)
-
-
-def test_the_record_holds_every_figure():
-    first = RECORD["cells"][0]
-    assert (first["batch"], first["name"], first["end_to_end"]) == (4, "chosen tree", 1.44)
-    assert first["tree"] == {"id": TREE.id, "paths": [list(path) for path in TREE.paths]}
-    assert first["predicted"] == asdict(PREDICTED)
-    assert first["measured"] == asdict(MEASURED)
-    assert first["closed_forms"] == {"leviathan": 1.28, "coral": 2.4}
-    assert json.loads(json.dumps(RECORD, allow_nan=False)) == RECORD
 
 
 def test_validation_shows_predicted_beside_measured():

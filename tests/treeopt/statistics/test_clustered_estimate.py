@@ -239,23 +239,6 @@ def test_times_scales_the_value_and_adds_relative_errors_in_quadrature(value, ha
 # --- what is refused
 
 
-@pytest.mark.parametrize(
-    ("top", "bottom", "message"),
-    [
-        ([], [], r"counts of the same clusters, found 0 and 0"),
-        ([1, 2], [1], r"counts of the same clusters, found 2 and 1"),
-        ([1, 2], [0, 0], r"a positive denominator, found 0"),
-        ([1, 2], [1, -1], r"a positive denominator, found 0"),
-    ],
-)
-def test_degenerate_counts_are_refused(top, bottom, message):
-    pair = np.array(top, dtype=np.int64), np.array(bottom, dtype=np.int64)
-    with pytest.raises(TraceError, match=message):
-        ratio(*pair)
-    with pytest.raises(TraceError, match=message):
-        paired_difference(pair, (np.array([1]), np.array([1])))
-
-
 def test_pairs_need_the_same_requests():
     with pytest.raises(TraceError, match=r"the same length, found 2 and 1"):
         paired_difference((np.array([1, 2]), np.array([1, 1])), (np.array([1]), np.array([1])))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.slow_params import examples
 from treeopt.errors import UsageError
-from treeopt.statistics.isotonic_regression import Curve, isotonic
+from treeopt.statistics.isotonic_regression import isotonic
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -28,20 +28,6 @@ def test_the_curve_equals_the_max_min_formula(points):
     ]
     assert curve.at(places) == pytest.approx(due)
     assert (np.diff(curve.at(np.linspace(-1, 10, 200))) >= 0).all()
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "reason"),
-    [
-        ((), (), "one y for each x, and at least one, got 0 and 0"),
-        ((1.0,), (), "one y for each x, and at least one, got 1 and 0"),
-        ((1.0, 1.0), (0.0, 1.0), "rising x"),
-        ((1.0, 2.0), (1.0, 0.0), "do not fall"),
-    ],
-)
-def test_curves_that_are_none(x, y, reason):
-    with pytest.raises(UsageError, match=reason):
-        Curve(x, y)
 
 
 def test_a_curve_through_nothing():

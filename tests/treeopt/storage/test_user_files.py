@@ -19,7 +19,7 @@ from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile
 from simulate.roofline.data_sheets import load_hardware
 from simulate.runs.batch_run import _first_steps
-from simulate.runs.server_arrivals import read_requests
+from simulate.runs.server_load import read_requests
 from simulate.validation.predictions import load_predictions
 from tests.helpers.command_line import refused, run
 from tests.helpers.models import small_target

@@ -117,7 +117,7 @@ def test_the_command_to_run_next_exists(name):
             check_options(shlex.split(block.command)[1:])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ENGINES.limiting())
 def test_a_plan_for_an_engine_is_exported_to_it_next(engine):
     """With a method where its export needs one; rules of a project that has no export lead to a check."""
     plan = load_plan(folder() / "plan.json") if blocks_of("search") else None
@@ -125,11 +125,11 @@ def test_a_plan_for_an_engine_is_exported_to_it_next(engine):
     (line,) = [block for block in PLAN_KIND.blocks(plan) if isinstance(block, Line) and block.command]
     command = shlex.split(line.command)
     check_options(command[1:])
-    if engine not in ENGINES:
+    if engine not in ENGINES.exporting():
         assert command[:2] == ["treeopt", "validate"]
         return
     assert command[:5] == ["treeopt", "export", "plan.json", "--format", engine]
-    assert ("--method" in command) == (engine in METHODS and engine != "sglang")
+    assert ("--method" in command) == (bool(ENGINES[engine].choices) and engine != "sglang")
 
 
 # --- how tables shrink
@@ -253,9 +253,9 @@ def test_a_server_without_changes_has_no_rows_of_them():
     shown = printed(blocks_of("server"), 120)
     assert not [line for line in shown if line.startswith(("changes of tree", "time of steps with tree"))]
     whole = record("server")
-    first, plain = whole["ways"]
+    first, plain = whole["configurations"]
     several = {**first, "name": "plan", "trees": [[[0]], [[0], [1]]], "up": [4], "down": [2]}
-    lines = printed(SERVING.blocks({**whole, "ways": [several, plain]}), 120)
+    lines = printed(SERVING.blocks({**whole, "configurations": [several, plain]}), 120)
     for label in ("changes of tree per second", "time of steps with tree 1, %"):
         (row,) = [line for line in lines if line.startswith(label)]
         assert len(re.findall(r"\[", row)) == 1, row  # none of plain decoding, which has no tree

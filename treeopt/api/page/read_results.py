@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.api.page.result_files import Inputs, ResultFile, read_files
-from treeopt.api.page.slider_inputs import slider_data
 from treeopt.comparison.mismatch_warnings import differing_models
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.plans.plan import Plan
 from treeopt.registry import load
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.report.page_parts import Finding, Page, Problem
+from treeopt.report.slider_model import slider_data
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 
@@ -56,7 +56,7 @@ def _finding(file: ResultFile, inputs: Inputs, *, plots: bool) -> Finding:
 
 def beside_plan(plan: Plan, file: str, inputs: Inputs) -> dict[str, Any]:
     """Return what is known beside a plan on a page: live checks of its choices, and the trace that it was made from."""
-    from simulate.validation.find_validation import live_checks, live_speedups
+    from simulate.validation.predicted_vs_measured import live_checks, live_speedups
 
     validations = inputs.of_kind("validation")
     own = (trace for trace in inputs.of_kind("trace") if _same_texts(trace.meta, plan.meta.get("trace")))

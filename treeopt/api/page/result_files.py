@@ -1,13 +1,13 @@
 """Files of a page, read: each file once, its value, and the name that the page gives it."""
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
 
-from treeopt.api.page.unreadable_files import no_trace, not_a_result, not_json
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.registry import load
 from treeopt.report.page_parts import Problem
@@ -17,6 +17,8 @@ from treeopt.storage.json_records import RecordError
 from treeopt.storage.user_files import check_pointer, read_bytes
 from treeopt.traces.resumable_shards import MANIFEST, ranks_of
 from treeopt.traces.trace import load_trace
+
+COLUMNS = re.compile(r"[\w ./%-]+(,[\w ./%-]+)+\s*")  # first line of a CSV
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def _read(path: Path) -> tuple[ResultKind, Any]:
     """
     if path.is_dir():
         if not (path / MANIFEST).is_file():
-            raise UsageError(no_trace(path))
+            raise UsageError(f"a folder without parts of a trace (it has no {MANIFEST}): name the files")
         return RESULTS["trace"], ranks_of(path)
     if is_zipfile(path):
         return RESULTS["trace"], load_trace(path)
@@ -99,10 +101,10 @@ def _read(path: Path) -> tuple[ResultKind, Any]:
     try:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UsageError(not_json(data, error)) from error
+        raise UsageError(_not_json(data, error)) from error
     kind = _kind(record)
     if kind is None:
-        raise UsageError(not_a_result(record))
+        raise UsageError(_no_result(record))
     if kind.read:
         return kind, load(kind.read)(path)
     try:
@@ -118,3 +120,29 @@ def _kind(record: Any) -> ResultKind | None:
         return RESULTS["acceptance"]
     schema = record.get("schema") if isinstance(record, dict) else None
     return next((kind for kind in RESULTS.values() if isinstance(schema, str) and schema in kind.schemas), None)
+
+
+def _not_json(data: bytes, error: Exception) -> str:
+    """Return what a file is that is neither a trace nor JSON."""
+    first = data.decode("utf-8-sig", "replace").strip().partition("\n")[0]
+    if not first:
+        return "empty"
+    for kind, known in (("Parquet", data.startswith(b"PAR1")), ("CSV", COLUMNS.fullmatch(first))):
+        if known:
+            return f"a table of results ({kind}): give the .json that the same command wrote with --output"
+    if data.startswith(b"PK"):
+        return "an archive that is not complete, such as a trace that was cut: copy or record it again"
+    if first[0] in "{[" and isinstance(error, json.JSONDecodeError) and error.msg != "Extra data":
+        return f"damaged JSON, at line {error.lineno}, column {error.colno}: write the file again"
+    return "neither a trace (.npz) nor JSON: give what a command wrote with --output"
+
+
+def _no_result(record: Any) -> str:
+    """Return what JSON is that is no result."""
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if not isinstance(schema, str):
+        return "JSON, but no result of treeopt: it names no schema"
+    for kind in RESULTS.values():
+        if schema.rpartition("/")[0] in {known.rpartition("/")[0] for known in kind.schemas}:
+            return f"written by another version of treeopt ({schema:.40}): run `treeopt {kind.command}` again"
+    return f"a file of another kind ({schema:.60}), which a page does not show"

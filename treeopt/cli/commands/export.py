@@ -1,6 +1,5 @@
 """`treeopt export`: hand a plan to an inference engine."""
 
-import inspect
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +9,14 @@ import click
 
 from treeopt.api.messages import warn
 from treeopt.cli.options import output_files, printing
+from treeopt.cli.options.completed_names import EngineName
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.setup_file import setup_options
 from treeopt.cli.options.value_types import Whole
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warnings
-from treeopt.engines import ENGINES, METHODS
+from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import TraceError
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
@@ -38,15 +39,24 @@ EXAMPLES = examples(
 def _methods(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the methods of the chosen engine, or of all, that begin as typed: for completion by the shell."""
     engine = ctx.params.get("engine")
-    offered = METHODS.get(engine, ()) if engine else {name for names in METHODS.values() for name in names}
+    engines = ENGINES.exporting() if engine is None else (engine,)
+    offered = {name for each in engines for name in ENGINES[each].choices}
     return sorted(name for name in offered if name.startswith(incomplete))
+
+
+def own_options(command: Any) -> Any:
+    """Add the options that only one engine's export takes."""
+    for engine in ENGINES.exporting():
+        for option in ENGINES[engine].options:
+            kind = click.Choice(option.choices) if option.choices else Whole(min=1)
+            command = click.option(f"--{option.name.replace('_', '-')}", type=kind, help=option.help)(command)
+    return command
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.argument("plan", type=click.Path(path_type=Path))
-@click.option("--format", "engine", type=click.Choice(list(ENGINES)), required=True, help="Engine to write for.")
+@click.option("--format", "engine", type=EngineName(ENGINES.exporting), required=True, help="Engine to write for.")
 @click.option("--batch", type=Whole(min=1), help="Export only this batch size; default all of the plan's.")
-@click.option("--heads", type=Whole(min=1), help="Number of heads in the checkpoint (medusa).")
 @click.option(
     "--method",
     shell_complete=_methods,
@@ -61,12 +71,8 @@ def _methods(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     help="Replace a tree that the engine cannot run: by the plan's best chain, or by a dynamic tree of the same depth, "
     "width and size (openvino, sglang, tensorrt-llm), which the plan does not predict.",
 )
-@click.option(
-    "--schedule-bounds",
-    type=click.Choice(["lower", "upper"]),
-    help="Meaning of a batch size in TensorRT-LLM's draft_len_schedule: the first of a length (lower, up to 1.2) or "
-    "the last (upper, since early 2026); needed for a plan of several lengths.",
-)
+@own_options
+@setup_options(renamed={"drafter": "model"})
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),
@@ -100,21 +106,15 @@ def export(
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if replay is not None:
         given["replay"] = replay
-    known = inspect.signature(ENGINES[engine]).parameters
     for name in given:
-        if name not in known:
-            takes = ", ".join(f"--{word}".replace("_", "-") for word in known if word in settings)
-            raise UsageError(
-                f"--{name.replace('_', '-')} does not apply to --format {engine}: omit it; it takes "
-                f"{takes or 'no such option'}"
-            )
-    if output is not None and "file" in known:
+        ENGINES[engine].check_option(name)
+    if output is not None:
         given["file"] = str(output)
     loaded = load_plan(plan)
     if replay is not None:
         given["replay"] = _replayed(replay, loaded)
     try:
-        result = ENGINES[engine](loaded, **given)
+        result = ENGINES[engine].export(loaded, **given)
     except TraceError as error:
         raise TraceError(f"{replay}: {error}") from error
     if output is not None:

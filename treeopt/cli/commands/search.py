@@ -6,10 +6,10 @@ import click
 
 from treeopt.api import search_trace
 from treeopt.cli.options import general, output_files, printing
+from treeopt.cli.options.completed_names import LIMITING
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.what_to_draft import NamedTree
-from treeopt.engines import ENGINE_RULES
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan_json import save_plan, to_json
@@ -25,7 +25,6 @@ EXAMPLES = examples(
     "treeopt search --trace data/traces/medusa-t0.npz --batch 4",
     "treeopt search --trace data/traces/eagle-t0.npz --batch 1,4 --for sglang --output plan.json",
 )
-ENGINE = click.Choice(list(ENGINE_RULES))
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES, renamed={"--engine": "--for"})
@@ -42,7 +41,7 @@ ENGINE = click.Choice(list(ENGINE_RULES))
     type=general.FILE,
     help="Measured step times; default the profile of the trace's models, beside the trace or shipped.",
 )
-@options_of(SearchSettings, types={"engine": ENGINE}, required=("batch",))
+@options_of(SearchSettings, types={"engine": LIMITING}, required=("batch",))
 @click.option(
     "--compare",
     "compared",
@@ -85,7 +84,7 @@ def search(
     if as_json:
         click.echo(to_json(plan))
         return
-    from simulate.validation.find_validation import live_checks
+    from simulate.validation.predicted_vs_measured import live_checks
 
     file = None if output is None else str(output)
     printing.show("plan", plan, checks=live_checks(plan), file=file)

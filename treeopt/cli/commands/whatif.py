@@ -11,10 +11,9 @@ from simulate.profiles.profile import save_profile
 from simulate.whatif.whatif_settings import LINKS, PRICES, WhatIfSettings
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.options import general, output_files, printing
-from treeopt.cli.options.completed_names import Devices, Model
+from treeopt.cli.options.completed_names import LIMITING, Devices, Model
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
-from treeopt.engines import ENGINE_RULES
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import SCHEMA as PLAN
 from treeopt.plans.plan_json import save_plan
@@ -90,7 +89,7 @@ TYPES = {
     "profile": general.FILE,
     "prices": Prices(),
     "link": Link(),
-    "engine": click.Choice(list(ENGINE_RULES)),
+    "engine": LIMITING,
 }
 
 

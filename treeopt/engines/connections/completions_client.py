@@ -87,6 +87,7 @@ class CompletionsClient:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.timeout_s = timeout_s
         self._clock = clock
+        self._model: str | None = None
         self._reading: set[socket.socket] = set()
         self._reported: Mapping[str, Any] = REPORTED
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -120,19 +121,21 @@ class CompletionsClient:
             return False
 
     def model(self) -> str:
-        """Return the name of the first model that the server offers.
+        """Return the name of the first model that the server offers; it is asked for once.
 
         Raises:
             EngineError: the server cannot be reached, or names none.
         """
-        answer = self._json("/v1/models")
-        try:
-            name = answer["data"][0]["id"]
-        except (KeyError, IndexError, TypeError):
-            name = None
-        if not isinstance(name, str):
-            raise EngineError(f"{self.url}/v1/models names no model: is this an OpenAI-compatible server?")
-        return name
+        if self._model is None:
+            answer = self._json("/v1/models")
+            try:
+                name = answer["data"][0]["id"]
+            except (KeyError, IndexError, TypeError):
+                name = None
+            if not isinstance(name, str):
+                raise EngineError(f"{self.url}/v1/models names no model: is this an OpenAI-compatible server?")
+            self._model = name
+        return self._model
 
     def text(self, path: str) -> str | None:
         """Return the text at `path`, or None if there is none."""

@@ -8,8 +8,6 @@ from treeopt.engines.connections.completions_client import Chunk
 from treeopt.engines.driver import Count, EngineStep
 from treeopt.errors import EngineError
 
-TIMEOUT_S = 600.0
-
 
 def steps_of(
     chunks: Generator[Chunk, None, None],

@@ -15,44 +15,13 @@ Imposed acceptance takes exactly as many rates P(the first i are accepted) as th
 import shlex
 from collections.abc import Mapping
 
-from treeopt.constraints import ChainOnly, DepthAtMost
-from treeopt.engines.export import (
-    DRAFTER,
-    TARGET,
-    Export,
-    Nearest,
-    checked_note,
-    chosen_method,
-    coverage_note,
-    drafter_notes,
-    entries_of,
-    one_chain,
-    origin_note,
-    refuse_triple,
-)
-from treeopt.engines.imposed_acceptance import DIGITS, imposed_notes, kept_rates
-from treeopt.errors import UsageError
-from treeopt.plans.plan import Plan
+from treeopt.constraints import ChainOnly, Constraint, DepthAtLeast, DepthAtMost
+from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
+from treeopt.engines.export import DIGITS, DRAFTER, Export
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
-from treeopt.tree import Tree
 
-ENGINE = "llama.cpp b11434"
-CHECKED = f"the code of {ENGINE}, common/arg.cpp and common/speculative.cpp"
-CONSTRAINTS = (ChainOnly(source="llama-server takes only lengths, common/arg.cpp"),)
-
-METHODS: Mapping[str, frozenset[str]] = {
-    "draft-simple": frozenset({"language-model"}),
-    "draft-eagle3": frozenset({"eagle3"}),
-    "draft-mtp": frozenset({"mtp"}),
-    "draft-dflash": frozenset({"dflash"}),
-    "draft-dspark": frozenset({"dspark"}),
-    "ngram-simple": frozenset({"prompt-lookup:llama.cpp", "prompt-lookup"}),
-    "ngram-map-k": frozenset({"prompt-lookup"}),
-    "ngram-map-k4v": frozenset({"prompt-lookup"}),
-    "ngram-mod": frozenset({"prompt-lookup"}),
-}
-"""Values of `--spec-type` whose length can be set, and the kinds of treeopt's drafters that each runs."""
+TITLE = "llama.cpp b11434"
 
 LENGTHS: Mapping[str, str] = {
     "ngram-simple": "--spec-ngram-simple-size-m {}",
@@ -69,58 +38,21 @@ of these types in the drafter's compute graph; with several slots far fewer are 
 
 LONGEST_NGRAM = DepthAtMost(1024, source="--spec-ngram-*-size-m in common/arg.cpp")
 CLAMPED = frozenset({"draft-mtp", "draft-dflash", "draft-dspark"})
-WITHOUT_MODEL = frozenset({*LENGTHS, "draft-mtp"})
 
 
-def export(
-    plan: Plan,
-    *,
-    method: str | None = None,
-    model: str | None = None,
-    target: str = TARGET,
-    batch: int | None = None,
-    nearest: Nearest | None = None,
-    replay: Trace | None = None,
-) -> Export:
-    """Return options of `llama-server` that draft the planned chain.
-
-    Args:
-        plan: what to export.
-        method: a value of `--spec-type`; default by the plan's drafter.
-        model: GGUF file of the drafter; default none, to be added by the caller.
-        target: GGUF file of the target, for the launch line.
-        batch: one of the plan's batch sizes; needed when their chains differ.
-        nearest: "chain" uses the plan's best chain where the tree branches.
-        replay: a trace whose acceptance, on the chain's walk, is imposed.
-
-    Raises:
-        UsageError: no method, no such batch size, or a drafter's file for a type that reads none.
-        EngineError: a type without a length, a branching tree, chains of several lengths, or a plan without
-            speculation.
-        TraceError: a chain that the replayed trace does not cover.
-    """
-    refuse_triple(ENGINE, nearest)
-    method = chosen_method(method, plan, engine=ENGINE, methods=METHODS)
-    if method in LENGTHS and model is not None:
-        raise UsageError(f"{ENGINE}: {method} reads no drafter, so it takes no model: omit --model")
-    rules = (*CONSTRAINTS, LONGEST_NGRAM) if method in LENGTHS else CONSTRAINTS
-    entries = entries_of(plan, batch=batch)
-    fits = one_chain(entries, engine=ENGINE, rules=rules, nearest=nearest)
-    length = fits[0].depth
-    text = f"--spec-type {method} {draft_options(method, length, slots=fits[-1].batch)}"
-    notes = [at.note for at in fits if at.note]
-    notes += drafter_notes(plan, engine=f"{ENGINE} {method}", kinds=METHODS[method])
-    notes += _method_notes(method, length, look(plan.meta, "trace", "drafter", "kind"))
-    if replay is not None:
-        rates = kept_rates(Tree.chain(length), replay)
-        text += f" --spec-synth-rates {','.join(f'{rate:.{DIGITS}f}' for rate in rates)}"
-        notes += imposed_notes(entries, fits, replay, rates)
-    if model is not None:
-        text = f"-md {shlex.quote(model)} {text}"
-    notes += [checked_note(CHECKED), coverage_note(fits), origin_note(fits)]
-    drafter = "" if model is not None or method in WITHOUT_MODEL else f"-md {DRAFTER} "
-    launch = f"llama-server -m {shlex.quote(target)} -np {fits[-1].batch} {drafter}{text}"
-    return Export(text, ".txt", "", tuple(notes), launch=launch)
+def write(job: ExportJob) -> Export:
+    """Return options of `llama-server` that draft the planned chain."""
+    length, method = job.length(), str(job.method)
+    slots = job.fits[-1].batch
+    text = f"--spec-type {method} {draft_options(method, length, slots=slots)}"
+    job.notes += _method_notes(method, length, job.kind)
+    if job.replay is not None:
+        text += f" --spec-synth-rates {','.join(f'{rate:.{DIGITS}f}' for rate in job.imposed_rates(length))}"
+    if job.model is not None:
+        text = f"-md {shlex.quote(job.model)} {text}"
+    named = job.model is not None or method in LENGTHS or method == "draft-mtp"
+    drafter = "" if named else f"-md {DRAFTER} "
+    return Export(text, ".txt", launch=f"llama-server -m {shlex.quote(job.target)} -np {slots} {drafter}{text}")
 
 
 def draft_options(method: str, length: int, *, slots: int) -> str:
@@ -135,7 +67,7 @@ def draft_options(method: str, length: int, *, slots: int) -> str:
 
 def _method_notes(method: str, length: int, kind: object) -> list[str]:
     if method in CLAMPED:
-        return [f"{ENGINE} drafts no more than {method} was trained for; check its log for a length below {length}"]
+        return [f"{TITLE} drafts no more than {method} was trained for; check its log for a length below {length}"]
     if method in LENGTHS and kind == "prompt-lookup:llama.cpp":
         return [
             f"set --spec-ngram-simple-size-n to N of the drafter's name (default 12), at most {length}: "
@@ -143,7 +75,40 @@ def _method_notes(method: str, length: int, kind: object) -> list[str]:
         ]
     if method in LENGTHS:
         return [
-            f"{ENGINE} {method} matches a fixed number of tokens (see its size-n or n-match option), takes one piece "
+            f"{TITLE} {method} matches a fixed number of tokens (see its size-n or n-match option), takes one piece "
             "of the text, and drafts nothing where nothing matches; treeopt's prompt lookup always drafts something"
         ]
     return []
+
+
+def _shortest_draft(trace: Trace) -> tuple[Constraint, ...]:
+    """Return the rule of `ngram-simple`, which drops drafts that are shorter than the tokens that must match."""
+    least = look(trace.meta, "drafter", "least")
+    return (DepthAtLeast(least, source="common/ngram-map.cpp drops shorter drafts"),) if type(least) is int else ()
+
+
+def _ngram(*kinds: str) -> Method:
+    return Method.of(*kinds, model="none", rules=(LONGEST_NGRAM,))
+
+
+ENTRY = Engine(
+    name="llama.cpp",
+    title=TITLE,
+    rules=(ChainOnly(source="llama-server takes only lengths, common/arg.cpp"),),
+    rules_of_trace=_shortest_draft,
+    methods={  # values of `--spec-type` whose length can be set
+        "draft-simple": Method.of("language-model"),
+        "draft-eagle3": Method.of("eagle3"),
+        "draft-mtp": Method.of("mtp"),
+        "draft-dflash": Method.of("dflash"),
+        "draft-dspark": Method.of("dspark"),
+        "ngram-simple": _ngram("prompt-lookup:llama.cpp", "prompt-lookup"),
+        "ngram-map-k": _ngram("prompt-lookup"),
+        "ngram-map-k4v": _ngram("prompt-lookup"),
+        "ngram-mod": _ngram("prompt-lookup"),
+    },
+    write=write,
+    checked=f"the code of {TITLE}, common/arg.cpp and common/speculative.cpp",
+    takes=(*SHARED, "replay"),
+    driver="treeopt.engines.llama_cpp.driver:LlamaCpp",
+)

@@ -12,96 +12,102 @@ of them are then accepted, with the same texts. `--no-spec-draft-backend-samplin
 slots, mends that; `--engine-args "--spec-draft-backend-sampling"` brings the default back.
 """
 
+import shutil
 import subprocess
-import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from treeopt.engines.connections.completions_client import Records
 from treeopt.engines.connections.launched_servers import LaunchedServers
-from treeopt.engines.connections.server_pool import ALIVE, Launch
-from treeopt.engines.connections.streamed_steps import TIMEOUT_S
-from treeopt.engines.driver import Draft, EngineRequest, EngineStep
+from treeopt.engines.connections.server_pool import Launch, Running
+from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
 from treeopt.engines.llama_cpp import draft_options
 from treeopt.errors import EngineError, UsageError
 
+SERVER = "llama-server"
 VERSION_S = 10.0  # longest time that `--version` may take
-SLOTS = 8  # rows, the largest concurrency; each has a share of the context
+NGRAM_SIMPLE = "ngram-simple"  # the method of prompt lookup
 
 
 class LlamaCpp(LaunchedServers):
-    """llama-server processes, launched by draft length."""
+    """llama-server processes, launched by draft length; each has as many slots as requests may be in flight."""
 
-    def __init__(
-        self,
-        executable: Path | str,
-        target: Path | str,
-        *,
-        method: str | None = None,
-        drafter: Path | str | None = None,
-        match: int | None = None,
-        arguments: Sequence[str] = (),
-        slots: int = SLOTS,
-        environment: Mapping[str, str] | None = None,
-        alive: int = ALIVE,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
+    title = SERVER
+
+    def __init__(self, settings: DriverSettings) -> None:
         """Describe the launches; nothing is started yet.
 
         Args:
-            executable: llama-server.
-            target: GGUF file of the target.
-            method: value of `--spec-type`, such as draft-eagle3 or ngram-simple; None: plain decoding only.
-            drafter: GGUF file of the drafter, for methods that need one.
-            match: tokens that ngram-simple matches; None: its default, 12. A draft shorter than this is dropped.
-            arguments: further arguments of llama-server.
-            slots: largest concurrency.
-            environment: variables beside those of this process.
-            alive: servers at a time.
-            timeout_s: longest time that a server may take to start, and then to send anything.
+            settings: `method` is a value of `--spec-type`, such as draft-eagle3; None: plain decoding only.
+
+        Raises:
+            UsageError: a prompt lookup that llama.cpp lacks.
+            EngineError: no llama-server.
         """
-        super().__init__(alive=alive, timeout_s=timeout_s)
-        self._command = [str(executable), "-m", str(target), "--host", "127.0.0.1", "-np", str(slots), "--no-webui"]
-        self._method, self._drafter, self._slots, self._match = method, drafter, slots, match
-        self._arguments, self._environment = tuple(arguments), dict(environment or {})
-        self.meta = {
-            "name": "llama.cpp",
-            "method": method,
-            **({} if match is None else {"match": match}),
-            "arguments": list(self._arguments),
-        }
+        rule = settings.lookup_rule("llama.cpp", methods=(NGRAM_SIMPLE,), method=settings.method)
+        self._match = None if rule is None else rule["size"]  # tokens that ngram-simple matches; None: its default, 12
+        self._method = settings.method if rule is None else NGRAM_SIMPLE
+        self._drafter = settings.drafter if rule is None else None
+        self._program = str(llama_server(settings.python))
+        match = {} if self._match is None else {"match": self._match}
+        super().__init__(settings, drafts=self._method is not None, method=self._method, **match)
 
     def _launch(self, length: int) -> Launch:
-        command = [*self._command]
+        slots = self.settings.concurrency
+        command = [self._program, "-m", self.settings.target, "--host", "127.0.0.1", "-np", str(slots), "--no-webui"]
         if length:
             method = str(self._method)
-            command += ["--spec-type", method, *draft_options(method, length, slots=self._slots).split()]
+            command += ["--spec-type", method, *draft_options(method, length, slots=slots).split()]
             command += [] if self._match is None else ["--spec-ngram-simple-size-n", str(self._match)]
-            command += [] if self._drafter is None else ["-md", str(self._drafter)]
-        return Launch("llama-server", [*command, *self._arguments], environment=self._environment, ready="/health")
+            command += [] if self._drafter is None else ["-md", self._drafter]
+        return Launch(SERVER, [*command, *self._arguments], ready="/health")
+
+    def _version(self, server: Running) -> str | None:
+        """Return the version that the program prints; None if it prints none."""
+        try:
+            done = subprocess.run(  # noqa: S603 - the engine that the user named
+                [self._program, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        lines = (done.stdout + done.stderr).splitlines()
+        return next((line.partition("version: ")[2][:80] for line in lines if line.startswith("version: ")), None)
 
     def decode(self, requests: Sequence[EngineRequest], *, draft: Draft, concurrency: int) -> Iterator[EngineStep]:
         """See `Driver.decode`.
 
         Raises:
-            UsageError: a tree, drafted tokens without a method, or more requests in flight than slots.
+            UsageError: as `LaunchedServers.decode` does, or more requests in flight than slots.
         """
-        if not isinstance(draft, int):
-            raise UsageError("llama-server verifies chains, not trees: give draft lengths")
-        if draft and self._method is None:
-            raise UsageError(f"llama.cpp needs a drafter for a draft of {draft}: give --method, and --engine-drafter")
-        if concurrency > self._slots:
-            raise UsageError(f"{concurrency} requests in flight, llama-server was given {self._slots} slots")
-        server = self._servers.server(draft)
-        if "version" not in self.meta:
-            self.meta = {**self.meta, "version": _version(self._command[0])}
-        client, began_s = server.client, time.monotonic()
+        slots = self.settings.concurrency
+        if concurrency > slots:
+            raise UsageError(f"{concurrency} requests in flight, {SERVER} was given {slots} slots")
+        yield from super().decode(requests, draft=draft, concurrency=concurrency)
 
-        def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
-            return token_steps(client.events("/completion", _body(request, lane)), number, began_s, where=client.url)
+    def _steps(
+        self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
+    ) -> Generator[EngineStep, None, None]:
+        client = server.client
+        return token_steps(client.events("/completion", _body(request, lane)), number, began_s, where=client.url)
 
-        yield from self._decoded(server, requests, ask, concurrency=concurrency)
+
+def llama_server(python: Path | None) -> Path:
+    """Return the path of llama-server: in the environment of an interpreter, or on the PATH.
+
+    Raises:
+        EngineError: it is not there.
+    """
+    if python is None:
+        found = shutil.which(SERVER)
+        if found is None:
+            raise EngineError(f"{SERVER} is not on the PATH; --engine-python names the environment that holds it")
+        return Path(found)
+    beside = Path(python).parent
+    for place in (beside, *sorted(beside.parent.glob("lib/python*/site-packages/*/bin")), *beside.parent.glob("bin")):
+        if (place / SERVER).is_file():
+            return place / SERVER
+    raise EngineError(f"{SERVER} is not in the environment of {python}")
 
 
 def _body(request: EngineRequest, lane: int) -> dict[str, Any]:
@@ -116,18 +122,6 @@ def _body(request: EngineRequest, lane: int) -> dict[str, Any]:
         "id_slot": lane,
         "ignore_eos": request.ignore_stop,
     }
-
-
-def _version(executable: str) -> str | None:
-    """Return the version that the program prints; None if it prints none."""
-    try:
-        done = subprocess.run(  # noqa: S603 - the engine that the user named
-            [executable, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = (done.stdout + done.stderr).splitlines()
-    return next((line.partition("version: ")[2][:80] for line in lines if line.startswith("version: ")), None)
 
 
 def _milliseconds(counts: Mapping[str, Any]) -> float:

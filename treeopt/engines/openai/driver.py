@@ -3,16 +3,20 @@
 The server decides the draft length, so each address is given with the length that its server runs.
 """
 
+import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from treeopt.engines.connections.completions_client import CompletionsClient
 from treeopt.engines.connections.concurrent_requests import in_flight
-from treeopt.engines.connections.streamed_steps import TIMEOUT_S, steps_of
-from treeopt.engines.driver import Count, Draft, EngineRequest, EngineStep
+from treeopt.engines.connections.streamed_steps import steps_of
+from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
 from treeopt.errors import UsageError
+
+KEY = "OPENAI_API_KEY"  # environment variable with the bearer token of a remote server
 
 
 class OpenAI:
@@ -24,29 +28,22 @@ class OpenAI:
 
     tree_requests = 0
 
-    def __init__(
-        self,
-        urls: Mapping[int, str],
-        *,
-        model: str | None = None,
-        key: str | None = None,
-        timeout_s: float = TIMEOUT_S,
-        count: Count | None = None,
-    ) -> None:
+    def __init__(self, settings: DriverSettings) -> None:
         """Name the servers; nothing is sent yet.
 
         Args:
-            urls: address by draft length, 0 for plain decoding.
-            model: name of the model; None: the first that each server offers.
-            key: bearer token.
-            timeout_s: longest wait for the next piece of an answer.
-            count: counts the tokens of a text, for servers that do not report them.
+            settings: `urls` holds addresses by draft length, 0 for plain decoding. A `target` that is a folder here has
+                no name there: then the first model that each server offers is asked. OPENAI_API_KEY is sent along.
 
         Raises:
             EngineError: not an address.
         """
-        self._clients = {length: CompletionsClient(url, key=key, timeout_s=timeout_s) for length, url in urls.items()}
-        self._model, self._count = model, count
+        urls, key = settings.urls or {}, os.environ.get(KEY)
+        self._clients = {
+            length: CompletionsClient(url, key=key, timeout_s=settings.timeout_s) for length, url in urls.items()
+        }
+        self._model = None if Path(settings.target).exists() else settings.target
+        self._count = settings.count
         self.meta: Mapping[str, Any] = {"name": "openai", "urls": {str(length): url for length, url in urls.items()}}
 
     def __enter__(self) -> Self:

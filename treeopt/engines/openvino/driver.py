@@ -15,6 +15,7 @@ first asked for. Facts about OpenVINO GenAI 2026.4.1 that a reader of its steps 
 * It may die after some hundred runs ("free(): invalid next size"). The next run starts it again.
 """
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,17 +24,19 @@ from typing import Any, Self
 
 from treeopt.constraints.size_rules import pool
 from treeopt.engines.connections.worker_process import GRACE_S, WorkerProcess
-from treeopt.engines.driver import Draft, EngineRequest, EngineStep
+from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
 from treeopt.engines.model_files import model_name
 from treeopt.engines.openvino import TREES
-from treeopt.errors import EngineError
+from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree
 
 NAME = "OpenVINO GenAI"
 WORKER = Path(__file__).with_name("worker.py")
 PROTOCOL = 1  # the worker's docstring states it
 INSTALL = "pip install openvino-genai==2026.4.1.0"
-TIMEOUT_S = 600.0
+DEVICE = "CPU"  # OpenVINO's name
+LOOKUP = re.compile(r"prompt-lookup(?::([1-9]\d?))?")
+LONGEST = 3  # tokens that prompt lookup matches, where the method does not say
 PLAIN, DRAFTING = "plain", "drafting"
 
 
@@ -42,49 +45,23 @@ class OpenVino:
 
     tree_requests = TREES.requests or sys.maxsize
 
-    def __init__(
-        self,
-        python: Path | str,
-        model: Path | str,
-        *,
-        draft_model: Path | str | None = None,
-        lookup_ngram: int | None = None,
-        device: str = "CPU",
-        properties: Mapping[str, Any] | None = None,
-        scheduler: Mapping[str, Any] | None = None,
-        timeout_s: float = TIMEOUT_S,
-        grace_s: float = GRACE_S,
-    ) -> None:
+    def __init__(self, settings: DriverSettings, *, grace_s: float = GRACE_S) -> None:
         """Keep the settings; `__enter__` starts the worker.
 
         Args:
-            python: the interpreter that has `openvino_genai`.
-            model: folder of the exported target.
-            draft_model: folder of the exported drafter, a language model or an EAGLE-3 head.
-            lookup_ngram: tokens of the longest n-gram that prompt lookup searches for.
-            device: OpenVINO's name of the device.
-            properties: properties of the device, such as `INFERENCE_NUM_THREADS` and `KV_CACHE_PRECISION`; the engine's
-                cache has 8 bits on a CPU unless this says `f32`.
-            scheduler: fields of `SchedulerConfig`, such as `cache_size` in GB.
-            timeout_s: longest wait for an answer: for a start, for loading a model, between two steps.
+            settings: `method` is prompt-lookup, prompt-lookup:N, or None for a draft model; `arguments` holds
+                properties of the device as NAME=VALUE words, such as INFERENCE_NUM_THREADS=2. The engine's cache has 8
+                bits on a CPU unless KV_CACHE_PRECISION says `f32`.
             grace_s: see `WorkerProcess`.
 
         Raises:
-            EngineError: both a draft model and prompt lookup are given, or an n-gram shorter than 1.
+            UsageError: no interpreter, a property without a value, or a method that contradicts the drafter's name.
         """
-        if draft_model is not None and lookup_ngram is not None:
-            raise EngineError(f"{NAME} runs a draft model or prompt lookup, not both; give one of them")
-        if lookup_ngram is not None and lookup_ngram < 1:
-            raise EngineError(f"lookup_ngram must be at least 1, got {lookup_ngram}")
-        self._python = str(python)
-        self._model = str(model)
-        self._draft_model = None if draft_model is None else str(draft_model)
-        self._lookup_ngram = lookup_ngram
-        self._device = device
-        self._properties = dict(properties or {})
-        self._scheduler = dict(scheduler or {})
-        self._timeout_s = timeout_s
-        self._grace_s = grace_s
+        self._properties = _properties(settings.words)
+        self._lookup_ngram = _longest_match(settings)
+        self._python, self._model = settings.interpreter, settings.target
+        self._draft_model = None if self._lookup_ngram else settings.drafter
+        self._timeout_s, self._grace_s = settings.timeout_s, grace_s
         self._worker: WorkerProcess | None = None
         self._entered = False
         self._versions: dict[str, str] = {}
@@ -101,9 +78,9 @@ class OpenVino:
             "model": model_name(self._model),
             "draft_model": None if self._draft_model is None else model_name(self._draft_model),
             "lookup_ngram": self._lookup_ngram,
-            "device": self._device,
+            "device": DEVICE,
             "properties": self._properties,
-            "scheduler": self._scheduler,
+            "scheduler": {},
         }
 
     def __enter__(self) -> Self:
@@ -214,9 +191,9 @@ class OpenVino:
                 "pipeline": pipeline,
                 "model": self._model,
                 "draft_model": self._draft_model if pipeline == DRAFTING else None,
-                "device": self._device,
+                "device": DEVICE,
                 "properties": {**self._properties, **({"prompt_lookup": True} if lookup else {})},
-                "scheduler": self._scheduler,
+                "scheduler": {},
             }
         )
         answer = self._answer(worker)
@@ -267,6 +244,39 @@ class OpenVino:
         self._decoding = False
         if worker is not None:
             worker.close()
+
+
+def _properties(words: Sequence[str]) -> dict[str, Any]:
+    """Return properties of the device, NAME=VALUE each.
+
+    >>> _properties(["KV_CACHE_PRECISION=f32", "INFERENCE_NUM_THREADS=2"])
+    {'KV_CACHE_PRECISION': 'f32', 'INFERENCE_NUM_THREADS': 2}
+    """
+    pairs = [word.partition("=") for word in words]
+    wrong = next((name for name, equals, _ in pairs if not equals), None)
+    if wrong is not None:
+        raise UsageError(f"--engine-args of openvino are NAME=VALUE, such as KV_CACHE_PRECISION=f32, got {wrong!r:.60}")
+    return {name: int(value) if value.isdecimal() and len(value) < 20 else value for name, _, value in pairs}
+
+
+def _longest_match(settings: DriverSettings) -> int | None:
+    """Return N of OpenVINO's prompt lookup, which is vLLM's rule with matches of N tokens down to 1; None: none."""
+    given = LOOKUP.fullmatch(settings.method or "")
+    if settings.method is not None and given is None:
+        raise UsageError(f"--method of openvino is prompt-lookup or prompt-lookup:N, got {settings.method!r:.60}")
+    if settings.drafter is not None and given is None:
+        return None
+    words = () if settings.method is None else (settings.method,)
+    rule = settings.lookup_rule("vllm", methods=words, method=settings.method)
+    if rule is None:
+        return None if given is None else int(given[1] or LONGEST)
+    if rule["shortest"] != 1 or (given is not None and given[1] and int(given[1]) != rule["longest"]):
+        method = settings.method or "prompt-lookup"
+        raise UsageError(
+            f"--drafter {settings.lookup} is not {method} of openvino, which matches N tokens down to 1: "
+            "name prompt-lookup:vllm:1-N"
+        )
+    return rule["longest"]
 
 
 def _tree_settings(tree: DynamicTree) -> dict[str, int]:

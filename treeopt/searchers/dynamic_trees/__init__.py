@@ -4,5 +4,4 @@
 * `settings_grid`: the settings that a kind tries, replayed one by one.
 * `cost_aware_fit`: the fit of the policy that drafts and verifies while it pays.
 * `step_prices`: seconds of replayed steps, with padding of trees of different sizes.
-* `oracle_bound`: an upper bound on the speed of any policy on the same candidates.
 """

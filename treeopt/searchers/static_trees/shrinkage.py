@@ -3,8 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.searchers.static_trees.back_off import BackOff, kinds_below
-from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes
+from treeopt.searchers.static_trees.best_first import BackOff, Frontier, count_prefixes, kinds_below
 from treeopt.traces.trace import Trace
 
 # Stronger shrinkage gains little on few anchors and costs on many: data/benchmarks/small_data.json.

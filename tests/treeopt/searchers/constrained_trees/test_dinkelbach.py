@@ -29,7 +29,7 @@ from treeopt.constraints import (
     joined,
 )
 from treeopt.cost_model import CostParts
-from treeopt.errors import CostError, EngineError, UsageError
+from treeopt.errors import CostError, EngineError
 from treeopt.searchers.constrained_trees.choose_method import fitting
 from treeopt.searchers.constrained_trees.dinkelbach import Refined, refine
 from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes
@@ -182,19 +182,3 @@ def test_costs_that_know_no_widths_leave_nothing_to_refine():
     found = refine(pool, parts, [], nodes=63, depth=8, work=30)
     assert found.rate == pytest.approx(best, rel=1e-9)
     assert found.bound <= best * 1.01
-
-
-# --- refusals
-
-
-def test_what_cannot_be_asked():
-    pool = pool_of({(0,): 0.5})
-    parts = CostParts(np.array([np.inf, np.inf, 1.0]), np.array([[0.0, 1.0]]))
-    with pytest.raises(UsageError, match="positive"):
-        refine(pool, parts, [], nodes=1, depth=1, work=0)
-    with pytest.raises(EngineError, match="`depth at least 2`"):
-        refine(pool, parts, [DepthAtLeast(2, SOURCE)], nodes=1, depth=3)
-    with pytest.raises(CostError, match="known cost"):
-        refine(pool, CostParts(np.array([1.0, 1.0]), np.array([[0.0, 1.0]])), [], nodes=1, depth=1)
-    with pytest.raises(CostError, match="must take time"):
-        refine(pool, CostParts(np.array([0.0, 0.0, 0.0]), np.array([[0.0, 0.0]])), [], nodes=1, depth=1)

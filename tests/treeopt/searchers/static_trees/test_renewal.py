@@ -15,7 +15,7 @@ from treeopt.errors import UsageError
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.renewal import improve, ready
+from treeopt.searchers.static_trees.local_search import improve, ready
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree

@@ -41,8 +41,7 @@ EXAMPLES = examples(
 @general.verbose
 def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: int, as_json: bool) -> None:
     """Describe a trace or a folder of shards: size, models, acceptance by depth, repeated text, what to beware of."""
-    from treeopt.results.learning_curves import curve_record
-    from treeopt.results.trace import describe
+    from treeopt.results.trace import curve_record, describe
 
     trace = load_file_or_shards(trace_file, ranks_only=True)
     ranked = with_drawn_ranks(trace, seed)

@@ -1,0 +1,95 @@
+"""The kind of a drafter, by its configuration: as treeopt, the projects and the engines write it."""
+
+import json
+
+import pytest
+
+from simulate.model_sizes.drafter_kinds import kind_by_layers, kind_of_drafter
+from simulate.whatif.priced_devices import drafter_kind
+from tests.helpers.command_line import done, refused, run, small_trace
+from treeopt.errors import CostError, UsageError
+from treeopt.storage.atomic_files import shipped
+from treeopt.traces.trace import save_trace
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (LLAMA | {"num_hidden_layers": 1}, None),
+        ({"architectures": ["EagleLlamaForCausalLM"], "model_type": "llama"}, "eagle"),
+        ({"architectures": ["LlamaForCausalLMEagle"]}, "eagle"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "eagle3"),
+        ({"architectures": ["Eagle3LlamaForCausalLM"]}, "eagle3"),
+        ({"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}, "eagle3"),
+        ({"model_type": "eagle", "architectures": ["EAGLEModel"]}, "eagle"),
+        (LLAMA | {"draft_vocab_size": 32000}, "eagle3"),
+        ({"medusa_num_heads": 5, "medusa_num_layers": 1}, "medusa"),
+        ({"model_type": "medusa", "num_heads": 5}, "medusa"),
+        ({"hydra_num_heads": 4, "hydra_head_arch": "mlp"}, "hydra"),
+        ({"treeopt_drafter": {"kind": "ngram"}}, "ngram"),
+    ],
+)
+def test_kinds_of_configurations(config, kind):
+    assert kind_of_drafter(config) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("eagle", "eagle"), ("hass", "eagle"), ("coral", "eagle"), ("eagle3", "eagle3"), ("medusa", "medusa"),
+     ("hydra", "hydra"), ("hydra-plus", "hydra"), ("unigram", "ngram"), ("llama", None)],
+)  # fmt: skip
+def test_kinds_of_the_shipped_folders(name, kind):
+    assert kind_of_drafter(shipped("models") / f"stdlib-{name}") == kind
+
+
+def test_layers_tell_where_no_name_does():
+    assert kind_by_layers({"num_hidden_layers": 1}) == "eagle"
+    assert kind_by_layers("8b") == "language-model"
+    assert kind_by_layers({}) is None
+
+
+def test_the_option_comes_before_the_configuration_before_the_trace(tmp_path):
+    trace = small_trace()  # of Medusa
+    eagle3 = {"architectures": ["LlamaForCausalLMEagle3"]}
+    assert drafter_kind(trace, None) == ("medusa", [])
+    assert drafter_kind(trace, "medusa", eagle3) == ("medusa", [])
+    kind, (warning,) = drafter_kind(trace, None, eagle3)
+    assert (kind, warning) == ("eagle3", "the trace records drafter kind medusa, but eagle3 is priced")
+    assert drafter_kind(trace, None, LLAMA | {"num_hidden_layers": 1}) == ("medusa", [])
+    silent = small_trace(meta={"verification": "greedy", "temperature": 0.0})
+    assert drafter_kind(silent, None, LLAMA | {"num_hidden_layers": 30}) == ("language-model", [])
+    with pytest.raises(UsageError, match="does not record its drafter's kind"):
+        drafter_kind(silent, None, {})
+    with pytest.raises(CostError, match="none"):
+        drafter_kind(silent, None, tmp_path / "none")
+
+
+def test_whatif_prices_short_names_and_recognises_drafters(tmp_path):
+    save_trace(small_trace(meta={"verification": "greedy", "temperature": 0.0}), tmp_path / "t.npz")
+    words = (
+        "whatif",
+        "--trace",
+        tmp_path / "t.npz",
+        "--hardware",
+        "h100",
+        "--batch",
+        "1",
+        "--max-nodes",
+        "3",
+        "--json",
+    )
+    record = json.loads(done(*words, "--json", "--target", "8b", "--drafter", "1B").stdout)
+    assert record["meta"]["settings"]["kind"] == "language-model"
+    folder = shipped("models") / "stdlib-eagle3"
+    small = json.loads(
+        done(*words, "--json", "--target", shipped("models") / "stdlib-llama", "--drafter", folder).stdout
+    )
+    assert small["meta"]["settings"]["kind"] == "eagle3"
+    lookup = json.loads(done(*words, "--json", "--target", "8b", "--drafter", "prompt-lookup").stdout)
+    assert lookup["meta"]["settings"]["kind"] == "prompt-lookup"
+    plans = tmp_path / "profiles"
+    done(*words, "--target", "8b", "--drafter", "1b", "--profiles", plans)
+    assert json.loads((plans / "h100-sxm.json").read_text())["meta"]["target"]["name"] == "8b"
+    refused(run(*words, "--kind", "medusa", "--target", "9b"), "9b: No such file", "or a shape (toy,")

@@ -1,0 +1,182 @@
+"""The parts of the page that show an answer, made of marimo's own; what comes from files or controls is escaped."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from treeopt.charts.chart_files import Figure
+from treeopt.charts.latency_charts import throughput_and_latency
+from treeopt.charts.page_charts import accepted_shares
+from treeopt.charts.speedup_charts import speedups
+from treeopt.charts.theme import DARK, LIGHT, themed_spec
+from treeopt.charts.trace_charts import tau_by_nodes
+from treeopt.charts.tree_chart import tree_picture
+from treeopt.engines.export import Export
+from treeopt.errors import TraceError, TreeoptError
+from treeopt.explore.answers import Answer
+from treeopt.explore.questions import Device
+from treeopt.notebook.value_html import table_html
+from treeopt.replay.sampled_rules import with_drawn_ranks
+from treeopt.results.blocks import Line, Table
+from treeopt.results.kinds import RESULTS
+
+if TYPE_CHECKING:
+    import altair as alt
+    from marimo import Html
+
+STEP_TIMES = "Step times:"  # beginning of the condition that says where they come from
+STYLE = f"<style>.figures{{{LIGHT.properties()}}}.dark .figures{{{DARK.properties()}}}</style>"
+
+
+def header() -> "Html":
+    """Return the head of the page, with the colours of charts."""
+    from marimo import Html, vstack
+
+    return vstack([Html(f"<h1>treeopt explore</h1>{STYLE}"), words(["The answer is what `treeopt search` says."])])
+
+
+def words(lines: Iterable[str], *, role: str = "") -> "Html":
+    """Return sentences, one below the other, their commands as code.
+
+    Args:
+        lines: the sentences.
+        role: of the part, for screen readers.
+    """
+    from marimo import Html
+
+    told = (re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(line, quote=False)) for line in lines)
+    return Html(f'<div class="words" role="{role or "note"}">{"".join(f"<p>{line}</p>" for line in told)}</div>')
+
+
+def failure(error: TreeoptError) -> "Html":
+    """Return an error in one line."""
+    from marimo import callout
+
+    return callout(words([" ".join(str(error).split())], role="alert"), kind="danger")
+
+
+def searching(*, policies: bool) -> "Html":
+    """Return what stands there while a search runs; the style hides the last answer meanwhile."""
+    from marimo import Html
+
+    long = " Dynamic trees are replayed one by one, which takes up to a minute or two." if policies else ""
+    return Html(f'<p class="searching" role="status">Searching …{long}</p>')
+
+
+def headline(answer: Answer, batch: int) -> "Html":
+    """Return the answer: the sentence of one batch size in front, then its check, then the other sizes."""
+    from marimo import Html, callout, vstack
+
+    place = [entry.batch for entry in answer.plan.entries].index(batch)
+    lines = list(RESULTS["plan"].answers(answer.plan))
+    first = Html(f'<h2 class="headline">{escape(lines.pop(place), quote=False)}</h2>')
+    check = [answer.checks[batch]] if batch in answer.checks else []
+    return callout(vstack([first, words([*check, *lines], role="status")]))
+
+
+def configurations(answer: Answer, batch: int) -> "Html":
+    """Return the table of a batch size's configurations with its notes; the first row is the choice."""
+    blocks = [
+        block for block in RESULTS["plan"].blocks(answer.plan) if isinstance(block, Table) or block.kind == "note"
+    ]
+    start = [block.title if isinstance(block, Table) else "" for block in blocks].index(f"batch {batch}")
+    after = (place for place in range(start + 1, len(blocks)) if isinstance(blocks[place], Table))
+    table, *notes = blocks[start : next(after, len(blocks))]
+    assert isinstance(table, Table)
+    return shown([replace(table, title=f"Configurations at batch {batch}"), *notes])
+
+
+def shown(blocks: Iterable[Table | Line]) -> "Html":
+    """Return tables and sentences."""
+    from marimo import Html, vstack
+
+    return vstack([Html(table_html(b)) if isinstance(b, Table) else words([b.text]) for b in blocks])
+
+
+def figures(charts: "Iterable[alt.LayerChart]") -> "Html":
+    """Return charts beside one another, each under its title and over its conditions."""
+    from marimo import Html
+
+    return Html(f'<div class="figures">{"".join(map(_figure, charts))}</div>')
+
+
+def _figure(chart: "alt.LayerChart") -> str:
+    import altair as alt
+    from marimo import as_html
+
+    figure = Figure.of(chart)
+    drawn = alt.LayerChart.from_dict(themed_spec(figure.spec))
+    drawn.usermeta = {"embedOptions": {"renderer": "svg", "actions": False}}  # colours of the page need SVG
+    return (
+        f"<figure><h3>{escape(figure.title)}</h3>{as_html(drawn).text}"
+        f"<figcaption>{words(figure.conditions).text}</figcaption></figure>"
+    )
+
+
+def charts_of(answer: Answer, batch: int) -> "Iterator[alt.LayerChart]":
+    """Yield the charts of an answer; the tree is that of a batch size.
+
+    Without a tree, none is drawn; tau by nodes is left out where the trace's rule accepts several siblings.
+    """
+    plan, tree = answer.plan, answer.plan.entry(batch).choice.tree
+    replayed = with_drawn_ranks(answer.trace, 0)
+    yield speedups(plan)
+    with suppress(TraceError):
+        yield tau_by_nodes(replayed, named={"chosen tree": tree} if tree else {})
+    yield throughput_and_latency(plan)
+    if tree:
+        yield tree_picture(tree, accepted=accepted_shares(tree, replayed))
+
+
+def exported(export: Export | TreeoptError | None, engine: str | None) -> "Html":
+    """Return what an engine gets and how it is started, why it gets nothing, or what to do to get it."""
+    from marimo import plain_text, vstack
+
+    if export is None:
+        none = f"There is no exporter for {engine}: download the plan."
+        return words([none if engine else "Choose an engine to get its configuration."])
+    if isinstance(export, TreeoptError):
+        return failure(export)
+    launch = [words(["To start the engine:"]), plain_text(export.launch)] if export.launch else []
+    return vstack([plain_text(export.text), *launch, words(map(_sentence, export.notes))])
+
+
+def footnotes(answer: Answer) -> "Html":
+    """Return warnings and conditions; details are folded."""
+    from marimo import Html, accordion, callout, vstack
+
+    memory = [f"Batch {batch} does not fit the memory of the device." for batch in answer.too_large]
+    warned = list(dict.fromkeys((*memory, *map(_sentence, answer.warnings))))
+    blocks = RESULTS["plan"].blocks(answer.plan)
+    lines = [block for block in blocks if isinstance(block, Line) and block.kind == "condition"]
+    if isinstance(answer.question.steps, Device):
+        lines = [_priced(answer.question.steps), *(line for line in lines if not line.text.startswith(STEP_TIMES))]
+    conditions = [*map(_sentence, answer.notes), *(line.text for line in lines if not line.detail)]
+    details = {"How this was found": words(line.text for line in lines if line.detail)}
+    warnings = [callout(words(warned), kind="warn", title="Warnings")] if warned else []
+    return vstack([*warnings, Html("<h3>Conditions</h3>"), words(conditions), accordion(details)])
+
+
+def _priced(device: Device) -> Line:
+    """Return where the step times of a device come from."""
+    sizes = f"its data sheet and the sizes of {device.target}, {device.context} tokens in the cache"
+    return Line("condition", f"{STEP_TIMES} predicted for {device.hardware} from {sizes}; nothing was measured.")
+
+
+def panel(*groups: Mapping[str, Any]) -> "Html":
+    """Return the controls, a group below the other."""
+    from marimo import vstack
+
+    return vstack([vstack(list(group.values()), gap=1) for group in groups if group], gap=1.5)
+
+
+def _sentence(line: str) -> str:
+    """Return a message of the library as a sentence.
+
+    >>> _sentence("record more domains")
+    'Record more domains.'
+    """
+    return f"{line[:1].upper()}{line[1:].removesuffix('.')}."
