@@ -43,15 +43,19 @@ def _(controls, offer, trace):
 
 
 @app.cell
-def _(MEASURED, answers, depth, limits, measured, mo, offer, answer_parts, predicted, source):
-    known = {**source.value, **measured.value}
-    policies = answers.takes_policies(known, offer)
-    steps = measured if source.value["source"] == MEASURED else predicted
-    asked = {name: element for name, element in limits.elements.items() if policies or name != "dynamic"}
-    asked = {"depth": depth, **asked}
-    order = ("batches", "engine", "objective", "nodes", "depth", "tpot", "dynamic", "price")
-    asked = {name: asked[name] for name in order if name in asked}
-    mo.Html(f'<div class="panel">{answer_parts.panel(source.elements, steps.elements, asked)}</div>')
+def _(MEASURED, answer_parts, answers, depth, limits, measured, offer, predicted, source):
+    policies = answers.takes_policies({**source.value, **measured.value}, offer)
+    by_profile = source.value["source"] == MEASURED
+    of_trees = ("batches", "engine", "objective", "nodes")
+    answer_parts.panel(
+        (True, source.elements),
+        (by_profile, measured.elements),
+        (not by_profile, predicted.elements),
+        (True, {**{name: limits.elements[name] for name in of_trees}, "depth": depth}),
+        (True, {"tpot": limits.elements["tpot"]}),
+        (policies, {"dynamic": limits.elements["dynamic"]}),
+        (True, {"price": limits.elements["price"]}),
+    )
     return (policies,)
 
 
