@@ -17,7 +17,7 @@ import torch
 import yaml
 from click.testing import CliRunner
 
-from executor.verification.acceptance_rules import RULES, make_rule
+from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.benchmarks.bench_coverage import bias_table, table
 from tests.helpers import gpu_tables
@@ -38,6 +38,7 @@ from tests.helpers.console_blocks import (
     workplace,
 )
 from tests.helpers.slow_params import slow_unless
+from treeopt.acceptance_rules import RULES
 from treeopt.cli import main
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in PAGES}

@@ -3,15 +3,13 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from treeopt.acceptance_rules import RULES
 from treeopt.errors import UsageError
 from treeopt.settings import Settings, setting
 
 if TYPE_CHECKING:
     from executor.target.target_model import Target
     from executor.verification.acceptance_rules import Rule
-
-# As executor.verification.acceptance_rules has them, which would load torch.
-RULES = ("greedy", "sample-and-match", "point-mass", "leviathan", "block", "specinfer", "sequoia", "typical")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +18,7 @@ class Sampling(Settings):
 
     rule: str | None = setting(
         None,
-        choices=RULES,
+        choices=lambda: tuple(RULES),
         help="Verification rule; default greedy, or sample-and-match at a temperature above 0.",
     )
     temperature: float = setting(0.0, least=0, help="Sampling temperature; 0: greedy.")
