@@ -4,13 +4,14 @@
 first used, so that importing treeopt takes no time. The rooms, in the order of import:
 
 * `errors`, `registry`, `settings`, `defaults`: the errors, registries of kinds, settings of questions, their defaults.
+* `acceptance_rules`: the rules that decide which drafted tokens are accepted, by name.
 * `tree`, `cost_model`: the tree, the protocol of step times.
 * `value_methods`: methods that values share: HTML for notebooks, plots, files.
 * `storage`, `statistics`: files and provenance; estimates with intervals.
 * `traces`, `tree_files`: what a drafter gets right, and importers of other programs' figures; other programs' trees.
 * `policies`, `constraints`, `replay`: dynamic trees; rules of engines; which drafted tokens a tree gets accepted.
 * `searchers`, `plans`, `planning`: search algorithms; the result and its JSON; from a trace and step times to a plan.
-* `comparison`, `engines`: drafters side by side; exports and engine rules.
+* `comparison`, `engines`: drafters side by side; exports, engine rules and drivers.
 * `results`, `terminal`: each kind of result as tables and sentences; how a terminal shows them.
 * `charts`, `report`: charts as values and their renderers; the HTML page.
 * `api`, `notebook`, `explore`, `cli`: the Python API, one command per file; values in notebooks and files; a local
@@ -30,13 +31,17 @@ if TYPE_CHECKING:
     from simulate.profiles.profile import Profile as Profile
     from simulate.profiles.profile import save_profile as save_profile
     from treeopt.api.compare_traces import compare as compare
+    from treeopt.api.decode_prompts import decode as decode
     from treeopt.api.file_loading import import_trace as import_trace
     from treeopt.api.file_loading import load_plan as load_plan
     from treeopt.api.file_loading import load_profile as load_profile
     from treeopt.api.file_loading import load_trace as load_trace
     from treeopt.api.file_loading import load_tree as load_tree
+    from treeopt.api.profile_steps import profile as profile
+    from treeopt.api.record_trace import collect as collect
     from treeopt.api.search_trace import search as search
     from treeopt.api.simulate_requests import simulate as simulate
+    from treeopt.api.train_drafter import train as train
     from treeopt.api.validate_plan import validate as validate
     from treeopt.api.whatif_devices import whatif as whatif
     from treeopt.charts.matplotlib_axes import draw_speedups as draw_speedups
@@ -53,61 +58,31 @@ if TYPE_CHECKING:
     from treeopt.traces.trace import save_trace as save_trace
     from treeopt.tree import Tree as Tree
 
-# Name -> the module that holds it, loaded when the name is first used.
-_MODULES = {
-    "Plan": "treeopt.plans.plan",
-    "Profile": "simulate.profiles.profile",
-    "Record": "treeopt.results.kinds",
-    "Trace": "treeopt.traces.trace",
-    "Tree": "treeopt.tree",
-    "TreeoptError": "treeopt.errors",
-    "Validation": "treeopt.results.kinds",
-    "compare": "treeopt.api.compare_traces",
-    "draw_speedups": "treeopt.charts.matplotlib_axes",
-    "draw_tau": "treeopt.charts.matplotlib_axes",
-    "import_trace": "treeopt.api.file_loading",
-    "load_plan": "treeopt.api.file_loading",
-    "load_profile": "treeopt.api.file_loading",
-    "load_record": "treeopt.notebook.value_files",
-    "load_trace": "treeopt.api.file_loading",
-    "load_tree": "treeopt.api.file_loading",
-    "load_validation": "treeopt.notebook.value_files",
-    "replay_tree": "treeopt.replay.static_tree",
-    "save_plan": "treeopt.plans.plan_json",
-    "save_profile": "simulate.profiles.profile",
-    "save_trace": "treeopt.traces.trace",
-    "search": "treeopt.api.search_trace",
-    "simulate": "treeopt.api.simulate_requests",
-    "validate": "treeopt.api.validate_plan",
-    "whatif": "treeopt.api.whatif_devices",
+# Module -> the names that it holds; it is loaded when one of them is first used.
+_NAMES = {
+    "simulate.profiles.profile": "Profile save_profile",
+    "treeopt.api.compare_traces": "compare",
+    "treeopt.api.decode_prompts": "decode",
+    "treeopt.api.file_loading": "import_trace load_plan load_profile load_trace load_tree",
+    "treeopt.api.profile_steps": "profile",
+    "treeopt.api.record_trace": "collect",
+    "treeopt.api.search_trace": "search",
+    "treeopt.api.simulate_requests": "simulate",
+    "treeopt.api.train_drafter": "train",
+    "treeopt.api.validate_plan": "validate",
+    "treeopt.api.whatif_devices": "whatif",
+    "treeopt.charts.matplotlib_axes": "draw_speedups draw_tau",
+    "treeopt.errors": "TreeoptError",
+    "treeopt.notebook.value_files": "load_record load_validation",
+    "treeopt.plans.plan": "Plan",
+    "treeopt.plans.plan_json": "save_plan",
+    "treeopt.replay.static_tree": "replay_tree",
+    "treeopt.results.kinds": "Record Validation",
+    "treeopt.traces.trace": "Trace save_trace",
+    "treeopt.tree": "Tree",
 }
-__all__ = [
-    "Plan",
-    "Profile",
-    "Record",
-    "Trace",
-    "Tree",
-    "TreeoptError",
-    "Validation",
-    "compare",
-    "draw_speedups",
-    "draw_tau",
-    "import_trace",
-    "load_plan",
-    "load_profile",
-    "load_record",
-    "load_trace",
-    "load_tree",
-    "load_validation",
-    "replay_tree",
-    "save_plan",
-    "save_profile",
-    "save_trace",
-    "search",
-    "simulate",
-    "validate",
-    "whatif",
-]
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_MODULES)  # noqa: PLE0605 (a list of names)
 
 # Function that methods of values call -> the module that holds it.
 _METHODS = {

@@ -107,12 +107,16 @@ class Settings:
 
     def changed(self: Own, **changes: Any) -> Own:
         """Return the same with other values of fields, also of those in groups."""
+        groups: dict[str, Settings] = {}
+        taken: set[str] = set()
         for each in dataclasses.fields(self):
             if GROUP in each.metadata and each.name not in changes:
                 own = {each.name for each in settings_of(each.metadata[GROUP])} & changes.keys()
                 if own:
-                    changes[each.name] = getattr(self, each.name).changed(**{name: changes.pop(name) for name in own})
-        return dataclasses.replace(self, **changes)
+                    groups[each.name] = getattr(self, each.name).changed(**{name: changes[name] for name in own})
+                    taken |= own
+        rest = {name: value for name, value in changes.items() if name not in taken}
+        return dataclasses.replace(self, **groups, **rest)
 
     @classmethod
     def of(cls: type[Own], values: Mapping[str, Any]) -> Own:
@@ -127,14 +131,14 @@ class Settings:
 
 
 def settings_of(kind: type[Settings]) -> tuple["dataclasses.Field[Any]", ...]:
-    """Return the fields of a settings class and of its groups."""
-    fields: list[dataclasses.Field[Any]] = []
+    """Return the fields of a settings class and of its groups; one that several groups have counts once."""
+    fields: dict[str, dataclasses.Field[Any]] = {}
     for each in dataclasses.fields(kind):
         if GROUP in each.metadata:
-            fields += settings_of(each.metadata[GROUP])
+            fields = {own.name: own for own in settings_of(each.metadata[GROUP])} | fields
         elif META in each.metadata:
-            fields.append(each)
-    return tuple(fields)
+            fields[each.name] = each
+    return tuple(fields.values())
 
 
 def meaning_of(each: "dataclasses.Field[Any]") -> Setting:
@@ -164,9 +168,9 @@ def bare_type(annotation: Any) -> Any:
 def _checked(value: Any, each: "dataclasses.Field[Any]") -> Any:
     """Return a value as its field holds it: several ones as a tuple, a text of a file as its path."""
     kind, name, meaning = bare_type(each.type), option_of(each).removeprefix("--") or each.name, meaning_of(each)
-    if get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
+    if get_origin(kind) in (tuple, frozenset):
         several = value if isinstance(value, Collection) and not isinstance(value, str) else (value,)
-        return tuple(_item(item, get_args(kind)[0], name, meaning) for item in several)
+        return get_origin(kind)(_item(item, get_args(kind)[0], name, meaning) for item in several)
     return _item(value, kind, name, meaning)
 
 

@@ -32,13 +32,13 @@ from transformers import (
 
 from data.make import stdlib_corpus
 from executor.checkpoints import load_drafter
+from executor.drafters.base.recipe import recipes, replaced
 from executor.prompts.prompt_files import write_prompts
 from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
 from executor.train.count_ngrams import build as count_ngrams
 from executor.train.new_drafter import begun
-from executor.train.recipes import RECIPES, replaced
 from executor.train.text_files import Rows
 from executor.train.training_run import LOG, Job, Trained, run
 from executor.train.training_run import TARGET as TRAINED
@@ -146,7 +146,7 @@ def train_drafter(data: Path, name: str, *, steps: int | None = None, features: 
     if name not in DRAFTERS:
         raise UsageError(f"the name must be target or one of {', '.join([*NGRAMS, *DRAFTERS])}, got {name}")
     shipped = DRAFTERS[name]
-    recipe = replaced(RECIPES[name], shipped.changes)
+    recipe = replaced(recipes()[name], shipped.changes)
     target, tokenizer = _target(data)
     sources = stdlib_corpus.standard_library()
     raw = tokenizer.backend_tokenizer

@@ -92,12 +92,12 @@ class Trial:
     Attributes:
         name: the statement that must hold.
         holds: True if it does.
-        `told`: the figures, or the error; the name is a key of `doctor --json`.
+        `detail`: the figures, or the error; the name is a key of `doctor --json`.
     """
 
     name: str
     holds: bool
-    told: str
+    detail: str
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _trial(name: str, run: Callable[[], tuple[bool, str]]) -> Trial:
     try:
         return Trial(name, *run())
     except Exception as error:  # noqa: BLE001 - a driver's, a kernel's, a compiler's: reported, and the others still run
-        return Trial(name, holds=False, told=" ".join(f"{type(error).__name__}: {error}".split())[:500])
+        return Trial(name, holds=False, detail=" ".join(f"{type(error).__name__}: {error}".split())[:500])
 
 
 def _equal(device: str, *, graphs: bool = False) -> tuple[bool, str]:

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from executor.drafters.base.drafter import Drafter
-from executor.drafters.prompt_lookup.engine_lookup import EngineLookup
 from executor.target import fused_verification
 from executor.target.load_hf_model import dtype_name
 from executor.target.packed_linears import packed_choice, repack
@@ -39,16 +38,12 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
         },
     }
     if drafter is not None:
-        heads = {"heads": drafter.max_depth} if drafter.kind == "medusa" else {}
-        least = drafter.rule.least if isinstance(drafter, EngineLookup) else 1
-        shortest = {"least": least} if least > 1 else {}
         hashes = {"weights": weights_hash(drafter), "settings": settings_hash(drafter.settings)}
         name = getattr(drafter, "name", None)  # of its folder, see `load_drafter`
         record["drafter"] = {
             "kind": drafter.kind,
             **({} if name is None else {"name": name}),
-            **heads,
-            **shortest,
+            **getattr(drafter, "facts", {}),
             **hashes,
         }
     return record

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from treeopt.constraints.size_rules import pool
+from treeopt.constraints import pool
 from treeopt.errors import UsageError
 from treeopt.policies import POLICIES, DynamicTree, Policy
 from treeopt.policies.beam import Drafting

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from executor.profiling.configurations import Configuration, chain_configurations
-from executor.profiling.profile_settings import Settings
+from executor.profiling.profile_settings import Measuring
 from executor.runners.engine_runner import EngineRunner, draft_of
 from executor.runners.runner import Requests, Run, Tokens, Visit
 from simulate.profiles.calibration import engine_cell, engine_profile
@@ -39,7 +39,7 @@ class EngineWaves:
         ranked: all configurations with their importance.
     """
 
-    def __init__(self, runner: EngineRunner, prompts: Sequence[Tokens], settings: Settings) -> None:
+    def __init__(self, runner: EngineRunner, prompts: Sequence[Tokens], settings: Measuring) -> None:
         """Check that the settings can be measured.
 
         Raises:
@@ -51,16 +51,16 @@ class EngineWaves:
         self.settings = replace(settings, max_depth=depth, rounds=rounds)
         self._launched: Any = None
         self.ranked = chain_configurations(
-            settings.batches,
-            settings.contexts or (None,),
+            settings.batch,
+            settings.context or (None,),
             max_nodes=settings.max_nodes,
             max_depth=depth,
             policies=settings.policies,
         )
-        runner.concurrency = largest = max(settings.batches)
+        runner.concurrency = largest = max(settings.batch)
         if len(prompts) < largest:
             raise UsageError(f"batch {largest} needs as many prompts, got {len(prompts)}")
-        for context in settings.contexts:
+        for context in settings.context:
             short = next((i for i, prompt in enumerate(prompts) if len(prompt) < context), None)
             if short is not None:
                 raise UsageError(
@@ -95,7 +95,7 @@ class EngineWaves:
         """Decode the waves of a configuration, warmed up where another draft was launched before."""
         batch, tree, settings = configuration.batch, configuration.tree, self.settings
         if self._launched != tree:
-            first = Requests(self._prompts[: max(settings.batches)], settings.new_tokens)
+            first = Requests(self._prompts[: max(settings.batch)], settings.new_tokens)
             self.runner.warm_up(tree, len(first.prompts), first)
             self._launched = tree
         start, count = number * WAVES * batch, WAVES * batch
@@ -123,7 +123,7 @@ class EngineWaves:
         for groups in rounds:
             for index, run in (visit for group in groups for visit in group):
                 runs.setdefault(ways[index], []).append(run)
-        lengths = self.settings.contexts or [len(prompt) for prompt in self._prompts]
+        lengths = self.settings.context or [len(prompt) for prompt in self._prompts]
         chains = [same for way, same in runs.items() if isinstance(draft_of(way.tree), int)]
         meta = {
             **meta,

@@ -24,7 +24,7 @@ from executor.drafters.base.drafter import Drafter, usual_depth
 from executor.models.fingerprint import clock_mhz
 from executor.profiling.configurations import Configuration, first_rank_depth, ranked_configurations
 from executor.profiling.drift import cell_of, remove_drift
-from executor.profiling.profile_settings import Settings
+from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner, run_of
 from executor.runners.runner import Run, Tokens, Visit
 from executor.target.target_model import Target
@@ -62,7 +62,7 @@ class LoopBlocks:
         settings: with the depth filled in.
     """
 
-    def __init__(self, runner: LoopRunner, prompts: Sequence[Tokens], settings: Settings) -> None:
+    def __init__(self, runner: LoopRunner, prompts: Sequence[Tokens], settings: Measuring) -> None:
         """Check that the settings can be measured, with no text written yet.
 
         Raises:
@@ -89,8 +89,8 @@ class LoopBlocks:
         settings = self.settings
         assert settings.max_depth is not None
         return ranked_configurations(
-            settings.batches,
-            settings.contexts or (None,),
+            settings.batch,
+            settings.context or (None,),
             max_nodes=settings.max_nodes,
             max_depth=settings.max_depth,
             policies=settings.policies,
@@ -154,8 +154,8 @@ class LoopBlocks:
     def spare(self) -> int:
         """Most tokens of a text that are written before a block of plain steps."""
         settings = self.settings
-        enough = 2 * max(settings.batches)  # a request that ends early must be followed by another
-        if settings.contexts or len(self._prompts) < enough:
+        enough = 2 * max(settings.batch)  # a request that ends early must be followed by another
+        if settings.context or len(self._prompts) < enough:
             return 0
         return max(0, settings.new_tokens - (settings.steps + WARM_UP))
 
@@ -223,7 +223,7 @@ class LoopBlocks:
     def prefill(self, limit_s: float) -> Prefill:
         """Measure the seconds of reading prompts, from the shortest to the longest; see `measure_prefill`."""
         settings = self.settings
-        lengths = settings.contexts or [max(2, len(prompt)) for prompt in self._prompts]
+        lengths = settings.context or [max(2, len(prompt)) for prompt in self._prompts]
         assert self.runner.drafter is not None
         return measure_prefill(
             self.runner.target,
@@ -231,7 +231,7 @@ class LoopBlocks:
             self._stream,
             low=min(lengths),
             high=max(lengths),
-            rows=max(settings.batches),
+            rows=max(settings.batch),
             rule=self.runner.rule,
             rng=np.random.default_rng(settings.seed),
             limit_s=limit_s,
@@ -256,8 +256,8 @@ class LoopBlocks:
         lengths = [len(prompt) for prompt in self._prompts]
         low, high = min(lengths), max(lengths) + self.settings.new_tokens
         cells, longest = self._cells(ways, rounds)
-        if self.settings.contexts:
-            low, high = self.settings.contexts[0], longest
+        if self.settings.context:
+            low, high = self.settings.context[0], longest
         meta = {**meta, "prompts": len(self._prompts), "clock_mhz": clock_mhz(self.runner.target.device)}
         profile = profile_of(cells, context=(low, high), experts=_experts(self.runner.target), meta=meta)
         return replace(profile, prefill=prefill)
@@ -271,18 +271,18 @@ class LoopBlocks:
             blocks, spread = remove_drift([next(p for p in places if p[0][0] in place) for places in rounds])
             measured = {ways[index]: same for index, same in blocks.items()}
             lengths = [run.context for c, same in measured.items() if c.imposed is None for run in same]
-            at_context = self.context if self.settings.contexts == () else float(np.mean(lengths))
+            at_context = self.context if self.settings.context == () else float(np.mean(lengths))
             cells += [cell_of(c, same, context=at_context, spread=spread) for c, same in measured.items()]
             longest = max(longest, *(run.context for same in measured.values() for run in same))
         return cells, round(longest)
 
 
-def _checked(runner: LoopRunner, drafter: Drafter, prompts: Sequence[Tokens], settings: Settings) -> Settings:
+def _checked(runner: LoopRunner, drafter: Drafter, prompts: Sequence[Tokens], settings: Measuring) -> Measuring:
     """Return the settings with the depth filled in."""
     if settings.max_depth is not None and not 1 <= settings.max_depth <= drafter.max_depth:
         raise UsageError(f"max-depth must be in 1..{drafter.max_depth} (the drafter's), got {settings.max_depth}")
-    if not settings.contexts and len(prompts) < settings.batches[-1]:
-        raise UsageError(f"batch {settings.batches[-1]} needs at least that many prompts, got {len(prompts)}")
+    if not settings.context and len(prompts) < settings.batch[-1]:
+        raise UsageError(f"batch {settings.batch[-1]} needs at least that many prompts, got {len(prompts)}")
     if settings.policies and runner.graphs:
         raise UsageError("some policies ask the host at each step; CUDA graphs cannot: measure policies without them")
     if settings.policies and runner.rule.sampled_candidates:

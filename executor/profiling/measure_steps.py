@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 
 from executor.models.fingerprint import tokens_hash
 from executor.profiling.configurations import REQUIRED, Configuration
-from executor.profiling.profile_settings import Settings
+from executor.profiling.profile_settings import Measuring
 from executor.runners.runner import Run, Runner, Tokens, Visit, Visits, resumable
 from simulate.profiles.profile import PrefillRecord, Profile
 from simulate.profiles.step_tables import Prefill
@@ -37,7 +37,7 @@ LOG = logging.getLogger("treeopt")
 class Timing(Protocol):
     """What times a runner's blocks, as a context: `LoopBlocks` or `EngineWaves`, which say more."""
 
-    settings: Settings
+    settings: Measuring
 
     @property
     def ranked(self) -> list[tuple[int, Configuration]]:
@@ -75,7 +75,7 @@ class Timing(Protocol):
 def measure_profile(
     runner: Runner,
     prompts: Sequence[Tokens],
-    settings: Settings,
+    settings: Measuring,
     *,
     work: Path | None = None,
     progress: Callable[[int], None] = lambda blocks: None,
@@ -101,7 +101,7 @@ class Measurement:
     """A measurement that is under way: its schedule, and the blocks that are done. Use it in a `with`."""
 
     def __init__(
-        self, runner: Runner, prompts: Sequence[Tokens], settings: Settings, *, work: Path | None = None
+        self, runner: Runner, prompts: Sequence[Tokens], settings: Measuring, *, work: Path | None = None
     ) -> None:
         """Check the settings; see `measure_profile`."""
         self.runner, self._prompts, self._work_path = runner, prompts, work if runner.processes == 1 else None

@@ -1,53 +1,46 @@
-"""Settings of a profile measurement: what is measured, how often, and how long it may take."""
+"""What a profile measures, how often, and how long it may take."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from executor.profiling.configurations import TOKENS
-from treeopt.defaults import NEW_TOKENS, NODES, STEPS
-from treeopt.errors import UsageError
+from treeopt.defaults import BUDGET_S, ENGINE_LENGTH, ENGINE_ROUNDS, NEW_TOKENS, NODES, POLICIES_S, ROUNDS, STEPS
+from treeopt.settings import Settings, setting
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of a measurement.
+@dataclass(frozen=True, kw_only=True)
+class Measuring(Settings):
+    """The settings of a measurement of step times."""
 
-    Attributes:
-        batches: batch sizes.
-        contexts: tokens of each prompt, cut from the given prompts side by side; empty: prompts as they are.
-        max_nodes: largest tree, at most 63.
-        max_depth: deepest tree; None: all levels that the drafter has, at most 8.
-        new_tokens: tokens decoded after each prompt, where prompts are as they are.
-        rounds: blocks of each configuration, at most; None: as many as usual for what decodes.
-        steps: steps of a block, at most.
-        seed: of the order of blocks and prompts.
-        budget_s: seconds that the measurement may take; None: no limit.
-        policies: also measure dynamic trees.
-    """
+    batch: tuple[int, ...] = setting((1, 2, 4, 8), least=1, help="Batch sizes; 1-32 doubles from 1 to 32.")
+    context: tuple[int, ...] = setting(
+        (),
+        least=2,
+        form="context lengths",
+        help="Prompt lengths in tokens, such as 64,512, cut from the given prompts. Default: prompts as they are.",
+    )
+    new_tokens: int = setting(NEW_TOKENS, least=1, form="tokens", help="Tokens to write after each prompt.")
+    max_nodes: int = setting(NODES, least=1, most=NODES, help="Largest tree, in nodes.")
+    max_depth: int | None = setting(
+        None,
+        least=1,
+        help="Deepest tree; default all levels that the drafter has, at most 8. With --engine: the longest draft; "
+        f"default {ENGINE_LENGTH}.",
+    )
+    rounds: int | None = setting(
+        None,
+        least=2,
+        help=f"Maximum number of blocks per tree and batch size; default {ROUNDS}, with --engine {ENGINE_ROUNDS}.",
+    )
+    steps: int = setting(STEPS, least=1, help="Maximum number of steps per block.")
+    budget_s: float | None = setting(
+        None,
+        above=0,
+        option="--budget",
+        help="Seconds that measuring may take: fewer rounds, then the least important sizes are left out. Default "
+        f"{BUDGET_S:g}, with --policies {BUDGET_S + POLICIES_S:g}; no limit with several processes.",
+    )
+    policies: bool = setting(False, help="Also measure dynamic trees, for `treeopt search --policy` to price them.")
+    seed: int = setting(0, least=0, most=2**63 - 1, help="Seed of every random choice.")
 
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...] = ()
-    max_nodes: int = NODES
-    max_depth: int | None = None
-    new_tokens: int = NEW_TOKENS
-    rounds: int | None = None
-    steps: int = STEPS
-    seed: int = 0
-    budget_s: float | None = None
-    policies: bool = False
-
-    def ordered(self) -> "Settings":
-        """Return the same settings with sizes in order.
-
-        Raises:
-            UsageError: settings without meaning.
-        """
-        batches, contexts = sorted(set(self.batches)), sorted(set(self.contexts))
-        if not batches or batches[0] < 1:
-            raise UsageError(f"batch sizes must be at least 1, got {batches}")
-        if contexts and contexts[0] < 2:
-            raise UsageError(f"contexts must be at least 2 tokens, got {contexts}")
-        if not 1 <= self.max_nodes <= TOKENS[-1] - 1:
-            raise UsageError(f"max-nodes must be in 1..{TOKENS[-1] - 1}, got {self.max_nodes}")
-        if (self.rounds is not None and self.rounds < 2) or self.steps < 1:
-            raise UsageError(f"at least 2 rounds of 1 step are needed, got {self.rounds} of {self.steps}")
-        return replace(self, batches=tuple(batches), contexts=tuple(contexts))
+    def ordered(self) -> "Measuring":
+        """Return the same settings with sizes in order."""
+        return self.changed(batch=tuple(sorted(set(self.batch))), context=tuple(sorted(set(self.context))))

@@ -10,9 +10,6 @@ import torch
 from executor.decoding.decoder import Decoder
 from executor.decoding.step_results import Step
 from executor.drafters.base.drafter import Drafter
-from executor.drafters.eagle.drafter import Eagle
-from executor.drafters.language_model.drafter import LanguageModel
-from executor.drafters.medusa.drafter import MedusaHeads
 from executor.models.fingerprint import device_name, identity, run_provenance
 from executor.runners.runner import Requests, RequestSteps, Run, Runner, Shape
 from executor.target.quantization import quantization_of
@@ -20,9 +17,10 @@ from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Greedy, Rule, rule_meta
 from executor.verification.replayed_acceptance import Imposed
-from simulate.model_sizes.eagle_weights import eagle_parameters
+from simulate.model_sizes.drafter_kinds import known_kind
 from simulate.model_sizes.model_shape import Shape as ModelShape
 from treeopt.errors import CostError
+from treeopt.registry import load
 from treeopt.tree import Tree
 
 WARM_UP = 3  # steps before any is measured: libraries allocate, processors wake
@@ -140,20 +138,15 @@ def weights_read(target: Target, drafter: Drafter) -> tuple[int, int] | None:
 
     LM heads are counted, embeddings are not.
 
-    Return None for models that `hf_config` does not cover, for quantised ones, and for drafters other than language
-    models, Medusa heads (one head per level) and EAGLE's layer without a router.
+    Return None for models that `hf_config` does not cover, for quantised ones, and for drafters whose kind does not
+    tell them (`DrafterKind.reads`).
     """
+    kind = known_kind(drafter.kind)
+    if kind is None or not kind.reads or quantization_of(target.model) is not None:
+        return None
     try:
         shape = ModelShape.from_config(target.model.config.to_dict())
-        if quantization_of(target.model) is not None:
-            return None
-        if isinstance(drafter, LanguageModel):
-            return ModelShape.from_config(drafter.target.model.config.to_dict()).step_parameters, shape.step_parameters
-        if isinstance(drafter, Eagle) and not drafter.groups:
-            return eagle_parameters(shape, fc_bias=drafter.fc.bias is not None), shape.step_parameters
+        weights: int | None = load(kind.reads)(drafter, shape)
     except CostError:
         return None
-    if isinstance(drafter, MedusaHeads):
-        head = (drafter.weight.numel() + drafter.bias.numel()) // drafter.max_depth
-        return head + shape.vocab * shape.hidden, shape.step_parameters
-    return None
+    return None if weights is None else (weights, shape.step_parameters)

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from executor.target.architectures import layer_number, refusal, tensors_with_effect
 from executor.target.fused_verification import fuse
+from executor.target.number_types import NUMBER_TYPES
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.positions.config_positions import check_positions
 from executor.target.positions.rotary_kinds import refused_positions, rope_types
@@ -25,12 +26,7 @@ from executor.target.tensor_parallel import check_agreement, sharding, whole
 from treeopt.errors import ExecutorError, UsageError, shorten
 from treeopt.storage.user_files import check_regular
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in NUMBER_TYPES}
 
 _BIASED = ("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "bias")  # fields of configurations
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, TorchAoConfig
 
+from executor.target.number_types import QUANTIZED
 from treeopt.errors import ExecutorError
 
-KINDS = ("int8", "int4")
 GROUP = 32  # weights that share a scale at 4 bits
 
 
@@ -30,8 +30,8 @@ def quantizer(kind: str, config: Any, *, dtype: torch.dtype, device: str) -> Tor
     Raises:
         ExecutorError: no such kind, torchao is not installed, or the model's number type or sizes do not fit.
     """
-    if kind not in KINDS:
-        raise ExecutorError(f"quantize must be one of {', '.join(KINDS)}, got {kind}")
+    if kind not in QUANTIZED:
+        raise ExecutorError(f"quantize must be one of {', '.join(QUANTIZED)}, got {kind}")
     if find_spec("torchao") is None:
         raise ExecutorError(f"{kind} weights need torchao: pip install 'treeopt[quantized]'")
     packed = kind == "int4" and torch.device(device).type == "cuda"

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from executor.checkpoints import save_ngram
-from executor.drafters.ngram.drafter import NGram
-from executor.drafters.ngram.token_counts import MAX_ORDER
+from executor.checkpoints import save_drafter
+from executor.drafters.ngram.drafter import MAX_ORDER, NGram
 from executor.prompts.data_files import Item, items_of
 from executor.prompts.prompt_files import prompt_of
 from executor.prompts.reading_report import Report
@@ -70,7 +69,7 @@ def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -
         "tokenizer_sha256": tokenizer_hash(tokenizer),
         "provenance": this_run(),
     }
-    save_ngram(output, drafter, meta=meta)
+    save_drafter(output, drafter, dtype="float32", meta=meta)
     return drafter
 
 

@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from executor.drafters.base.drafter import Drafter
-from executor.drafters.eagle.drafter import Eagle
+from executor.drafters.base.recipe import Recipe
 from executor.recording.teacher_forced import rank_of
 from executor.target.causal_model import Outputs
 from executor.target.target_model import Target
 from executor.train.feature_store import FeatureStore
-from executor.train.loss_anchors import Anchors
-from executor.train.loss_terms import TERMS, hard_ce, kl
-from executor.train.recipes import Recipe
+from executor.train.loss_terms import TERMS, Anchors, hard_ce, kl
 from treeopt.errors import ExecutorError
 
 TOPS = (1, 2, 4, 8)
@@ -88,9 +86,10 @@ class Lesson(nn.Module):
             self.learning_target = target.model
         drafter.requires_grad_(recipe.trainable != "router")
         if recipe.trainable == "router":
-            if not isinstance(drafter, Eagle) or drafter.router is None:
+            router = getattr(drafter, "router", None)
+            if router is None:
                 raise ExecutorError(f"recipe {recipe.name} trains a router, and the drafter has none")
-            drafter.router.requires_grad_(True)
+            router.requires_grad_(True)
         if recipe.router_ce_weight and getattr(drafter, "router", None) is None:
             raise ExecutorError("router_ce_weight trains a router, and the drafter has none: set router_groups")
         if getattr(drafter, "taps", ()) and (recipe.smooth_l1_weight or recipe.csra_weight):
@@ -149,8 +148,8 @@ class Lesson(nn.Module):
         logits, features = outputs.logits.detach(), outputs.features
         read = self._noisy(features) if self.training else features
         options: dict[str, Any] = {"detached": True} if self.recipe.detached else {}
-        if isinstance(self.drafter, Eagle):  # in training, scores cover the whole vocabulary
-            self.drafter.routed = self.drafter.router is not None and not self.training
+        if getattr(self.drafter, "router", None) is not None:  # in training, scores cover the whole vocabulary
+            self.drafter.routed = not self.training  # type: ignore[assignment]
         depths = min(self.depths, tokens.shape[1] - 2)
         forced = self._drafter.teacher_forced(self.target, tokens, read, depths, **options)
         earlier: list[Tensor] = []

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from executor.drafters.base.recipe import Recipe
 from executor.train.loss_module import TOPS, DepthScore, Lesson
-from executor.train.recipes import Recipe
 from executor.train.text_files import Rows
 from treeopt.errors import ExecutorError
 from treeopt.storage.atomic_files import whole

@@ -16,13 +16,13 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from executor.checkpoints import save_drafter
+from executor.drafters.base.recipe import Recipe
 from executor.models.fingerprint import device_name, identity
 from executor.target.load_hf_model import DTYPES
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank, launched_processes
 from executor.train.feature_store import FeatureStore
 from executor.train.loss_module import DepthScore, Lesson
-from executor.train.recipes import Recipe
 from executor.train.target_training import Lora, LoraBackbone, WholeBackbone
 from executor.train.text_files import Rows
 from executor.train.trainer import DrafterTrainer, Report, arguments

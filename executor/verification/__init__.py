@@ -1,6 +1,6 @@
 """Verification: rules that decide which drafted tokens are accepted, and which token follows them.
 
-* `acceptance_rules`: the interface of a rule, the table of all rules, rules by name, and the greedy rule.
+* `acceptance_rules`: the interface of a rule, a rule made by name, and the greedy rule.
 * `sample_and_match`: rules for candidates of any origin: sample the target and match; EAGLE-2's point masses.
 * `multi_round_rejection`: rejection of siblings in turn: SpecInfer (with replacement), Sequoia (without replacement).
 * `leviathan`: Leviathan's rule, speculative sampling of a chain.

@@ -1,17 +1,7 @@
-"""Acceptance rules: their common interface, the greedy rule, and all rules by name.
+"""Acceptance rules: their common interface, the greedy rule, and a rule made by name.
 
-A rule draws candidates from the drafter's scores and decides by the target's logits which of them are accepted:
-
-| name | accepts | lossless |
-|---|---|---|
-| greedy | the target's argmax | yes |
-| sample-and-match | the tokens that the target samples; candidates of any origin, if siblings are distinct | yes |
-| point-mass | the same, tokens tried in rounds as in EAGLE-2 and EAGLE-3; equal siblings do no harm | yes |
-| leviathan | a chain drawn from the drafter | yes |
-| block | a chain drawn from the drafter, judged from its end | yes |
-| specinfer | siblings drawn with replacement | yes |
-| sequoia | siblings drawn without replacement | yes |
-| typical | tokens that the target finds likely enough | NO |
+A rule draws candidates from the drafter's scores and decides by the target's logits which of them are accepted. What
+each rule accepts, and which one is not lossless, stands in `treeopt.acceptance_rules`.
 """
 
 from dataclasses import dataclass
@@ -20,16 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from executor.verification.acceptance_probabilities import CoinRule
-from executor.verification.block_verification import BlockVerification
-from executor.verification.leviathan import Leviathan
 from executor.verification.longest_accepted_path import Accepted, best_of, follow
-from executor.verification.multi_round_rejection import Sequoia, SpecInfer
-from executor.verification.sample_and_match import PointMass, SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft
-from executor.verification.typical_acceptance import Typical
+from treeopt.acceptance_rules import RULES
 from treeopt.errors import UsageError
+from treeopt.registry import load
 from treeopt.tree import Tree
 
 
@@ -82,18 +68,6 @@ class Greedy:
         return follow(draft, best_of(logits))
 
 
-SAMPLING: dict[str, type[CoinRule]] = {
-    "sample-and-match": SampleAndMatch,
-    "point-mass": PointMass,
-    "leviathan": Leviathan,
-    "block": BlockVerification,
-    "specinfer": SpecInfer,
-    "sequoia": Sequoia,
-}
-RULES = ("greedy", *SAMPLING, "typical")
-NAMES: dict[type, str] = {Greedy: "greedy", Typical: "typical", **{kind: name for name, kind in SAMPLING.items()}}
-
-
 def make_rule(name: str, *, warp: Warp | None = None, generator: torch.Generator | None = None) -> Rule:
     """Return the rule of that name.
 
@@ -108,19 +82,16 @@ def make_rule(name: str, *, warp: Warp | None = None, generator: torch.Generator
     >>> make_rule("greedy")
     Greedy()
     """
-    if name not in RULES:
-        raise UsageError(f"rule must be one of {', '.join(RULES)}, got {name!r}")
-    if name == "greedy":
-        if warp is not None:
-            raise UsageError(f"rule greedy is for temperature 0, got {warp}; to sample use rule sample-and-match")
-        return Greedy()
-    if warp is None:
+    entry = RULES[name]
+    if warp is not None and not entry.takes:
+        raise UsageError(f"rule {name} is for temperature 0, got {warp}; to sample use rule sample-and-match")
+    if warp is None and entry.takes:
         raise UsageError(f"rule {name} needs a temperature above 0; at temperature 0 use rule greedy")
-    if name == "typical":
-        return Typical(warp)
-    if generator is None:
+    if generator is None and "generator" in entry.takes:
         raise UsageError(f"rule {name} draws at random and needs a generator, got none")
-    return SAMPLING[name](warp, generator)
+    arguments = {"warp": warp, "generator": generator}
+    rule: Rule = load(entry.rule)(*(arguments[argument] for argument in entry.takes))
+    return rule
 
 
 def rule_meta(rule: Rule) -> dict[str, Any]:
@@ -129,8 +100,9 @@ def rule_meta(rule: Rule) -> dict[str, Any]:
     >>> rule_meta(make_rule("greedy"))
     {'verification': 'greedy', 'temperature': 0.0}
     """
+    name = next(name for name, entry in RULES.items() if load(entry.rule) is type(rule))
     warp: Warp | None = getattr(rule, "warp", None)
-    settings = {"verification": NAMES[type(rule)], "temperature": 0.0 if warp is None else warp.temperature}
+    settings = {"verification": name, "temperature": 0.0 if warp is None else warp.temperature}
     if warp is not None and warp.top_k is not None:
         settings["top_k"] = warp.top_k
     if warp is not None and warp.top_p < 1:

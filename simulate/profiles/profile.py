@@ -21,6 +21,7 @@ import numpy as np
 from msgspec import Meta, structs
 from numpy.typing import ArrayLike, NDArray
 
+from simulate.model_sizes.drafter_kinds import known_kind
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis, fit_basis
 from simulate.profiles.refuse_unmeasured import batch_shares, error_between, outside_of, outside_text, way_to_measure
@@ -124,7 +125,6 @@ NORMAL_95 = 1.96
 # Standard deviation between measuring runs of step time / plain step time (README, "Predicted against measured").
 RUN = 0.018
 BETWEEN_RUNS = NORMAL_95 * math.sqrt(2) * RUN  # half-width of the 95 % interval of the difference of two runs
-AT_ONCE = "medusa"  # the kind of drafter that drafts all levels in one forward of the root
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,11 @@ class Profile(ValueMethods):
     @property
     def widths_known(self) -> bool:
         """See `Measured`. Tables without widths are believed if the profile does not name its drafter."""
-        if look(self.meta, "drafter", "kind") in (None, AT_ONCE):
+        if all(times.widths or times.widths_told for times in self.batches):
             return True
-        return all(times.widths or times.widths_told for times in self.batches)
+        kind = look(self.meta, "drafter", "kind")
+        known = known_kind(str(kind))
+        return kind is None or (known is not None and known.parallel)
 
     @property
     def apart(self) -> bool:

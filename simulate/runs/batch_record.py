@@ -68,11 +68,11 @@ def simulated_run(
         "token counts from when its row is free. 95 % intervals by request; speedups with the step times' error."
     )
     return {
-        "schema": "treeopt.run/1",
+        "schema": "treeopt.run/2",
         "batch": batch,
         "mode": "rows refilled at once",
         "tree": None if tree is None else {"id": tree.id, "paths": [list(path) for path in tree.paths]},
-        "ways": [{"name": way, **_figures(timeline, seed)} for way, timeline in timelines.items()],
+        "configurations": [{"name": label, **_figures(timeline, seed)} for label, timeline in timelines.items()],
         "speedup": gain,
         "conditions": [requests, *run_conditions(trace, profile, prompts.description(), pad=pad)],
     }

@@ -41,13 +41,15 @@ class GainRecord(Record, frozen=True):
     per_request: SpeedupRecord
 
 
-class RunRecord(Record, frozen=True, tag_field="schema", tag="treeopt.run/1", kw_only=True):
+class RunRecord(Record, frozen=True, tag_field="schema", tag="treeopt.run/2", kw_only=True):
     """Simulated runs of all requests of a trace."""
 
     batch: Count
     mode: str
     tree: TreeRecord | None
-    ways: Annotated[tuple[SimulatedRunRecord, ...], Meta(min_length=1, description="a run of each configuration")]
+    configurations: Annotated[
+        tuple[SimulatedRunRecord, ...], Meta(min_length=1, description="a run of each configuration")
+    ]
     speedup: Annotated[GainRecord | None, Meta(description="null: only plain decoding was simulated")]
     warnings: tuple[str, ...] = ()
     conditions: tuple[str, ...]
@@ -101,12 +103,12 @@ class ServedRecord(ConfigurationRecord, frozen=True, kw_only=True):
     first_day: LoadRecord | None = None
 
 
-class ServingRecord(Record, frozen=True, tag_field="schema", tag="treeopt.serving/1", kw_only=True):
+class ServingRecord(Record, frozen=True, tag_field="schema", tag="treeopt.serving/2", kw_only=True):
     """Simulated days of a server under one load."""
 
     rows: Annotated[Count, Meta(description="requests that decode together, at most")]
     slo: Annotated[dict[str, Any], Meta(description="limits of latencies in seconds; null: none")]
-    ways: Annotated[tuple[ServedRecord, ...], Meta(min_length=1, description="each configuration")]
+    configurations: Annotated[tuple[ServedRecord, ...], Meta(min_length=1, description="each configuration")]
     warnings: tuple[str, ...]
     conditions: tuple[str, ...]
     meta: dict[str, Any]
@@ -119,13 +121,13 @@ class CarriedRecord(ConfigurationRecord, frozen=True, kw_only=True):
     over: Annotated[EstimateRecord | None, Meta(description="ratio to the last configuration; null for itself")]
 
 
-class CapacityRecord(Record, frozen=True, tag_field="schema", tag="treeopt.capacity/1", kw_only=True):
+class CapacityRecord(Record, frozen=True, tag_field="schema", tag="treeopt.capacity/2", kw_only=True):
     """The highest rates of requests that a server carries within limits."""
 
     rows: Annotated[Count, Meta(description="requests that decode together, at most")]
     share: Annotated[NotNegative, Meta(description="of requests that must keep the limits")]
     slo: Annotated[dict[str, Any], Meta(description="limits of latencies in seconds; null: none")]
-    ways: Annotated[tuple[CarriedRecord, ...], Meta(min_length=1, description="each configuration")]
+    configurations: Annotated[tuple[CarriedRecord, ...], Meta(min_length=1, description="each configuration")]
     warnings: tuple[str, ...]
     conditions: tuple[str, ...]
     meta: dict[str, Any]

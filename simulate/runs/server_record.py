@@ -74,10 +74,10 @@ def simulated_server(
         return served, load.settings["warmup"] * float(work.arrived_s[-1])
 
     if load.capacity is None:
-        schema, record = "treeopt.serving/1", _serving(configurations, load, day, rows=rows, seed=seed)
+        schema, record = "treeopt.serving/2", _serving(configurations, load, day, rows=rows, seed=seed)
     else:
         with progress("days", len(configurations) * load.settings["replications"]) as advance:
-            schema, record = "treeopt.capacity/1", _capacity(configurations, load, day, seed=seed, advance=advance)
+            schema, record = "treeopt.capacity/2", _capacity(configurations, load, day, seed=seed, advance=advance)
     conditions = [load.description(trace), *run_conditions(trace, profile, prompts.description(), pad=pad)]
     return {"schema": schema, "rows": rows, **record, "conditions": conditions}
 
@@ -138,7 +138,7 @@ def _serving(configurations: Configurations, load: Load, day: Day, *, rows: int,
                 "first_day": _over_time(days[0]),
             }
         )
-    return {"slo": asdict(load.slo), "ways": records, "warnings": warnings}
+    return {"slo": asdict(load.slo), "configurations": records, "warnings": warnings}
 
 
 def _capacity(
@@ -175,7 +175,7 @@ def _capacity(
         for name, switching in configurations.items()
     ]
     warnings = [f"no rate keeps the limits with {name}" for name, mean in means.items() if not mean.value]
-    return {"share": share, "slo": asdict(load.slo), "ways": records, "warnings": warnings}
+    return {"share": share, "slo": asdict(load.slo), "configurations": records, "warnings": warnings}
 
 
 def _over(rates: list[float], other: list[float]) -> dict[str, float] | None:

@@ -23,7 +23,7 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
     * `tokens_s`, `requests_s` (ended), `goodput_s` (ended within `slo`): per second.
     * `within`: share of arrivals that met `slo`; `piled`: share of arrivals by which the queue is longer at the end.
     * `running`, `waiting`: mean numbers of requests; `busy`: share of time.
-    * `way_0`, ...: share of the steps' time with each tree; `switches`: changes of tree per second.
+    * `tree_0`, ...: share of the steps' time with each tree; `switches`: changes of tree per second.
     * `ttft_s_p50` and so on: latencies in seconds.
 
     Raises:
@@ -61,7 +61,7 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
     all_steps = float(stepping.sum())  # 0 for a server that only prefills
     for index in range(int(served.tree_index.max()) + 1):
         in_tree = float(stepping[served.tree_index == index].sum())
-        values[f"way_{index}"] = in_tree / all_steps if all_steps else math.nan
+        values[f"tree_{index}"] = in_tree / all_steps if all_steps else math.nan
     for latency in LATENCIES:
         for percent, value in zip(PERCENTS, _percentiles(run, latency, arriving), strict=True):
             values[f"{latency}_s_p{percent}"] = value
@@ -99,7 +99,7 @@ def _possible(name: str, estimate: Estimate) -> Estimate:
     """Return the estimate with its interval clipped to possible values: only the growth of a queue can be below 0."""
     if name == "piled":
         return estimate
-    maximum = 1.0 if name in ("within", "busy") or name.startswith("way_") else math.inf
+    maximum = 1.0 if name in ("within", "busy") or name.startswith("tree_") else math.inf
     return Estimate(estimate.value, max(0.0, estimate.low), min(maximum, estimate.high))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import Profile, load_profile
 from simulate.validation.predictions import Predictions, load_predictions
+from treeopt.acceptance_rules import draws_candidates
 from treeopt.comparison.trees_of_size import USUAL, Size
 from treeopt.defaults import VALIDATED_BATCHES
 from treeopt.errors import UsageError, counted
@@ -19,7 +20,7 @@ from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan
 from treeopt.storage.atomic_files import checksum
 from treeopt.storage.provenance import look
-from treeopt.traces.trace import DRAWN, Trace, load_trace
+from treeopt.traces.trace import Trace, load_trace
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _replayed(sources: Sources, skip: int, requests: int | None) -> Trace | None
         return None
     trace = load_trace(path)
     rule = look(trace.meta, "verification")
-    if rule in DRAWN:
+    if draws_candidates(rule):
         raise UsageError(f"{path}: rule {rule} draws its candidates, so ranks do not say what steps accept")
     if skip + (requests or 1) > trace.requests:
         raise UsageError(

@@ -5,7 +5,6 @@
 * `price_per_token`: the price of a million tokens on rented devices, and the cheapest offer.
 * `profile_transfer`: a measured profile carried over to another device.
 * `predicted_profile`: a roofline's predictions in the form of a measured profile.
-* `drafter_kinds`: the kinds of drafter that step times can be predicted for.
 * `whatif_record`: the result as JSON values: a cell for each device, context and batch size, limits, conditions.
 * `whatif_settings`: the settings of the question: devices, models, sizes of numbers, limits.
 * `priced_devices`: the cost models of a question, for each device and context.

@@ -6,14 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from simulate.model_sizes.drafter_config import names_drafter
-from simulate.model_sizes.drafter_sizes import DrafterShape
-from simulate.model_sizes.hf_config import context_limit, parsed, quant_method
+from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_by_layers, kind_of_drafter
+from simulate.model_sizes.hf_config import context_limit, quant_method
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import Hardware, Link, constants_of, find_hardware, own_hardware
 from simulate.roofline.roofline_model import Roofline
-from simulate.whatif.drafter_kinds import KINDS, WITHOUT_SIZES, kind_by_layers, kind_of_drafter
 from simulate.whatif.profile_transfer import transfer
 from simulate.whatif.scenarios import Place
 from simulate.whatif.whatif_settings import PRICES, Config, WhatIfSettings
@@ -41,7 +39,7 @@ def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) 
 
     Args:
         trace: the trace, whose drafter decides where nothing else does.
-        kind: one of `KINDS`.
+        kind: a name of `DRAFTERS`.
         drafter: the drafter's folder or config.json, which decides where `kind` is None and it states its kind.
 
     Raises:
@@ -54,7 +52,7 @@ def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) 
     if isinstance(recorded, str):
         recorded = recorded.partition(":")[0]  # an engine's prompt lookup takes as long as treeopt's
     if kind is None:
-        if recorded not in KINDS:
+        if recorded not in DRAFTERS:
             if drafter is not None and (guess := kind_by_layers(drafter)) is not None:
                 return guess, []
             why = (
@@ -62,10 +60,10 @@ def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) 
                 if recorded is None
                 else f"there is no price for a {recorded} drafter"
             )
-            raise UsageError(f"{why}: choose the kind to price with --kind, one of {', '.join(KINDS)}")
+            raise UsageError(f"{why}: choose the kind to price with --kind, one of {', '.join(DRAFTERS)}")
         return str(recorded), []
-    if kind not in KINDS:
-        raise UsageError(f"--kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if kind not in DRAFTERS:
+        raise UsageError(f"--kind must be one of {', '.join(DRAFTERS)}, got {kind!r}")
     if recorded in (None, kind):
         return kind, []
     return kind, [f"the trace records drafter kind {recorded}, but {kind} is priced"]
@@ -138,7 +136,9 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
     linked = _linked(everywhere, settings.link)
     devices, source = linked[: len(devices)], linked[len(devices) :]
     shape = Shape.from_config(settings.target)
-    drafts, warnings = _drafter_sizes(settings.kind, shape, settings.target, settings.drafter)
+    config = settings.target if settings.drafter is None else settings.drafter
+    drafts = drafter_shape(config, kind=settings.kind, target=shape)
+    warnings = assumptions(settings.drafter, drafts, kind=settings.kind, target=shape)
     sizes: dict[str, Any] = {name: getattr(settings, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
 
     def roofline(devices: Counted, option: str = "--hardware") -> Roofline:
@@ -255,37 +255,3 @@ def _count_and_name(word: str) -> tuple[int, str]:
     """
     several = re.fullmatch(r"([1-9]\d{0,3})\s*x\s*(.+)", word.strip(), re.IGNORECASE)
     return (int(several[1]), several[2]) if several else (1, word.strip())
-
-
-def _drafter_sizes(
-    kind: str, target: Shape, target_config: Config, config: Config | None
-) -> tuple[DrafterShape, list[str]]:
-    """Return the drafter's sizes, and warnings where it cannot be this target's or is priced without some part."""
-    if kind in WITHOUT_SIZES:
-        return DrafterShape.lookup(), []
-    drafts = DrafterShape.from_config(target_config if config is None else config, kind=kind, target=target)
-    assert drafts.level.head is not None
-    tokens, hidden = drafts.level.head
-    warnings = []
-    if kind == "hydra" and (config is None or not parsed(config, _has_hydra_fields)):
-        warnings.append(
-            "hydra is priced as four heads of one layer and no prefix layer; give Hydra's config as --drafter to price "
-            "other heads"
-        )
-    if kind == "eagle3" and tokens == target.vocab and (config is None or not parsed(config, names_drafter)):
-        warnings.append(
-            f"eagle3: its head is priced over all {tokens} tokens; give a --drafter config with draft_vocab_size to "
-            "price fewer"
-        )
-    reads = (
-        None if kind != "eagle3" or config is None else parsed(config, lambda given: given.get("target_hidden_size"))
-    )
-    if kind != "language-model" and target.hidden not in (hidden, reads):
-        warnings.append(f"the drafter's hidden size is {hidden}, the target's {target.hidden}")
-    if kind in ("eagle", "language-model") and tokens != target.vocab:
-        warnings.append(f"the drafter knows {tokens} tokens, the target {target.vocab}")
-    return drafts, warnings
-
-
-def _has_hydra_fields(config: Mapping[str, Any]) -> bool:
-    return any(name.startswith("hydra_") for name in config)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.profiles.profile import Profile
-from simulate.whatif.drafter_kinds import KINDS
 from treeopt.defaults import BYTES, NODES, WHATIF_CONTEXT
 from treeopt.errors import UsageError
 from treeopt.planning.search_settings import SearchSettings
@@ -35,7 +35,7 @@ class WhatIfSettings(Settings):
     )
     kind: str | None = setting(
         None,
-        choices=KINDS,
+        choices=lambda: list(DRAFTERS),
         help="Kind of drafter; default as its configuration states, else as recorded in the trace.",
     )
     batch: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64), least=1, help="Batch sizes; 1-64 doubles from 1 to 64.")

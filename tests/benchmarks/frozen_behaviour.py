@@ -55,7 +55,7 @@ INNER = {
     "shape": ("simulate.model_sizes.model_shape:Shape",),
     "context limit": ("simulate.model_sizes.hf_config:context_limit",),
     "quantization": ("simulate.model_sizes.hf_config:quant_method",),
-    "drafter shape": ("simulate.model_sizes.drafter_sizes:DrafterShape",),
+    "drafter shape": ("simulate.model_sizes.drafter_kinds:drafter_shape",),
     "hardware": ("simulate.roofline.data_sheets:load_hardware",),
     "requests": ("simulate.runs.server_load:read_requests",),
     "report": ("treeopt.api.page.result_files:read_files",),
@@ -83,6 +83,7 @@ EXPORTS = {
 }
 # Keys whose values differ from run to run or from machine to machine.
 PASSING = {"provenance", "command", "date", "commit", "processor", "software", "cores", "treeopt", "sha256", "seconds"}
+PASSING |= {"shapes", "drain", "fixed_shape", "lock_step", "hysteresis"}  # settings that are gone
 
 Row = dict[str, Any]
 
@@ -116,6 +117,8 @@ def plain(value: Any) -> Any:
         return float(f"{value:.12g}") if np.isfinite(value) else repr(value)
     if isinstance(value, np.generic):
         return plain(value.item())
+    if hasattr(value, "dequantize") and type(value).__name__ != "Parameter" and type(value).__module__ != "torch":
+        value = value.dequantize()
     if hasattr(value, "detach"):
         value = value.detach().cpu().float().numpy()
     if isinstance(value, np.ndarray):
@@ -324,7 +327,7 @@ def vars_of(value: Any) -> Any:
 def read_drafter_config(path: Path, call: Row) -> Row:
     target = call.get("target")
     target = None if target is None else inner("shape")(**target)
-    return {"shape": vars_of(inner("drafter shape").from_config(path, kind=call["kind"], target=target))}
+    return {"shape": vars_of(inner("drafter shape")(path, kind=call["kind"], target=target))}
 
 
 def read_hardware(path: Path, call: Row) -> Row:

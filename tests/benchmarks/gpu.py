@@ -39,7 +39,7 @@ from executor.drafters.medusa.drafter import MedusaHeads
 from executor.models.fingerprint import device_name
 from executor.profiling.loop_blocks import run_block
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.profile_settings import Settings
+from executor.profiling.profile_settings import Measuring
 from executor.prompts.prompt_files import read_prompts
 from executor.recording.collect_trace import collect
 from executor.runners.loop_runner import LoopRunner
@@ -127,7 +127,7 @@ def shipped_model(device: str, pieces: Pieces, *, graphs: bool, tiny: bool) -> N
         settings: dict[str, Any] = {"rounds": 2, "steps": 4} if tiny else {"rounds": 4, "steps": 12, "budget_s": 120.0}
         target, drafter, _ = loaded()
         runner = LoopRunner(target, drafter, graphs=graphs)
-        found = measure_profile(runner, fresh(), Settings(batches, new_tokens=32, **settings))
+        found = measure_profile(runner, fresh(), Measuring(batch=batches, new_tokens=32, **settings))
         save_profile(found, output / "profile-shipped.json")
         return {"plain_s": {batch: found.plain_s(batch=batch) for batch in batches}}
 

@@ -19,12 +19,12 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from data.make import stdlib_corpus
 from data.make.make_models import SEED, train_target
 from executor.checkpoints import load_drafter
+from executor.drafters.base.recipe import recipes
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
 from executor.train.new_drafter import begun
-from executor.train.recipes import RECIPES
 from executor.train.text_files import Rows
 from executor.train.training_run import Job, run
 from tests.benchmarks.gpu_pieces import Pieces
@@ -132,7 +132,7 @@ def _train_drafter(
     tiny: bool,
 ) -> dict[str, Any]:
     """Train a drafter and record a trace of it; `written` holds the target's texts, once they are there."""
-    recipe, rows = replace(RECIPES[name], learning_rate=1e-3), Rows(corpus.train)
+    recipe, rows = replace(recipes()[name], learning_rate=1e-3), Rows(corpus.train)
     drafter = begun(recipe, target, None, rows=rows, seed=SEED)
     job = Job(
         recipe,

@@ -16,7 +16,7 @@ from executor.models.fingerprint import identity
 from executor.models.random_weights import random_drafter, random_target
 from executor.profiling.loop_blocks import WARM_UP, imposed_trace, run_block
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.profile_settings import Settings
+from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import Requests
 from executor.target.target_model import Target
@@ -66,7 +66,7 @@ def replayed(shape: str, device: str, pieces: Pieces, *, graphs: bool, tiny: boo
         )
         runner = LoopRunner(target, heads, graphs=graphs, models=who)
         prompts = _prompts(target, 4 * max(batches), context)
-        found = measure_profile(runner, prompts, Settings(batches, new_tokens=32, **settings))
+        found = measure_profile(runner, prompts, Measuring(batch=batches, new_tokens=32, **settings))
         save_profile(found, output / _profile_file(shape, context))
         return {"commit_s": {times.batch: times.commit_s for times in found.batches}}
 

@@ -31,7 +31,7 @@ HEALTH = {
     "provenance": {"treeopt": "0.1.0", "commit": "", "software": {"python": "3.11.7"}, "processor": "CPU", "cores": 2},
     "packages": PACKAGES,
     "device": {"name": "cpu, 1 threads", "free_bytes": 2**34, "bf16_products": False},
-    "trials": [{"name": "fp32", "holds": True, "told": "0 of 4 texts differ"}],
+    "trials": [{"name": "fp32", "holds": True, "detail": "0 of 4 texts differ"}],
 }
 TRAINED = {
     "recipe": "medusa1",

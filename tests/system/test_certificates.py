@@ -13,7 +13,7 @@ from tests.helpers.pools import all_trees, pool_of, pools
 from tests.helpers.rules import rules
 from tests.helpers.slow_params import examples
 from tests.treeopt.searchers.constrained_trees.test_dinkelbach import FAMILIES, costs
-from treeopt.constraints import Constraint, SizesAmong, broken
+from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostParts
 from treeopt.errors import CostError, EngineError
 from treeopt.searchers.constrained_trees.choose_method import fitting
@@ -110,8 +110,7 @@ def check_refined(values: dict[Path, float], chosen: Sequence[Constraint], parts
     return found.optimal
 
 
-sized = st.lists(st.integers(1, NODES), min_size=1, max_size=2).map(lambda nodes: [SizesAmong(tuple(nodes), "a.py")])
-any_rules = st.sampled_from(list(FAMILIES.values())) | rules | st.builds(lambda a, b: [*a, *b], rules, sized)
+any_rules = st.sampled_from(list(FAMILIES.values())) | rules
 values_of = pools(nodes=5, width=WIDTH, depth=DEPTH, falling=True) | pools(nodes=5, width=WIDTH, depth=DEPTH)
 
 

@@ -17,7 +17,7 @@ import torch
 import yaml
 from click.testing import CliRunner
 
-from executor.verification.acceptance_rules import RULES, make_rule
+from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.benchmarks.bench_coverage import bias_table, table
 from tests.helpers import gpu_tables
@@ -38,6 +38,7 @@ from tests.helpers.console_blocks import (
     workplace,
 )
 from tests.helpers.slow_params import slow_unless
+from treeopt.acceptance_rules import RULES
 from treeopt.cli import main
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in PAGES}
@@ -233,6 +234,16 @@ def test_the_rooms_are_the_folders_in_their_order():
         folders = {str(path.parent.relative_to(ROOT)) for path in (ROOT / package).rglob("__init__.py")} - {package}
         named = {name for name in listed if name.startswith(f"{package}/") and not name.endswith((".py", "*"))}
         assert {name for name in folders if not is_kind(name.replace("/", "."))} == named
+
+
+def test_the_table_of_layouts_has_every_kind_of_drafter():
+    from simulate.model_sizes.drafter_kinds import DRAFTERS
+
+    rows = ["|".join(row) for row in rows_of(TEXTS["docs/reference/checkpoint_layouts.md"])]
+    for kind in DRAFTERS.values():
+        if kind.files is not None:
+            (row,) = (row for row in rows if row.startswith(kind.title) and kind.files.known_as in row)
+            assert set(kind.files.layouts) <= set(re.findall(r"`([\w-]+)`", row))
 
 
 def test_the_list_of_data_is_complete():

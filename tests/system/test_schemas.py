@@ -76,13 +76,13 @@ def test_no_other_schema_is_shipped():
 def test_schemas_are_of_the_versions_that_are_written():
     versions = {name: document(kind)["$defs"][kind.__name__]["properties"]["schema"] for name, kind in FORMATS.items()}
     assert {name: sorted(found["enum"]) for name, found in versions.items()} == {
-        "capacity": ["treeopt.capacity/1"],
-        "comparison": ["treeopt.comparison/1"],
+        "capacity": ["treeopt.capacity/2"],
+        "comparison": ["treeopt.comparison/2"],
         "plan": [BEFORE, PLAN],
         "predictions": [PREDICTIONS],
         "profile": [PROFILE],
-        "run": ["treeopt.run/1"],
-        "serving": ["treeopt.serving/1"],
+        "run": ["treeopt.run/2"],
+        "serving": ["treeopt.serving/2"],
         "trace_meta": [TRACE],
         "validation": [VALIDATION],
         "whatif": ["treeopt.whatif/1"],
@@ -126,6 +126,21 @@ def test_fresh_results_meet_their_schemas(name):
     kind = kind_of_schema(record(name)["schema"])
     validator(kind.name).validate(record(name))
     assert kind.of_record(record(name)) == record(name)
+
+
+@pytest.mark.parametrize("name", ["run", "server", "capacity"])
+def test_results_of_the_schema_before_are_read(name):
+    """Their configurations were called `ways`, and the shares of time with each tree `way_0`, ..."""
+    now = deepcopy(dict(record(name)))
+    before = now | {"schema": now["schema"].replace("/2", "/1"), "ways": deepcopy(now["configurations"])}
+    del before["configurations"]
+    for run in before["ways"]:
+        if "figures" in run:
+            run["figures"] = {key.replace("tree_", "way_"): value for key, value in run["figures"].items()}
+    kind = kind_of_schema(before["schema"])
+    assert kind.of_record(before) == now
+    with pytest.raises(RecordError):
+        kind.of_record({"schema": before["schema"], "ways": [1]})
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)

@@ -16,11 +16,11 @@ from data.make import make_models as build
 from data.make import make_traces, stdlib_corpus
 from executor.checkpoints import load_drafter, trained_for
 from executor.decoding.decoder import Decoder
+from executor.drafters.base.recipe import recipes
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import read_prompts
 from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
-from executor.train.recipes import RECIPES
 from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import RUN, load_profile
 from simulate.validation import predicted_vs_measured
@@ -284,6 +284,6 @@ def test_drafters_are_trained_beside_the_shipped_target(tmp_path, monkeypatch):
         assert (log["target"]["name"], log["precision"]) == (build.NAME, "bfloat16")
     build.build(tmp_path, "bigram")
     assert load_drafter(tmp_path / "models" / "stdlib-bigram", target).order == 2
-    assert set(build.DRAFTERS) == set(RECIPES)
+    assert set(build.DRAFTERS) == set(recipes())
     with pytest.raises(UsageError, match="the name must be target or one of unigram, bigram, medusa1"):
         build.build(tmp_path, "nothing")

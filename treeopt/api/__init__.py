@@ -6,8 +6,10 @@
 * `whatif_devices`: `whatif`, devices, batch sizes and contexts that were not measured.
 * `compare_traces`: `compare`, drafters side by side.
 * `validate_plan`: `validate`, predicted beside measured.
-* `record_trace`: a trace of what the target, or an engine, writes.
-* `profile_steps`: step times.
+* `record_trace`: `collect`, a trace of what the target, or an engine, writes.
+* `profile_steps`: `profile`, step times.
+* `decode_prompts`: `decode`, texts with a drafter and a tree.
+* `train_drafter`: `train`, a drafter by a published recipe.
 * `runners`: what decodes in these: the loop with its models, or an engine in words.
 * `page`: results that commands wrote, read and put on one page.
 * `messages`: warnings and notes through `logging`, progress through a callback.

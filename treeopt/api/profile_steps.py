@@ -1,57 +1,63 @@
-"""Measure step times with a runner: treeopt's loop or an inference engine."""
+"""`treeopt.profile`: measure step times with treeopt's loop or an inference engine."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from executor.profiling.profile_settings import Measuring
 from treeopt.api.messages import Progress, silent
 from treeopt.api.run_models import Models
 from treeopt.api.run_prompts import Prompts, load_tokens
-from treeopt.api.runners import EngineChoice, open_runner
+from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.api.token_sampling import Sampling
 from treeopt.defaults import BUDGET_S, POLICIES_S
+from treeopt.settings import Settings, group, setting, takes
 
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
 
 
-def profile_with(
-    models: Models,
-    prompts: Prompts,
-    *,
-    sampling: Sampling | None = None,
-    engine: EngineChoice | None = None,
-    graphs: bool = False,
-    work: Path | None = None,
-    progress: Progress = silent,
-    **settings: Any,
-) -> "Profile":
-    """Measure step times and return them as a profile.
+@dataclass(frozen=True, kw_only=True)
+class ProfileSettings(Settings):
+    """The settings of `profile`."""
+
+    models: Models = group(Models)
+    source: Prompts = group(Prompts)
+    measuring: Measuring = group(Measuring)
+    sampling: Sampling = group(Sampling)
+    graphs: bool = setting(False, help="On CUDA, replay steps from CUDA graphs.")
+    engine: EngineSetup = group(EngineSetup)
+
+
+@takes(ProfileSettings, "target", "drafter", "prompts")
+def profile(*, settings: ProfileSettings, work: Path | None = None, progress: Progress = silent) -> "Profile":
+    """Measure plain and speculative steps in the loop or in an engine, and return their times as a profile.
+
+    Without `budget_s` the loop measures for 5 minutes, with `policies` for 7.5.
 
     Args:
-        models: target and drafter.
-        prompts: what is decoded.
-        sampling: rule and temperature.
-        engine: what decodes; None: treeopt's own loop.
-        graphs: replay steps from CUDA graphs.
         work: file that finished blocks are kept in, so that the same measurement resumes; None: nowhere.
         progress: shows how many blocks are measured.
-        settings: those of `executor.profiling.profile_settings.Settings`; without `budget_s` the loop measures for 5
-            minutes, with `policies` for 7.5.
 
     Raises:
-        UsageError, ExecutorError, EngineError: see `measure_profile`.
-    """
-    sampling, engine = sampling or Sampling(), engine or EngineChoice()
-    sampling.check()
-    engine.refuse({"--budget": settings.get("budget_s")})
-    runner = open_runner(models, engine, sampling=sampling, graphs=graphs)
-    tokens, _ = load_tokens(models, runner.target, prompts)
-    from executor.profiling.measure_steps import Measurement
-    from executor.profiling.profile_settings import Settings
+        UsageError, ExecutorError, EngineError: settings or models that do not go together, or cannot be measured.
 
-    if runner.single_steps and settings.get("budget_s") is None and runner.processes == 1:
-        settings["budget_s"] = BUDGET_S + POLICIES_S * bool(settings.get("policies"))
-    with Measurement(runner, tokens, Settings(seed=sampling.seed, **settings), work=work) as measurement:
+    Examples:
+        >>> import treeopt
+        >>> sizes = {"batch": 1, "max_nodes": 2, "max_depth": 1, "rounds": 2, "steps": 2, "new_tokens": 12}
+        >>> measured = treeopt.profile("toy", "medusa:3", random_weights=True, prompt_tokens=8, **sizes)
+        >>> [times.batch for times in measured.batches]
+        [1]
+    """
+    measuring, engine = settings.measuring, settings.engine
+    engine.refuse({"--budget": measuring.budget_s})
+    runner = open_runner(settings.models, engine, sampling=settings.sampling, graphs=settings.graphs)
+    tokens, _ = load_tokens(settings.models, runner.target, settings.source)
+    from executor.profiling.measure_steps import Measurement
+
+    if runner.single_steps and measuring.budget_s is None and runner.processes == 1:
+        measuring = measuring.changed(budget_s=BUDGET_S + POLICIES_S * measuring.policies)
+    with Measurement(runner, tokens, measuring, work=work) as measurement:
         measurement.note_schedule()
         with progress("measuring", measurement.left) as advance:
             return measurement.run(advance)

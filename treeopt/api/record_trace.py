@@ -1,136 +1,156 @@
-"""Record a trace: what the target or an engine writes, and what a drafter, or the engine itself, gets right of it."""
+"""`treeopt.collect`: record what the target or an engine writes, and what a drafter gets right of it."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treeopt.api.messages import Progress, silent
 from treeopt.api.run_models import Models, load_models
 from treeopt.api.run_prompts import Prompts, Requests, load_prompts
-from treeopt.api.runners import EngineChoice, open_runner
+from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.api.token_sampling import Sampling
-from treeopt.defaults import DRAWS, ENGINE_LENGTH, RECORD_BATCH, WIDTH
+from treeopt.defaults import DRAWS, ENGINE_LENGTH, NEW_TOKENS
 from treeopt.errors import UsageError
 from treeopt.policies import DynamicTree
+from treeopt.settings import Settings, group, setting, takes
 from treeopt.storage.work_file import WorkFile
 from treeopt.traces.resumable_shards import parts_in
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
-if TYPE_CHECKING:
-    pass
+
+@dataclass(frozen=True, kw_only=True)
+class CollectSettings(Settings):
+    """The settings of `collect`."""
+
+    models: Models = group(Models)
+    source: Prompts = group(Prompts)
+    new_tokens: int = setting(NEW_TOKENS, least=1, form="tokens", help="Tokens to write after each prompt.")
+    depth: int | None = setting(
+        None,
+        least=1,
+        help="Levels to record; default all that the drafter has, at most 8. With --engine: its draft length; default "
+        f"that of the only --url, or {ENGINE_LENGTH}.",
+    )
+    width: int = setting(16, least=1, help="Candidates to record per level.")
+    batch: int = setting(8, least=1, help="Requests decoded together.")
+    probabilities: bool = setting(
+        False, help="Also record probabilities and entropies; the file becomes several times larger."
+    )
+    draws: int | None = setting(
+        None,
+        least=1,
+        help=f"Simulated draws where acceptance has no closed form (rule sequoia); default {DRAWS}.",
+    )
+    candidates: DynamicTree | None = setting(
+        None,
+        help="Also record whole candidate trees, for dynamic policies: depth=6,beam=20,width=10. Use a beam well above "
+        "those of the policies to be searched, so that less stays unknown.",
+    )
+    stride: int | None = setting(
+        None, least=1, help="With --candidates: record them at every Nth token; default at each."
+    )
+    tree: Tree | None = setting(
+        None,
+        help="For rule typical: texts are written with this tree, and a search can only choose parts of it. Rank "
+        "paths, FILE[:NAME], or the name of a published tree such as medusa/mc_sim_7b_63.",
+    )
+    every_anchor: bool = setting(
+        False,
+        help="With --engine and without --drafter: measure a step of the engine at every position of its texts, not "
+        "only at those that a run visits. Turn on the engine's prefix caching.",
+    )
+    parts: Path | None = setting(
+        None, form="folder", help="Store finished requests in this folder, in place of OUTPUT.work, and keep it."
+    )
+    sampling: Sampling = group(Sampling)
+    engine: EngineSetup = group(EngineSetup)
+
+    def check(self) -> None:
+        """Raise UsageError where settings lack what they are for."""
+        drafter, engine, rule = self.models.drafter, self.engine.engine, self.sampling.name
+        if self.every_anchor and (engine is None or drafter is not None):
+            raise UsageError("--every-anchor is for --engine without --drafter")
+        if drafter is None and engine is None:
+            raise UsageError("give --drafter, what is recorded; or --engine, whose own steps are recorded without one")
+        self.engine.refuse({"--temperature": self.sampling.temperature})
+        if self.stride is not None and self.candidates is None:
+            raise UsageError("--stride applies only to candidates; add --candidates")
+        if drafter is not None and (self.tree is None) == (rule == "typical"):
+            raise UsageError(
+                "rule typical needs --tree (a search can only choose parts of it); other rules do not take one"
+            )
+        if self.draws is not None and rule != "sequoia":
+            raise UsageError(f"--draws is for rule sequoia, not {rule}")
+
+    @property
+    def length(self) -> int:
+        """The draft length of an engine."""
+        return self.depth or (self.engine.urls[0][0] if len(self.engine.urls) == 1 else ENGINE_LENGTH)
 
 
-def collect_with(
-    models: Models,
-    prompts: Prompts,
-    *,
-    new_tokens: int,
-    sampling: Sampling | None = None,
-    engine: EngineChoice | None = None,
-    depth: int | None = None,
-    width: int = WIDTH,
-    batch: int = RECORD_BATCH,
-    probabilities: bool = False,
-    draws: int | None = None,
-    candidates: DynamicTree | None = None,
-    stride: int | None = None,
-    tree: Tree | None = None,
-    every_anchor: bool = False,
-    parts: Path | None = None,
-    work: Path | None = None,
-    progress: Progress = silent,
-) -> Trace:
+@takes(CollectSettings, "target", "drafter", "prompts")
+def collect(*, settings: CollectSettings, work: Path | None = None, progress: Progress = silent) -> Trace:
     """Let the target, or an engine, continue prompts, and record what is accepted of drafts along its texts.
 
+    With an engine and without a drafter, the engine's own steps are recorded.
+
     Args:
-        models: the target, and the drafter that is recorded; without one, an engine's own steps are.
-        prompts: what is continued.
-        new_tokens: tokens written after each prompt.
-        sampling: rule and temperature.
-        engine: what writes; None: treeopt's own loop.
-        depth: levels to record; in an engine its draft length, 5 if it is not given.
-        width: candidates to record per level.
-        batch: requests decoded together.
-        probabilities: also record probabilities and entropies.
-        draws: simulated draws where acceptance has no closed form.
-        candidates: also record whole candidate trees, as this policy drafts them.
-        stride: positions from one recorded candidate tree to the next.
-        tree: for rule typical: texts are written with this tree.
-        every_anchor: measure a step of the engine at every position of its texts.
-        parts: folder that keeps finished requests; None: `work`, until the trace is written.
         work: file or folder that finished requests are kept in, so that the same command resumes; None: nowhere.
         progress: shows how many requests are done.
 
     Raises:
         UsageError: settings that do not go together.
         ExecutorError, EngineError: what cannot be recorded.
+
+    Examples:
+        >>> import treeopt
+        >>> models = ("data/models/stdlib-llama", "data/models/stdlib-medusa")
+        >>> trace = treeopt.collect(*models, "data/prompts/stdlib.jsonl", requests=2, new_tokens=4)
+        >>> trace.requests, trace.anchors, trace.depth
+        (2, 6, 5)
     """
-    sampling, engine = sampling or Sampling(), engine or EngineChoice()
-    sampling.check()
-    own_steps = models.drafter is None
-    if every_anchor and (engine.engine is None or not own_steps):
-        raise UsageError("--every-anchor is for --engine without --drafter")
-    if own_steps and engine.engine is None:
-        raise UsageError("give --drafter, what is recorded; or --engine, whose own steps are recorded without one")
-    engine.refuse({"--temperature": sampling.temperature})
-    length = depth or (engine.urls[0][0] if len(engine.urls) == 1 else ENGINE_LENGTH)
-    if own_steps:
-        requests, texts = load_prompts(models, None, prompts), _EngineTexts(models, engine, new_tokens, length, batch)
-        return texts.own_steps(requests, work, progress, every_anchor=every_anchor, seed=sampling.seed)
-    settings = {
-        **asdict(sampling),
-        **_recording(sampling, candidates, stride, draws, tree),
-        "new_tokens": new_tokens,
-        "depth": depth,
-        "width": width,
-        "batch": batch,
-        "probabilities": probabilities,
-    }
+    models, engine = settings.models, settings.engine
+    if models.drafter is None:
+        requests, texts = load_prompts(models, None, settings.source), _EngineTexts(settings)
+        return texts.own_steps(requests, work, progress)
     target, drafter = load_models(models)
-    requests = load_prompts(models, target, prompts, shortest=2)
-    from executor.recording.collect_trace import collect
+    requests = load_prompts(models, target, settings.source, shortest=2)
+    from executor.recording.collect_trace import collect as record
     from executor.target.tensor_parallel import processes
 
-    settings["stop"] = requests.stop
+    how: dict[str, Any] = {
+        **asdict(settings.sampling),
+        "candidates": settings.candidates,
+        "stride": settings.stride or 1,
+        "draws": settings.draws or DRAWS,
+        "tree": settings.tree,
+        "new_tokens": settings.new_tokens,
+        "depth": settings.depth,
+        "width": settings.width,
+        "batch": settings.batch,
+        "probabilities": settings.probabilities,
+        "stop": requests.stop,
+    }
     if engine.engine is not None:
-        settings["texts"] = _EngineTexts(models, engine, new_tokens, length, batch).written(requests, work, progress)
+        how["texts"] = _EngineTexts(settings).written(requests, work, progress)
         work = None  # it keeps the texts
-    folder = parts or (work if processes() == 1 else None)
+    folder = settings.parts or (work if processes() == 1 else None)
     with parts_in(folder), progress("collecting", 2 * len(requests.tokens)) as advance:
-        return collect(target, drafter, requests.prompts, requests.tokens, folder=folder, progress=advance, **settings)
-
-
-def _recording(
-    sampling: Sampling, candidates: DynamicTree | None, stride: int | None, draws: int | None, tree: Tree | None
-) -> dict[str, Any]:
-    """Return the settings that some rules or other settings need.
-
-    Raises:
-        UsageError: one of them is missing, or has no effect.
-    """
-    if stride is not None and candidates is None:
-        raise UsageError("--stride applies only to candidates; add --candidates")
-    if (tree is None) == (sampling.name == "typical"):
-        raise UsageError(
-            "rule typical needs --tree (a search can only choose parts of it); other rules do not take one"
-        )
-    if draws is not None and sampling.name != "sequoia":
-        raise UsageError(f"--draws is for rule sequoia, not {sampling.name}")
-    return {"candidates": candidates, "stride": stride or 1, "draws": draws or DRAWS, "tree": tree}
+        return record(target, drafter, requests.prompts, requests.tokens, folder=folder, progress=advance, **how)
 
 
 class _EngineTexts:
     """What an engine writes after prompts, with drafts of one length."""
 
-    def __init__(self, models: Models, engine: EngineChoice, new_tokens: int, length: int, concurrency: int) -> None:
+    def __init__(self, settings: CollectSettings) -> None:
         from executor.runners.engine_runner import EngineRunner
 
-        runner = open_runner(models, engine)
+        runner = open_runner(settings.models, settings.engine)
         assert isinstance(runner, EngineRunner)
-        runner.concurrency = concurrency
+        runner.concurrency = settings.batch
         self._runner: EngineRunner = runner
-        self._new_tokens, self._length = new_tokens, length
+        self._settings, self._length = settings, settings.length
 
     def written(self, requests: Requests, work: Path | None, progress: Progress) -> list[list[int]]:
         """Return the texts as token ids."""
@@ -139,19 +159,17 @@ class _EngineTexts:
         with self._kept(requests, work) as kept, self._runner:
             return engine_texts(self._records(requests, kept, progress))
 
-    def own_steps(
-        self, requests: Requests, work: Path | None, progress: Progress, *, every_anchor: bool, seed: int
-    ) -> Trace:
+    def own_steps(self, requests: Requests, work: Path | None, progress: Progress) -> Trace:
         """Return the trace of the engine's own steps: those of a run, or one at every position of its texts."""
         from executor.recording.engine_steps import engine_texts, every_anchor_trace, visited_trace
 
         with self._kept(requests, work) as kept, self._runner as runner:
             records = self._records(requests, kept, progress)
-            meta = {**runner.record, "new_tokens": self._new_tokens, "provenance": runner.provenance}
+            meta = {**runner.record, "new_tokens": self._settings.new_tokens, "provenance": runner.provenance}
             meta["engine"]["drafted"] = self._length
-            if not every_anchor:
+            if not self._settings.every_anchor:
                 steps = [record.steps for record in records]
-                return visited_trace(steps, depth=self._length, meta=meta, seed=seed)
+                return visited_trace(steps, depth=self._length, meta=meta, seed=self._settings.sampling.seed)
             texts = engine_texts(records)
             with progress("measuring anchors", sum(len(text) - 1 for text in texts)) as advance:
                 return every_anchor_trace(
@@ -163,13 +181,17 @@ class _EngineTexts:
         from executor.models.fingerprint import tokens_hash
         from executor.runners.runner import resumable
 
-        settings = {"prompts": tokens_hash(requests.tokens), "new_tokens": self._new_tokens, "drafted": self._length}
+        settings = {
+            "prompts": tokens_hash(requests.tokens),
+            "new_tokens": self._settings.new_tokens,
+            "drafted": self._length,
+        }
         return WorkFile(work, settings | resumable(self._runner.record))
 
     def _records(self, requests: Requests, kept: WorkFile, progress: Progress) -> list[Any]:
         from executor.recording.engine_steps import record_requests
         from treeopt.engines.driver import EngineRequest
 
-        asked = [EngineRequest(tuple(prompt), self._new_tokens) for prompt in requests.tokens]
+        asked = [EngineRequest(tuple(prompt), self._settings.new_tokens) for prompt in requests.tokens]
         with progress("decoding", len(asked)) as advance:
             return record_requests(self._runner, asked, draft=self._length, work=kept, progress=advance)

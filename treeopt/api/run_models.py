@@ -5,46 +5,45 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from executor.target.number_types import NUMBER_TYPES, QUANTIZED
 from treeopt.api.messages import note, warn
 from treeopt.errors import UsageError
+from treeopt.settings import Settings, setting
 
 if TYPE_CHECKING:
     from executor.drafters.base.drafter import Drafter
     from executor.target.target_model import Target
 
-# auto: float32 on a CPU, elsewhere saved, the type of the checkpoint. The others as executor.target.load_hf_model has
-# them, which would load torch.
-DTYPES = ("auto", "saved", "float32", "bfloat16", "float16", "float64")
-QUANTIZED = ("int8", "int4")
 # Libraries that log details of themselves while they are imported.
 VERBOSE = ("torchao", "torch.utils._pytree")
 
 
-@dataclass(frozen=True)
-class Models:
-    """The target and the drafter, and how to load them.
+@dataclass(frozen=True, kw_only=True)
+class Models(Settings):
+    """The target and the drafter, and how to load them."""
 
-    Attributes:
-        target: folder of a Hugging Face model; with `random_weights` a shape such as `toy`.
-        drafter: folder of the drafter, or a name such as `prompt-lookup` or `prompt-lookup:vllm`; None: no drafter.
-        device: such as `cpu`, `cuda` or `cuda:1`; `auto`: cuda where there is one, else cpu.
-        dtype: one of `DTYPES`.
-        quantize: one of `QUANTIZED`; None: weights as they are.
-        tensor_parallel: share the target among the processes of torchrun.
-        threads: CPU threads; None: what torch takes.
-        random_weights: draw the weights.
-        assume_same_tokens: do not compare the tokens of a language model as drafter with the target's.
-    """
-
-    target: Path
-    drafter: Path | None
-    device: str = "auto"
-    dtype: str = "auto"
-    quantize: str | None = None
-    tensor_parallel: bool = False
-    threads: int | None = None
-    random_weights: bool = False
-    assume_same_tokens: bool = False
+    target: Path = setting(help="Folder of the target, a Hugging Face model.")
+    drafter: Path | None = setting(
+        None, help="Folder of the drafter, or prompt-lookup, or an engine's, such as prompt-lookup:vllm:2-4."
+    )
+    random_weights: bool = setting(
+        False,
+        help="Draw the weights: --target is then a folder with a config.json, or a shape (toy, 100m, 1b, 8b, 14b, 70b, "
+        "which are always drawn); --drafter is medusa:K (K heads), layers:N (the target's first N layers) or eagle.",
+    )
+    assume_same_tokens: bool = setting(
+        False, help="With a language model as the drafter: do not compare its tokens with the target's."
+    )
+    device: str = setting("auto", help="Where to run: cpu, cuda, cuda:1, ...; auto: cuda where there is one, else cpu.")
+    dtype: str = setting(
+        "auto",
+        choices=("auto", "saved", *NUMBER_TYPES),
+        help="Number type of the computation and of the cache; saved: the type that the target was saved in; auto: "
+        "float32 on a CPU, saved elsewhere (bfloat16 with --random-weights).",
+    )
+    quantize: str | None = setting(None, choices=QUANTIZED, help="Quantise the target's linear layers to 8 or 4 bits.")
+    tensor_parallel: bool = setting(False, help="Share the target among the processes that torchrun started.")
+    threads: int | None = setting(None, least=1, help="CPU threads, at most 4 per core; default torch's choice.")
 
     def or_shape(self) -> "Models":
         """Return the same with random weights where the target is a shape such as `8b`, which has none of its own."""

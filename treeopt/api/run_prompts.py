@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from executor.prompts.reading_report import PARTS
 from treeopt.api.messages import note, warn
 from treeopt.api.run_models import Models, quiet_libraries
 from treeopt.defaults import RANDOM_REQUESTS
 from treeopt.errors import UsageError, counted
+from treeopt.settings import Settings, setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,30 +22,37 @@ if TYPE_CHECKING:
 
 
 MOST_RANDOM = 2**26  # tokens of random prompts
-LEFT_OUT = ("tools", "thoughts", "system", "unreadable")  # parts of records, see `executor.prompts.reading_report`
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """The source of prompts: part of a file, texts, or random tokens.
+def leave_out() -> Any:
+    """Return the setting of the parts of records that are left out."""
+    return setting(
+        frozenset(),
+        choices=tuple(PARTS),
+        form="parts",
+        help="Parts of records that are left out, between commas: tools, thoughts, system; or unreadable, which skips "
+        "records that cannot be read or that the chat template refuses. Default: nothing.",
+    )
 
-    Attributes:
-        prompts_file: file or folder of records with texts or conversations.
-        requests: prompts to take; None: all.
-        skip: prompts to leave out first.
-        chat: put texts through the target's chat template as a user's turn.
-        texts: texts in place of a file.
-        prompt_tokens: length of random prompts in place of a file.
-        leave_out: parts of records that are left out, names of `LEFT_OUT`.
-    """
 
-    prompts_file: Path | None = None
-    requests: int | None = None
-    skip: int = 0
-    chat: bool = False
-    texts: tuple[str, ...] = ()
-    prompt_tokens: int | None = None
-    leave_out: frozenset[str] = frozenset()
+@dataclass(frozen=True, kw_only=True)
+class Prompts(Settings):
+    """The source of prompts: part of a file, texts, or random tokens."""
+
+    texts: tuple[str, ...] = setting((), option="--prompt", help="A text to continue; may be given several times.")
+    prompts: Path | None = setting(
+        None,
+        form="folder",
+        help="Records with `text`, or with conversations (`messages`, `conversations`, `turns`), which are answered: "
+        "JSON lines, a JSON list, parquet, arrow, or a folder of them.",
+    )
+    prompt_tokens: int | None = setting(
+        None, least=2, form="tokens", help="In place of --prompts: length of random prompts in tokens."
+    )
+    requests: int | None = setting(None, least=1, help="Number of prompts to take; default all.")
+    skip: int = setting(0, least=0, help="Number of prompts to leave out first.")
+    chat: bool = setting(False, help="Put texts through the target's chat template, as a user's turn.")
+    leave_out: frozenset[str] = leave_out()
 
     def read(self) -> "list[Prompt]":
         """Read the prompts, warn of what the files hold that is not read, and name the fields without effect.
@@ -54,21 +63,21 @@ class Prompts:
         from executor.prompts.prompt_files import Prompt, read_prompts
         from executor.prompts.reading_report import Report
 
-        if (self.prompts_file is None) != bool(self.texts):
+        if (self.prompts is None) != bool(self.texts):
             raise UsageError("give either --prompts or --prompt")
-        if self.prompts_file is None:
+        if self.prompts is None:
             if self.requests is not None or self.skip:
                 raise UsageError("--requests and --skip choose from a file: give --prompts")
             if not all(self.texts) or any("\ud800" <= c <= "\udfff" for text in self.texts for c in text):
                 raise UsageError("--prompt must be a Unicode text that is not empty")
             return [self._as_turn(Prompt(text, where=f"--prompt {text!r}")) for text in self.texts]
         report = Report(self.leave_out)
-        prompts = read_prompts(self.prompts_file, report)[self.skip :]
+        prompts = read_prompts(self.prompts, report)[self.skip :]
         warn(report.remarks)
         note(report.unread_fields)
         if not prompts or (self.requests is not None and len(prompts) < self.requests):
             raise UsageError(
-                f"{self.prompts_file}: {counted(self.requests or 1, 'prompt')} wanted after skipping {self.skip}, "
+                f"{self.prompts}: {counted(self.requests or 1, 'prompt')} wanted after skipping {self.skip}, "
                 f"{len(prompts)} are left: give a smaller --requests or --skip"
             )
         return [self._as_turn(prompt) for prompt in prompts[: self.requests]]
@@ -117,7 +126,7 @@ def load_prompts(models: Models, target: "Target | None", prompts: Prompts, *, s
     texts, tokens = _encoded(tokenizer, read, prompts, models.target)
     for number, prompt in enumerate(tokens, prompts.skip):
         if len(prompt) < shortest:
-            source = prompts.prompts_file or "--prompt"
+            source = prompts.prompts or "--prompt"
             raise UsageError(f"{source}: prompt {number} has {len(prompt)} tokens, at least {shortest} are needed")
     return Requests(texts, tokens, [] if target is None else stop_tokens(target, tokenizer), tokenizer)
 
@@ -161,7 +170,7 @@ def _encoded(
     pairs = encoded(tokenizer, texts, report)
     warn(report.remarks)
     if not pairs:
-        raise UsageError(f"{prompts.prompts_file}: no prompt is left: omit --leave-out, or name longer prompts")
+        raise UsageError(f"{prompts.prompts}: no prompt is left: omit --leave-out, or name longer prompts")
     return [prompt for prompt, _ in pairs], [tokens for _, tokens in pairs]
 
 
@@ -172,7 +181,7 @@ def load_tokens(models: Models, target: "Target | None", prompts: Prompts) -> tu
         UsageError: not exactly one source, or as `load_prompts` does.
         ExecutorError: random prompts beyond the target's context.
     """
-    if (prompts.prompts_file is None) == (prompts.prompt_tokens is None):
+    if (prompts.prompts is None) == (prompts.prompt_tokens is None):
         raise UsageError("give either --prompts or --prompt-tokens")
     if prompts.prompt_tokens is None:
         requests = load_prompts(models, target, prompts)

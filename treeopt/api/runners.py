@@ -8,38 +8,48 @@ from typing import TYPE_CHECKING, Any
 from treeopt.api.run_models import Models, load_target_and_drafter
 from treeopt.api.run_prompts import engine_tokenizer
 from treeopt.api.token_sampling import Sampling
+from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
+from treeopt.settings import Settings, setting
 
 if TYPE_CHECKING:
     from executor.runners.runner import Runner
     from treeopt.engines.driver import Driver
 
 
-@dataclass(frozen=True)
-class EngineChoice:
-    """An engine in words, as options name it.
+@dataclass(frozen=True, kw_only=True)
+class EngineSetup(Settings):
+    """An engine in words, as options name it; without one, treeopt's own loop decodes."""
 
-    Attributes:
-        engine: vllm, llama.cpp, sglang, openai; None: treeopt's own loop.
-        urls: addresses, each with its draft length: ((3, "http://..."),).
-        engine_python: interpreter of the environment that holds the engine.
-        engine_args: further arguments of its launch, as one line.
-        method: how the engine drafts, in its own word.
-        engine_target: the target as the engine reads it; None: the target's folder.
-        engine_drafter: the drafter as the engine reads it; None: the drafter's folder.
-        servers: servers alive at a time.
-        engine_timeout: longest time in seconds that the engine may take to start, and then to send anything.
-    """
-
-    engine: str | None = None
-    urls: tuple[tuple[int, str], ...] = ()
-    engine_python: Path | None = None
-    engine_args: str = ""
-    method: str | None = None
-    engine_target: str | None = None
-    engine_drafter: str | None = None
-    servers: int = 1
-    engine_timeout: float = 600.0
+    engine: str | None = setting(None, choices=ENGINES.driven, help="Run this engine in place of treeopt's own loop.")
+    urls: tuple[tuple[int, str], ...] = setting(
+        (),
+        option="--url",
+        help="With --engine openai: a server that runs, with the draft length that it was started with (0: no "
+        "speculation), such as 3=http://127.0.0.1:8000; may be given several times. OPENAI_API_KEY is sent along.",
+    )
+    engine_python: Path | None = setting(None, help="Interpreter of the environment that holds the engine.")
+    engine_args: str = setting(
+        "",
+        help="Further arguments of the engine's launch, such as '--tensor-parallel-size 2 --max-model-len 4096'; for "
+        "openvino properties of the device, such as 'KV_CACHE_PRECISION=f32'.",
+    )
+    method: str | None = setting(
+        None, help="How the engine drafts, in its own word: eagle3, draft-eagle3, EAGLE3, ngram, ..."
+    )
+    engine_target: str | None = setting(
+        None, help="The target as the engine reads it, a folder or GGUF file; default as --target."
+    )
+    engine_drafter: str | None = setting(
+        None, help="The drafter as the engine reads it, a folder or GGUF file; default as --drafter."
+    )
+    servers: int = setting(1, least=1, help="Servers of the engine, one per draft length, that may be alive at a time.")
+    engine_timeout: float = setting(
+        600.0,
+        least=0,
+        most=1e9,
+        help="Longest time in seconds that the engine may take to start, and then to send anything.",
+    )
 
     def refuse(self, options: Mapping[str, Any]) -> None:
         """Refuse options that were given and only treeopt's own loop takes.
@@ -58,7 +68,6 @@ class EngineChoice:
             UsageError: the engine cannot be named so.
             EngineError: it is not there.
         """
-        from treeopt.engines import ENGINES
         from treeopt.engines.driver import DriverSettings
 
         assert self.engine is not None
@@ -93,7 +102,7 @@ class EngineChoice:
 
 
 def open_runner(
-    models: Models, engine: EngineChoice, *, sampling: Sampling | None = None, graphs: bool = False
+    models: Models, engine: EngineSetup, *, sampling: Sampling | None = None, graphs: bool = False
 ) -> "Runner":
     """Return what decodes: the engine, which is started when the runner is entered, or the loop with its models loaded.
 

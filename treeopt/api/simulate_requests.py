@@ -49,7 +49,7 @@ def simulate(
     Examples:
         >>> import treeopt
         >>> record = treeopt.simulate("data/traces/medusa-t0.npz", tree=treeopt.Tree.chain(1), batch=4)
-        >>> [(way["name"], round(way["tau"], 2), round(way["tokens_s"]["value"])) for way in record["ways"]]
+        >>> [(way["name"], round(way["tau"], 2), round(way["tokens_s"]["value"])) for way in record["configurations"]]
         [('chain of 1', 1.31, 770), ('no speculation', 1.0, 756)]
         >>> record.frame()["name"].tolist()
         ['chain of 1', 'no speculation']

@@ -3,33 +3,33 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from treeopt.acceptance_rules import RULES
 from treeopt.errors import UsageError
+from treeopt.settings import Settings, setting
 
 if TYPE_CHECKING:
     from executor.target.target_model import Target
     from executor.verification.acceptance_rules import Rule
 
-# As executor.verification.acceptance_rules has them, which would load torch.
-RULES = ("greedy", "sample-and-match", "point-mass", "leviathan", "block", "specinfer", "sequoia", "typical")
 
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Settings):
+    """Settings of verification."""
 
-@dataclass(frozen=True)
-class Sampling:
-    """Settings of verification.
-
-    Attributes:
-        rule: one of `RULES`; None: greedy at temperature 0, else sample-and-match.
-        temperature: 0 is greedy.
-        top_k: sample from the K most likely tokens; None: from all.
-        top_p: sample from the smallest set of tokens whose probabilities sum to at least P.
-        seed: of the samples.
-    """
-
-    rule: str | None = None
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int = 0
+    rule: str | None = setting(
+        None,
+        choices=lambda: tuple(RULES),
+        help="Verification rule; default greedy, or sample-and-match at a temperature above 0.",
+    )
+    temperature: float = setting(0.0, least=0, help="Sampling temperature; 0: greedy.")
+    top_k: int | None = setting(None, least=1, help="Sample from the K most likely tokens.")
+    top_p: float = setting(
+        1.0,
+        above=0,
+        most=1,
+        help="Sample from the smallest set of tokens whose probabilities sum to at least P.",
+    )
+    seed: int = setting(0, least=0, most=2**63 - 1, help="Seed of every random choice.")
 
     @property
     def name(self) -> str:
@@ -37,13 +37,7 @@ class Sampling:
         return self.rule or ("greedy" if self.temperature == 0 else "sample-and-match")
 
     def check(self) -> None:
-        """Check that the settings go together.
-
-        Raises:
-            UsageError: names those that do not.
-        """
-        if self.name not in RULES:
-            raise UsageError(f"rule must be one of {', '.join(RULES)}, got {self.name!r}")
+        """Raise UsageError where settings do not go together."""
         if self.temperature == 0 and (self.top_k is not None or self.top_p < 1):
             raise UsageError("--top-k and --top-p are for sampling: give --temperature")
         if (self.temperature == 0) != (self.name == "greedy"):

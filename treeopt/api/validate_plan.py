@@ -1,7 +1,6 @@
 """`treeopt.validate`: trees in treeopt's loop or in an engine, predicted beside measured."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -9,15 +8,16 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.run_models import Models, is_main_rank
 from treeopt.api.run_prompts import Prompts, load_tokens
-from treeopt.api.runners import EngineChoice, open_runner
+from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.api.token_sampling import Sampling
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
-from treeopt.comparison.trees_of_size import parse_sizes
+from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.constraints import ChainOnly, Constraint
-from treeopt.defaults import BLOCKS, ENGINE_LENGTH, NEW_TOKENS
+from treeopt.defaults import BLOCKS, ENGINE_LENGTH, NEW_TOKENS, VALIDATED_BATCHES
 from treeopt.engines import ENGINES, engine_rules
 from treeopt.plans.plan import Plan
 from treeopt.results.kinds import Validation
+from treeopt.settings import Settings, group, setting, takes
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
 
@@ -32,74 +32,73 @@ CHAINS = ChainOnly(source="drivers of engines run chains")
 ENGINE_SIZES = parse_sizes(",".join(f"chain:{k + 1}" for k in range(ENGINE_LENGTH)))
 
 
-def validate(
-    target: Path | str,
-    drafter: Path | str,
-    prompts: Path | str | None = None,
-    *,
-    plan: Plan | Path | str | None = None,
-    trace: Trace | Path | str | None = None,
-    profile: "Profile | Path | str | None" = None,
-    batch: int | Sequence[int] | None = None,
-    sizes: str | None = None,
-    predictions: Path | str | None = None,
-    replay: Path | str | None = None,
-    requests: int | None = None,
-    skip: int = 0,
-    chat: bool = False,
-    prompt_tokens: int | None = None,
-    leave_out: Collection[str] = (),
-    new_tokens: int = NEW_TOKENS,
-    blocks: int = BLOCKS,
-    rule: str | None = None,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float = 1.0,
-    graphs: bool = False,
-    device: str = "auto",
-    dtype: str = "auto",
-    quantize: str | None = None,
-    tensor_parallel: bool = False,
-    threads: int | None = None,
-    random_weights: bool = False,
-    assume_same_tokens: bool = False,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> Validation:
-    """Run trees in the real loop and return predicted beside measured figures, for each batch size; needs torch.
+@dataclass(frozen=True, kw_only=True)
+class ValidateSettings(Settings):
+    """The settings of `validate`."""
+
+    models: Models = group(Models)
+    source: Prompts = group(Prompts)
+    new_tokens: int = setting(NEW_TOKENS, least=1, form="tokens", help="Tokens to write after each prompt.")
+    plan: Plan | Path | str | None = setting(None, help="The plan to check; or --trace to make one.")
+    trace: Trace | Path | str | None = setting(None, help="Search this trace for the plan to check.")
+    profile: "Profile | Path | str | None" = setting(
+        None, help="Step times for the search; default the profile of the trace's models."
+    )
+    batch: tuple[int, ...] = setting(
+        (),
+        least=1,
+        help=f"Batch sizes to search for; default {','.join(map(str, VALIDATED_BATCHES))}.",
+    )
+    sizes: str | None = setting(
+        None,
+        option="--shapes",
+        help="Also measure trees of these sizes, chosen on the trace, such as chain:2,best:15; default "
+        f"{','.join(f'{size.kind}:{size.nodes}' for size in USUAL)}.",
+    )
+    predictions: Path | None = setting(
+        None,
+        help="Write the predictions to this file before anything is measured; default beside --output. Without --plan "
+        "and --trace, read the predictions from it; a file that was changed is an error.",
+    )
+    replay: Path | None = setting(
+        None,
+        option="--acceptance",
+        help="live: the models decide; replay:TRACE.npz: accepted lengths are those of the trace's requests. Default: "
+        "live.",
+    )
+    blocks: int = setting(BLOCKS, least=2, help="Number of blocks that the prompts are split into.")
+    sampling: Sampling = group(Sampling)
+    graphs: bool = setting(False, help="On CUDA, replay steps from CUDA graphs.")
+    engine: EngineSetup = group(EngineSetup)
+
+    def check(self) -> None:
+        """Raise UsageError where settings do not go together."""
+        self.engine.refuse({"--acceptance replay": self.replay})
+        if self.sizes is not None:
+            parse_sizes(self.sizes)
+
+    @property
+    def sources(self) -> "Sources":
+        """What predictions are made from."""
+        from simulate.validation.prediction_sources import Sources
+
+        sizes = None if self.sizes is None else parse_sizes(self.sizes)
+        if sizes is None and self.engine.engine is not None and self.trace is not None:
+            sizes = ENGINE_SIZES
+        files = (_path(self.plan), _path(self.trace), _path(self.profile))
+        return Sources(*files, self.batch or None, sizes, self.predictions, self.replay)
+
+
+@takes(ValidateSettings, "target", "drafter", "prompts")
+def validate(*, settings: ValidateSettings, work: Path | None = None, progress: Progress = silent) -> Validation:
+    """Run trees in the loop or in an engine and return predicted beside measured figures, for each batch size.
+
+    Predictions are made, and written to their file, before anything is measured. Needs torch; use prompts that are not
+    in the trace.
 
     Args:
-        target: folder of the target, a Hugging Face model.
-        drafter: folder of the drafter.
-        prompts: JSON lines with texts or conversations; use prompts that are not in the trace.
-        plan: the plan to check; or `trace`, to make one.
-        trace: searched for the plan to check.
-        profile: step times for the search; None finds the profile of the trace's models.
-        batch: batch sizes of the search; default 1, 2, 4 and 8.
-        sizes: also measure these trees, chosen on the trace, such as "chain:2,best:15".
-        predictions: write the predictions to this file before anything is measured; without plan and trace read them.
-        replay: a trace whose acceptance is imposed on the models; default: the models decide.
-        requests: prompts to take; default all.
-        skip: prompts to leave out first.
-        chat: put texts through the target's chat template as a user's turn.
-        prompt_tokens: length of random prompts, in place of `prompts`.
-        leave_out: parts of records that are left out: tools, thoughts, system, unreadable.
-        new_tokens: tokens decoded after each prompt.
-        blocks: number of blocks that the prompts are split into.
-        rule: of verification; default greedy, or sample-and-match at a temperature above 0.
-        temperature: 0 is greedy.
-        top_k: sample from the K most likely tokens.
-        top_p: sample from the smallest set of tokens whose probabilities sum to at least P.
-        graphs: replay steps from CUDA graphs.
-        device: such as "cpu" or "cuda"; "auto": cuda where there is one, else cpu.
-        dtype: type of weights and cache; "auto": float32 on a CPU, elsewhere the type of the checkpoint.
-        quantize: "int8" or "int4" linear layers of the target.
-        tensor_parallel: share the target among the processes of torchrun.
-        threads: CPU threads.
-        random_weights: draw the weights: `target` is then a shape such as "toy", `drafter` such as "medusa:3".
-        assume_same_tokens: do not compare the tokens of a language model as drafter with the target's.
-        seed: of every random choice.
-        progress: shows how many blocks are decoded.
+        work: file that finished runs are kept in, so that the same validation resumes; None: nowhere.
+        progress: shows how many runs are made.
 
     Returns:
         The record that `treeopt validate --json` prints.
@@ -118,92 +117,27 @@ def validate(
         >>> record.frame()[["batch", "name"]].to_dict("records")
         [{'batch': 1, 'name': 'chosen tree'}, {'batch': 1, 'name': 'best chain'}]
     """
-    from simulate.validation.prediction_sources import Sources
+    from simulate.validation.prediction_sources import read_sources
 
-    sources = Sources(
-        plan=_path(plan),
-        trace=_path(trace),
-        profile=_path(profile),
-        batch=(batch,) if isinstance(batch, int) else None if batch is None else tuple(batch),
-        sizes=None if sizes is None else parse_sizes(sizes),
-        predictions=_path(predictions),
-        replay=_path(replay),
-    )
-    models = Models(
-        Path(target),
-        Path(drafter),
-        device,
-        dtype,
-        quantize,
-        tensor_parallel,
-        threads,
-        random_weights,
-        assume_same_tokens,
-    )
-    return validate_with(
-        models,
-        Prompts(_path(prompts), requests, skip, chat, (), prompt_tokens, frozenset(leave_out)),
-        sources,
-        sampling=Sampling(rule, temperature, top_k, top_p, seed),
-        new_tokens=new_tokens,
-        blocks=blocks,
-        graphs=graphs,
-        progress=progress,
-    )
+    models, prompts, sources = settings.models, settings.source, settings.sources
+    material = read_sources(sources, skip=prompts.skip, requests=prompts.requests)
+    note(material.notes)
+    warn(material.warnings)
+    if material.replayed is not None:
+        prompts = prompts.changed(requests=material.replayed.requests)
+    runner = open_runner(models, settings.engine, sampling=settings.sampling, graphs=settings.graphs)
+    tokens, stop = load_tokens(models, runner.target, prompts)
+    from executor.runners.runner import Requests
+
+    stop = stop if material.replayed is None else []
+    requests = Requests(tokens, settings.new_tokens, stop, material.replayed)
+    run = _Run(runner, requests, material, settings)
+    return run.record(run.predictions(sources), work, progress)
 
 
 def _path(source: Value | str) -> Value | Path:
     """Return a path for a string, and anything else as it is."""
     return Path(source) if isinstance(source, str) else source
-
-
-def validate_with(
-    models: Models,
-    prompts: Prompts,
-    sources: "Sources",
-    *,
-    sampling: Sampling,
-    engine: EngineChoice | None = None,
-    new_tokens: int = NEW_TOKENS,
-    blocks: int = BLOCKS,
-    graphs: bool = False,
-    work: Path | None = None,
-    progress: Progress = silent,
-) -> Validation:
-    """Predict, write the predictions to their file, then measure, in the loop or in an engine; see `validate`.
-
-    Args:
-        models: target and drafter.
-        prompts: what is decoded.
-        sources: what predictions are made from.
-        sampling: rule and temperature.
-        engine: what decodes; None: treeopt's own loop.
-        new_tokens: tokens decoded after each prompt.
-        blocks: number of blocks that the prompts are split into.
-        graphs: replay steps from CUDA graphs.
-        work: file that finished runs are kept in, so that the same validation resumes; None: nowhere.
-        progress: shows how many runs are made.
-    """
-    from simulate.validation.prediction_sources import read_sources
-
-    engine = engine or EngineChoice()
-    sampling.check()
-    if engine.engine is not None and sources.sizes is None and sources.trace is not None:
-        sources = replace(sources, sizes=ENGINE_SIZES)
-    engine.refuse({"--acceptance replay": sources.replay})
-    material = read_sources(sources, skip=prompts.skip, requests=prompts.requests)
-    note(material.notes)
-    warn(material.warnings)
-    if material.replayed is not None:
-        prompts = replace(prompts, requests=material.replayed.requests)
-    runner = open_runner(models, engine, sampling=sampling, graphs=graphs)
-    tokens, stop = load_tokens(models, runner.target, prompts)
-    from executor.runners.runner import Requests
-
-    stop = stop if material.replayed is None else []
-    requests = Requests(tokens, new_tokens, stop, material.replayed)
-    run = _Run(runner, requests, material, engine, blocks, sampling.seed)
-    return run.record(run.predictions(sources), work, progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,9 +147,7 @@ class _Run:
     runner: "Runner"
     requests: "Requests"
     material: "Material"
-    engine: EngineChoice
-    blocks: int
-    seed: int
+    settings: ValidateSettings
 
     def predictions(self, sources: "Sources") -> "Predictions":
         """Make the predictions, check that they can be measured, log warnings, and write them to their file."""
@@ -226,17 +158,17 @@ class _Run:
         made = predict(
             self.material,
             requests.context,
-            partial(runs_of, runner=runner, requests=requests, blocks=self.blocks),
+            partial(runs_of, runner=runner, requests=requests, blocks=self.settings.blocks),
             weights=runner.weights_read,
             rules=self._rules(),
-            seed=self.seed,
+            seed=self.settings.sampling.seed,
         )
         note(made.notes)
         warn(made.warnings)
         plan = made.predictions.plan
         runner.concurrency = max(entry.batch for entry in plan.entries)
         self._warn_of_mismatches(plan)
-        check_comparison(runner, plan, requests, blocks=self.blocks)
+        check_comparison(runner, plan, requests, blocks=self.settings.blocks)
         if sources.plan is None:
             warn(plan.warnings)
             note(_not_covered(plan))
@@ -247,7 +179,7 @@ class _Run:
 
     def _rules(self) -> tuple[Constraint, ...]:
         """Return the rules that trees of a search must keep to be run."""
-        trace, name = self.material.trace, self.engine.engine
+        trace, name = self.material.trace, self.settings.engine.engine
         if name is None:
             return ()
         return (CHAINS, *(() if trace is None or name not in ENGINES.limiting() else engine_rules(name, trace)))
@@ -267,14 +199,14 @@ class _Run:
         from simulate.validation.predicted_vs_measured import SCHEMA, comparison_record
 
         plan, prompts = predictions.plan, self.requests.prompts
-        total = runs_in(plan, self.runner, self.requests, blocks=self.blocks)
+        total = runs_in(plan, self.runner, self.requests, blocks=self.settings.blocks)
         with progress("decoding", total) as advance:
             comparisons = compare(
                 self.runner,
                 plan,
                 self.requests,
-                blocks=self.blocks,
-                seed=self.seed,
+                blocks=self.settings.blocks,
+                seed=self.settings.sampling.seed,
                 forms=predictions.forms,
                 whole=predictions.whole,
                 work=work,
@@ -288,8 +220,8 @@ class _Run:
             "prompts": len(prompts),
             "prompt_tokens": [min(map(len, prompts)), max(map(len, prompts))],
             "new_tokens": self.requests.new_tokens,
-            "blocks": self.blocks,
-            "seed": self.seed,
+            "blocks": self.settings.blocks,
+            "seed": self.settings.sampling.seed,
             "skipped": {batch: reasons for batch, reasons in skipped.items() if reasons},
             "provenance": this_run(),
         }

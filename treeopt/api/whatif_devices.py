@@ -105,12 +105,12 @@ class WhatIf:
             UsageError: settings that contradict each other.
             CostError: a device, model or size that has no price.
         """
-        from simulate.whatif.drafter_kinds import WITHOUT_SIZES
+        from simulate.model_sizes.drafter_kinds import without_sizes
         from simulate.whatif.priced_devices import context_warnings, drafter_kind, places_of, prices_of_devices
 
         trace, _ = as_trace(trace)
         kind, warnings = drafter_kind(trace, settings.kind, settings.drafter)
-        drafter = None if str(settings.drafter) in WITHOUT_SIZES else settings.drafter
+        drafter = None if str(settings.drafter) in without_sizes() else settings.drafter
         _check_drafter(kind, drafter, settings.draft_bytes)
         settings = _with_profile(settings, trace, warnings)
         settings = settings.changed(kind=kind, drafter=drafter, **_bytes(settings, drafter))
@@ -208,12 +208,13 @@ class Answer:
 
 def _check_drafter(kind: str, drafter: Config | None, draft_bytes: float | None) -> None:
     """Raise UsageError if the drafter's sizes are missing, or given for a drafter that has none."""
-    from simulate.whatif.drafter_kinds import WITHOUT_SIZES
+    from simulate.model_sizes.drafter_kinds import DRAFTERS
 
-    if kind == "language-model" and drafter is None:
-        raise UsageError("a drafter that is a language model has sizes of its own: name its folder with --drafter")
+    sizes, title = DRAFTERS[kind].sizes, DRAFTERS[kind].title
+    if sizes is not None and sizes.own_config and drafter is None:
+        raise UsageError(f"a drafter that is {title} has sizes of its own: name its folder with --drafter")
     for option, given in (("--drafter", drafter), ("--draft-bytes", draft_bytes)):
-        if kind in WITHOUT_SIZES and given is not None:
+        if sizes is None and given is not None:
             raise UsageError(f"{option} describes the sizes of a model, and {kind} has none; omit it")
 
 

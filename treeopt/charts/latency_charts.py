@@ -112,12 +112,12 @@ def load_over_time(record: Mapping[str, Any]) -> "alt.LayerChart | None":
         record: what `treeopt simulate --arrivals` writes.
     """
     decoding, waiting = list[Row](), list[Row]()
-    for way in record["ways"]:
-        day = way.get("first_day")  # missing in older records
+    for run in record["configurations"]:
+        day = run.get("first_day")  # missing in older records
         if not day or not day["times_s"]:
             continue
         for kind, rows, column in (("decoding", decoding, "running"), ("waiting", waiting, "waiting")):
-            name = f"{short(way['name'])}: {kind}"
+            name = f"{short(run['name'])}: {kind}"
             moments = zip(day["times_s"], day[column], strict=True)
             rows += [{"series": name, "time": time, "requests": number} for time, number in moments]
     if not decoding:
@@ -142,7 +142,7 @@ def load_over_time(record: Mapping[str, Any]) -> "alt.LayerChart | None":
 
 def carried_rates(record: Mapping[str, Any]) -> "alt.LayerChart":
     """Return the rate that each configuration carries; `record` is what `treeopt simulate --capacity` writes."""
-    rates = {short(way["name"], 24): Estimate(**way["requests_s"]) for way in record["ways"]}
+    rates = {short(run["name"], 24): Estimate(**run["requests_s"]) for run in record["configurations"]}
     rows: list[Row] = [
         {"series": "highest rate", "name": name, "rate": rate.value, **interval(rate, ACROSS)}
         for name, rate in rates.items()
@@ -161,10 +161,10 @@ def latencies(record: Mapping[str, Any]) -> "alt.LayerChart":
     """Return percentiles of latencies, configurations side by side; `record` is a run or a server's days."""
     places = {(kind, percent): f"{name}, p{percent}" for kind, name in KINDS.items() for percent in (50, 95, 99)}
     rows: list[Row] = [
-        {"series": short(way["name"]), "latency": place, "ms": 1e3 * value.value, **_milliseconds(value)}
-        for way in record["ways"]
+        {"series": short(run["name"]), "latency": place, "ms": 1e3 * value.value, **_milliseconds(value)}
+        for run in record["configurations"]
         for (kind, percent), place in places.items()
-        if (value := _percentile(way, kind, percent)) is not None and value.value > 0
+        if (value := _percentile(run, kind, percent)) is not None and value.value > 0
     ]
     ends = [end for row in rows for end in (row["ms"], row["left"], row["right"]) if end > 0]
     ticks = decimal_ticks(min(ends), max(ends))
@@ -174,7 +174,7 @@ def latencies(record: Mapping[str, Any]) -> "alt.LayerChart":
         points(rows, x, Axis("latency", names=list(places.values())), series_of(rows)),
         "Latencies",
         "Bars: 95 % intervals. p50, p95, p99: percentiles over requests or tokens.",
-        words=f"Percentiles of latencies of {', '.join(way['name'] for way in record['ways'])}.",
+        words=f"Percentiles of latencies of {', '.join(run['name'] for run in record['configurations'])}.",
         height=40 + 24 * len(places),
     )
 
@@ -183,7 +183,7 @@ def _milliseconds(value: Estimate) -> dict[str, float]:
     return interval(Estimate(*(1e3 * part for part in (value.value, value.low, value.high))), ACROSS)
 
 
-def _percentile(way: Mapping[str, Any], kind: str, percent: int) -> Estimate | None:
-    figures = way.get("figures")
-    value = way[kind][f"p{percent}"] if figures is None else figures.get(f"{kind}_p{percent}")
+def _percentile(run: Mapping[str, Any], kind: str, percent: int) -> Estimate | None:
+    figures = run.get("figures")
+    value = run[kind][f"p{percent}"] if figures is None else figures.get(f"{kind}_p{percent}")
     return None if value is None else Estimate(value["value"], value["low"], value["high"])

@@ -31,7 +31,7 @@ from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.value_methods import ValueMethods
 
-SCHEMA = "treeopt.comparison/1"
+SCHEMA = "treeopt.comparison/2"
 DRIFT = 0.1  # share by which plain steps of two drafters may differ without a warning
 SIZES = (Size("chain", 2), Size("chain", 4), Size("best", 25), Size("best", 63))
 
@@ -84,7 +84,7 @@ class Comparison(ValueMethods):
     Attributes:
         first: the drafter that the others are compared with.
         pairing: why requests are paired: the target wrote the same `texts`, they answer the same `prompts`, or the
-            caller vouches for it (`told`); None: they are not paired.
+            caller vouches for it (`caller`); None: they are not paired.
         contests: tree sizes, then batch sizes.
         plans: the plan of each drafter, where batch sizes were given.
         warnings: caveats, one sentence each.

@@ -46,7 +46,7 @@ class ComparisonRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA):
     """Drafters side by side."""
 
     first: Annotated[str, Meta(description="the drafter that the others are compared with")]
-    pairing: Annotated[Literal["texts", "prompts", "told"] | None, Meta(description="null: not paired")]
+    pairing: Annotated[Literal["texts", "prompts", "caller"] | None, Meta(description="null: not paired")]
     contests: tuple[ContestRecord, ...]
     warnings: tuple[str, ...]
     meta: Annotated[dict[str, Any], Meta(description="provenance of traces and step times; settings")]

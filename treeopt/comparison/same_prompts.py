@@ -12,7 +12,7 @@ from treeopt.errors import UsageError, counted
 from treeopt.storage.provenance import look, rule_in, same_model
 from treeopt.traces.trace import Trace
 
-Pairing = Literal["texts", "prompts", "told"]
+Pairing = Literal["texts", "prompts", "caller"]
 HASHES: dict[Pairing, str] = {"texts": "text_sha256", "prompts": "prompts_sha256"}
 
 # Facts that all traces, and all step times, must share; each with a test of two provenances.
@@ -87,7 +87,7 @@ def paired_by(traces: Mapping[str, Trace], *, same_prompts: bool = False) -> Pai
                 f"not the same prompts: to request {request} the target wrote {trace.lengths[request]} tokens in "
                 f"{name}, {first.lengths[request]} in {names[0]}, although both decode greedily"
             )
-    return "told"
+    return "caller"
 
 
 def unlike(texts: Mapping[str, Any], times: Mapping[str, Any], pairing: Pairing | None) -> list[str]:
@@ -104,7 +104,7 @@ def unlike(texts: Mapping[str, Any], times: Mapping[str, Any], pairing: Pairing 
             "the traces do not prove that their prompts are the same, so requests are not paired, and differences may "
             "come from the prompts; give --same-prompts if they are"
         )
-    if pairing == "told":
+    if pairing == "caller":
         warnings.append("--same-prompts was taken at its word: the traces do not prove that their prompts are the same")
     for records, metas, facts in (("traces", texts, TEXTS), ("step times", times, MACHINES)):
         pairs = list(combinations(metas.values(), 2))

@@ -16,41 +16,17 @@ class Limits:
 
     Attributes:
         nodes: most nodes.
-        sizes: allowed numbers of nodes; None allows all.
         depth: deepest level.
         min_depth: smallest depth of the tree.
         ranks: every rank is below this number; 1 leaves chains.
-        children: most children of a node or of the root.
-        levels: most nodes of each level, the last number for all deeper ones too; empty allows any.
         contiguous: siblings have the ranks 0, 1, 2, ...
-        contiguous_root: children of the root have the ranks 0, 1, 2, ...
-        expand_prefix: siblings that have children have the ranks 0, 1, 2, ...
-        uniform: all nodes of a level have the same number of children, and contiguous ranks.
-        full: all nodes above the deepest level have the same number of children, and contiguous ranks.
-        pool: no more nodes than `treeopt.constraints.pool` of the tree's depth and branching.
     """
 
     nodes: int = MAX_NODES
-    sizes: frozenset[int] | None = None
     depth: int = MAX_NODES
     min_depth: int = 0
     ranks: int = MAX_RANK + 1
-    children: int = MAX_NODES
-    levels: tuple[int, ...] = ()
     contiguous: bool = False
-    contiguous_root: bool = False
-    expand_prefix: bool = False
-    uniform: bool = False
-    full: bool = False
-    pool: bool = False
-
-    def level(self, depth: int) -> int:
-        """Return the most nodes at a depth; children of the root have depth 1.
-
-        >>> [Limits(levels=(4, 2)).level(depth) for depth in (1, 2, 3)]
-        [4, 2, 2]
-        """
-        return self.levels[min(depth, len(self.levels)) - 1] if self.levels else self.nodes
 
 
 class Constraint(Protocol):
@@ -78,8 +54,7 @@ def hereditary(constraint: Constraint) -> bool:
     >>> hereditary(ContiguousRanks(source="a.py")), hereditary(DepthAtLeast(2, source="b.py"))
     (True, False)
     """
-    limits = constraint.narrow(Limits())
-    return limits.sizes is None and not (limits.min_depth or limits.uniform or limits.full or limits.pool)
+    return not constraint.narrow(Limits()).min_depth
 
 
 def joined(constraints: Iterable[Constraint]) -> Limits:

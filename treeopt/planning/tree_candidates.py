@@ -195,7 +195,7 @@ class Proposals:
         return tuple(ready(part, nodes=self.settings.nodes, depth=self.settings.depth) for part in parts)
 
     def _pool(self, size: int) -> Frontier:
-        """Return the most frequent nodes that the rules allow; for uniform trees all nodes of such trees."""
+        """Return the most frequent nodes that the rules allow."""
         fit, settings, limits = self.judge.fit, self.settings, joined(self.rules)
         weights = self.judge.objective.prices(fit).mean(axis=0)[fit.request_index]
         pool = count_prefixes(
@@ -205,8 +205,7 @@ class Proposals:
             levels=limits.depth,
             weights=weights,
             shrink=self.shrink,
-            ranks=min(limits.ranks, limits.children) if limits.contiguous else limits.ranks,
-            uniform=min(settings.nodes, limits.nodes) if limits.uniform else None,
+            ranks=limits.ranks,
         )
         likely = pool.paths[: MAX_NODES - settings.depth]
         self.judge.expect(Tree.from_paths([*likely, *(chain.paths[-1] for chain in self.chains)]))

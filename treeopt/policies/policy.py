@@ -65,6 +65,16 @@ class Policy(Protocol):
         """
 
 
+def setting_names(kind: type) -> tuple[str, ...]:
+    """Return the names of the settings that identify a policy among others of its kind.
+
+    >>> from treeopt.policies.opt_tree import OptTree
+    >>> setting_names(OptTree)
+    ('nodes', 'depth', 'threshold', 'beam', 'width')
+    """
+    return tuple(f.name for f in fields(kind) if f.repr)
+
+
 def settings(policy: Policy) -> dict[str, Any]:
     """Return the settings that identify a policy among others of its kind: its fields without the fitted ones.
 
@@ -72,7 +82,7 @@ def settings(policy: Policy) -> dict[str, Any]:
     >>> settings(OptTree(nodes=8, depth=3, threshold=0.1))
     {'nodes': 8, 'depth': 3, 'threshold': 0.1, 'beam': None, 'width': None}
     """
-    values = {f.name: getattr(policy, f.name) for f in fields(policy) if f.repr}  # type: ignore[arg-type]
+    values = {name: getattr(policy, name) for name in setting_names(type(policy))}
     return values if policy.calibration is None else {**values, "calibrated": True}
 
 

@@ -20,14 +20,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.acceptance_rules import recorded_rule, takes_chains_only
 from treeopt.constraints import ChainOnly, Constraint, ContiguousRanks, broken
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.traces.trace import CHAINS, MISSED, PAST_END, SEVERAL_ACCEPTED, Trace
+from treeopt.traces.trace import MISSED, PAST_END, Trace
 from treeopt.tree import Tree
 
-# Rules whose traces determine acceptance by ranks; None: a trace that does not record its rule.
-RANKED = ("greedy", "sample-and-match", "point-mass", *SEVERAL_ACCEPTED, None)
 CHUNK = 2**22  # probabilities read together
 
 Floats = NDArray[np.float64]
@@ -65,7 +64,8 @@ def evidence(trace: Trace) -> Literal["rank", "kept", "accept"]:
     'rank'
     """
     rule = trace.meta.get("verification")
-    if rule in RANKED:
+    known = recorded_rule(rule)
+    if rule is None or (known is not None and not known.draws):
         return "rank"
     if trace.kept is not None:
         return "kept"
@@ -200,7 +200,7 @@ def rules(trace: Trace) -> tuple[Constraint, ...]:
     """Return the constraints that the trace's rule puts on trees: chains only, or siblings tried in order."""
     rule = trace.meta["verification"]
     source = f"rule {rule}"
-    return (ChainOnly(source=source),) if rule in CHAINS else (ContiguousRanks(source=source),)
+    return (ChainOnly(source=source),) if takes_chains_only(rule) else (ContiguousRanks(source=source),)
 
 
 def check_tree(tree: Tree, trace: Trace) -> None:

@@ -6,11 +6,12 @@ The walk itself (position 0, then on by accepted + 1) is in `treeopt.replay.walk
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.acceptance_rules import draws_candidates, may_accept_several
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import TraceError
 from treeopt.replay.walk import StepCounts, Walk, count, walk_steps
 from treeopt.storage.provenance import look
-from treeopt.traces.trace import DRAWN, SEVERAL_ACCEPTED, Trace
+from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 
@@ -62,7 +63,7 @@ def deepest(tree: Tree, trace: Trace) -> NDArray[np.int64]:
         TraceError: the tree is deeper than the trace, or needs ranks or nodes that were not recorded.
     """
     rule = trace.meta.get("verification")
-    if rule in SEVERAL_ACCEPTED and trace.tree_kept is None:
+    if may_accept_several(rule) and trace.tree_kept is None:
         raise TraceError(
             f"rule {rule} may accept several siblings, but ranks record only one; this trace has no `tree_kept` array"
         )
@@ -114,7 +115,7 @@ def check_ranks(trace: Trace) -> None:
         TraceError: the trace's rule draws its candidates, and its ranks are the drafter's own.
     """
     rule = trace.meta.get("verification")
-    if rule in DRAWN and not trace.meta.get("drawn_ranks"):
+    if draws_candidates(rule) and not trace.meta.get("drawn_ranks"):
         raise TraceError(
             f"rule {rule} draws its candidates, so ranks do not determine what it accepts: record sample-and-match, or "
             "draw ranks from `kept` (treeopt.replay.sampled_rules.drawn_ranks)"

@@ -6,7 +6,7 @@ from typing import Any
 
 from treeopt.results.blocks import Column, Table, ranged
 from treeopt.results.kinds import ResultKind
-from treeopt.results.run import DETAILS, next_lines, unsure, with_article
+from treeopt.results.run import DETAILS, next_lines, renamed, unsure, with_article
 
 COLUMNS = (
     Column("configuration", align="left", key=True, field="name"),
@@ -22,7 +22,7 @@ COLUMNS = (
 
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the rate that the first configuration carries, beside the last one's."""
-    first, last = record["ways"][0], record["ways"][-1]
+    first, last = record["configurations"][0], record["configurations"][-1]
     answer = f"{with_article(first['name'])} carries {ranged(first['requests_s'], 2).text} requests/s"
     if first["over"] is not None:
         answer += f", {ranged(first['over']).text} times {last['name']}{unsure(first['over'])}"
@@ -30,8 +30,8 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
-    ratio = replace(COLUMNS[-1], name=f"ratio to {record['ways'][-1]['name']}")
-    yield Table.of(f"server of {record['rows']} rows", (*COLUMNS[:-1], ratio), record["ways"])
+    ratio = replace(COLUMNS[-1], name=f"ratio to {record['configurations'][-1]['name']}")
+    yield Table.of(f"server of {record['rows']} rows", (*COLUMNS[:-1], ratio), record["configurations"])
 
 
 ENTRY = ResultKind(
@@ -40,9 +40,10 @@ ENTRY = ResultKind(
     question="How much does a server carry?",
     place=10,
     command="simulate",
-    schemas=("treeopt.capacity/1",),
+    schemas=("treeopt.capacity/2", "treeopt.capacity/1"),
+    upgrade=renamed,
     record="simulate.runs.run_records:CapacityRecord",
-    rows=lambda record: record["ways"],
+    rows=lambda record: record["configurations"],
     columns=COLUMNS,
     answers=_answers,
     next_lines=next_lines,

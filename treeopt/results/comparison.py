@@ -15,7 +15,7 @@ Contests = Sequence[Mapping[str, Any]]
 PAIRED = {
     "texts": "paired by request: the target wrote the same texts",
     "prompts": "paired by prompt; texts may differ between drafters",
-    "told": "paired by request",
+    "caller": "paired by request",
     None: "not paired",
 }
 NO_ESTIMATE = dict.fromkeys(("value", "low", "high"))  # a missing one, as a table has it
@@ -169,7 +169,8 @@ ENTRY = ResultKind(
     question="Which drafter?",
     place=4,
     command="compare",
-    schemas=("treeopt.comparison/1",),
+    schemas=("treeopt.comparison/2", "treeopt.comparison/1"),
+    upgrade=lambda record: record | {"pairing": "caller" if record["pairing"] == "told" else record["pairing"]},
     record="treeopt.comparison.comparison_record:ComparisonRecord",
     made_by="treeopt.comparison.compare_drafters:Comparison",
     rows=rows,

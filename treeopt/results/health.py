@@ -30,7 +30,7 @@ def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:
     if "device" in record:
         yield Line("note", _device(record["device"]))
     for trial in record.get("trials", ()):
-        text = f"{trial['name']}: {trial['told']}"
+        text = f"{trial['name']}: {trial['detail']}"
         yield Line("note", f"right: {text}") if trial["holds"] else Line("warning", f"wrong: {text}")
     missing = [package["name"] for package in record["packages"] if _absent(package)]
     if missing:

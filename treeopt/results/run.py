@@ -32,6 +32,11 @@ COLUMNS = (
 )
 
 
+def renamed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run, server or capacity of the schema before with today's names."""
+    return {"configurations" if key == "ways" else key: value for key, value in record.items()}
+
+
 def side_by_side(title: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table whose rows are the columns but the first, which names each row: one column a row."""
     names = tuple(Column(columns[0].cell(row).text) for row in rows)
@@ -59,7 +64,7 @@ def next_lines(
 
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the first run's speed, and its gain over plain decoding."""
-    first, gain = record["ways"][0], record["speedup"]
+    first, gain = record["configurations"][0], record["speedup"]
     name = first["name"] if gain is None else with_shape(first["name"], record["tree"]["paths"])
     answer = f"Batch {record['batch']}: {with_article(name)}, {ranged(first['tokens_s'], 1).text} tokens/s"
     if gain is None:
@@ -82,7 +87,7 @@ def unsure(over: Mapping[str, float]) -> str:
 
 
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
-    yield side_by_side(f"batch {record['batch']}, {record['mode']}", COLUMNS, record["ways"])
+    yield side_by_side(f"batch {record['batch']}, {record['mode']}", COLUMNS, record["configurations"])
 
 
 ENTRY = ResultKind(
@@ -91,9 +96,10 @@ ENTRY = ResultKind(
     question="How long do the requests take?",
     place=8,
     command="simulate",
-    schemas=("treeopt.run/1",),
+    schemas=("treeopt.run/2", "treeopt.run/1"),
+    upgrade=renamed,
     record="simulate.runs.run_records:RunRecord",
-    rows=lambda record: record["ways"],
+    rows=lambda record: record["configurations"],
     columns=COLUMNS,
     answers=_answers,
     next_lines=next_lines,

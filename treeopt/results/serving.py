@@ -7,7 +7,7 @@ from treeopt.errors import counted
 from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Block, Column, Line, ranged
 from treeopt.results.kinds import ResultKind
-from treeopt.results.run import DETAILS, LATENCIES, PERCENTS, next_lines, side_by_side
+from treeopt.results.run import DETAILS, LATENCIES, PERCENTS, next_lines, renamed, side_by_side
 from treeopt.results.words import paths_words
 
 COLUMNS = (
@@ -29,7 +29,7 @@ LATENCY_COLUMNS = tuple(
 
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the throughput, goodput and waiting time of each configuration."""
-    for configuration in record["ways"]:
+    for configuration in record["configurations"]:
         figures = configuration["figures"]
         parts = [f"{ranged(figures['tokens_s'], 1).text} tokens/s"]
         if figures.get("goodput_s") is not None:
@@ -43,13 +43,13 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:
     """Yield the figures, and the trees of configurations that change between several."""
     columns = (*COLUMNS, *_changes(record), *LATENCY_COLUMNS)
-    yield side_by_side(f"server of {record['rows']} rows", columns, record["ways"])
+    yield side_by_side(f"server of {record['rows']} rows", columns, record["configurations"])
     yield from (Line("note", text) for text in _trees(record))
 
 
 def _changes(record: Mapping[str, Any]) -> list[Column]:
     """Return the figures of changes between trees, empty for configurations with one; none if none changes."""
-    most = max(len(configuration["trees"]) for configuration in record["ways"])
+    most = max(len(configuration["trees"]) for configuration in record["configurations"])
     if most < 2:
         return []
 
@@ -57,14 +57,14 @@ def _changes(record: Mapping[str, Any]) -> list[Column]:
         shown = Column(name, unit, field=f"figures.{key}", digits=digits)
         return Column(name, unit, show=lambda row: shown.cell(row if len(row["trees"]) > 1 else {}))
 
-    shares = [figure(f"time of steps with tree {place + 1},", "%", f"way_{place}", 1) for place in range(most)]
+    shares = [figure(f"time of steps with tree {place + 1},", "%", f"tree_{place}", 1) for place in range(most)]
     return [figure("changes of tree per second", "", "switches", 3), *shares]
 
 
 def _trees(record: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each configuration that changes between trees."""
     lines = []
-    for configuration in record["ways"]:
+    for configuration in record["configurations"]:
         shapes = [PLAIN if not tree else paths_words(tree) for tree in configuration["trees"]]
         if len(shapes) > 1:
             changes = [
@@ -76,15 +76,25 @@ def _trees(record: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _renamed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a server of the schema before with today's names."""
+    record = renamed(record)
+    for configuration in record.get("configurations", ()):
+        figures = {key.replace("way_", "tree_"): value for key, value in configuration["figures"].items()}
+        configuration["figures"] = figures
+    return record
+
+
 ENTRY = ResultKind(
     name="serving",
     title="Server",
     question="How does a server cope?",
     place=9,
     command="simulate",
-    schemas=("treeopt.serving/1",),
+    schemas=("treeopt.serving/2", "treeopt.serving/1"),
+    upgrade=_renamed,
     record="simulate.runs.run_records:ServingRecord",
-    rows=lambda record: record["ways"],
+    rows=lambda record: record["configurations"],
     columns=(*COLUMNS, *LATENCY_COLUMNS),
     answers=_answers,
     next_lines=next_lines,

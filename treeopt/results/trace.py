@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.acceptance_rules import takes_chains_only
 from treeopt.errors import counted
 from treeopt.planning.learning_curve import WIDE, LearningCurve
 from treeopt.replay.sampled_rules import with_drawn_ranks
@@ -18,7 +19,7 @@ from treeopt.results.words import describe_models, interval, shown
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.storage.provenance import look
-from treeopt.traces.trace import CHAINS, OPTIONAL, PAST_END, Trace
+from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
 from treeopt.tree import Tree
 
 TOPS = (1, 2, 4, 8)
@@ -258,7 +259,7 @@ def _tau(tree: Tree, trace: Trace) -> str:
 
 def replayable(trace: Trace) -> bool:
     """Return True if ranks, recorded or drawn, say what any tree gets accepted."""
-    return trace.tree_kept is None and trace.meta.get("verification") not in CHAINS
+    return trace.tree_kept is None and not takes_chains_only(trace.meta.get("verification"))
 
 
 ENTRY = ResultKind(

@@ -24,7 +24,6 @@ from treeopt.traces.trace_checks import MAX_DEPTH as MAX_DEPTH
 from treeopt.traces.trace_checks import MAX_WIDTH, check
 from treeopt.traces.trace_checks import MISSED as MISSED
 from treeopt.traces.trace_checks import PAST_END as PAST_END
-from treeopt.traces.trace_checks import SEVERAL_ACCEPTED as SEVERAL_ACCEPTED
 from treeopt.tree import Tree
 from treeopt.value_methods import ValueMethods
 
@@ -88,8 +87,6 @@ BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", 
 BY_REQUEST = ("domain", "prompt_tokens")  # optional arrays, one entry per request
 OPTIONAL = (*BY_ANCHOR, "candidates", *BY_REQUEST)
 RANKS = (*REQUIRED, *BY_REQUEST, "tree_kept", "drafted")  # arrays that the search of static trees needs
-CHAINS = ("leviathan", "block")  # rules of `meta["verification"]` that verify chains only
-DRAWN = (*CHAINS, "specinfer", "sequoia")  # rules that draw candidates from the drafter's law: `kept`
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,13 +6,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.acceptance_rules import may_accept_several
 from treeopt.errors import TraceError, TreeError
 from treeopt.traces.candidates import Candidates, check_candidates
 from treeopt.traces.npz_format import FORMAT
 from treeopt.tree import Tree
 
-# Rules of `meta["verification"]` that may accept several siblings; only their traces have `tree_kept`.
-SEVERAL_ACCEPTED = ("typical",)
 MISSED = -1
 PAST_END = -2
 MAX_DEPTH = 64
@@ -219,7 +218,7 @@ def _check_tree(trace: TraceArrays, left: NDArray[np.int32]) -> None:
     if accepted is None:
         return
     paths, rule = trace.meta.get("tree"), trace.meta.get("verification")
-    if rule not in SEVERAL_ACCEPTED:
+    if not may_accept_several(rule):
         raise TraceError(
             f"`tree_kept` applies only to rules that may accept several siblings, found `verification` {rule!r}"
         )

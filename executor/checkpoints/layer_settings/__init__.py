@@ -1,9 +1,7 @@
-"""The settings of a drafter's decoder layers, as config.json has them in the spellings of trainers and engines.
+"""Settings of a drafter's decoder layer that config.json states.
 
-* `layer_config`: the configuration of one layer, from its tensors and the files' fields.
-* `rotary_positions`: rotary positions in every spelling; what is not supported is refused.
-* `rotary_numbers`: the numbers that each kind of positions needs, and which are possible.
-* `attention_windows`: which layers attend to a window.
-* `stated_sizes`: sizes in config.json that contradict the tensors.
-* `config_fields`: the fields of config.json: read, known to be without effect, or refused.
+* `layer_config`: the configuration of a decoder layer: widths from its tensors, the rest from config.json.
+* `positions`: rotary positions and windows.
+* `config_fields`: fields that no reader takes; those of positions, windows and target layers are refused.
+* `stated_sizes`: sizes that config.json states beside those of the tensors.
 """

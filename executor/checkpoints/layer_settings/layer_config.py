@@ -10,10 +10,8 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from executor.checkpoints.layer_settings.attention_windows import layer_type
-from executor.checkpoints.layer_settings.config_fields import LAYERS, check_fields, outside
-from executor.checkpoints.layer_settings.rotary_numbers import positive
-from executor.checkpoints.layer_settings.rotary_positions import NAMES, check_beside, rotary
+from executor.checkpoints.layer_settings.config_fields import LAYERS, check_fields
+from executor.checkpoints.layer_settings.positions import ROTARY, layer_type, positive, rotary, warnings_refused
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.drafters.base.decoder_layer import layer_config
 from executor.target.target_model import Target
@@ -66,31 +64,32 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
     activation = given.get("hidden_act") or "silu"
     if not isinstance(activation, str) or activation not in ACT2FN:
         raise ExecutorError(f"{stored.where}: hidden_act {activation!r} is not known")
-    sizes: dict[str, Any] = {
-        "layer_type": layer_type(stored, given, number),
-        "width": width,
-        "positions": int(limit),
-        "context": target.context_limit,
-    }
-    rope = rotary(stored, given, usual.rope_parameters or {}, **sizes)
-    for outer, place in outside(stored, given):
-        check_beside(stored, outer, place, given, usual.rope_parameters or {}, rope, **sizes)
+    rope = rotary(
+        stored,
+        given,
+        usual.rope_parameters or {},
+        layer_type=layer_type(stored, given, number),
+        width=width,
+        positions=int(limit),
+        context=target.context_limit,
+    )
     try:
-        config = LlamaConfig(
-            vocab_size=target.vocabulary,
-            hidden_size=hidden,
-            intermediate_size=_rows(stored, f"{layer}mlp.gate_proj.weight"),
-            num_attention_heads=heads if hidden % heads == 0 else 1,
-            num_key_value_heads=key_heads,
-            head_dim=width,
-            num_hidden_layers=1,
-            hidden_act=activation,
-            rms_norm_eps=epsilon,
-            max_position_embeddings=int(limit),
-            rope_parameters=rope,
-            attention_bias=any(f"{layer}self_attn.{part}_proj.bias" in stored.entries for part in "qkv"),
-            mlp_bias=any(f"{layer}mlp.{part}_proj.bias" in stored.entries for part in ("gate", "up", "down")),
-        )
+        with warnings_refused():
+            config = LlamaConfig(
+                vocab_size=target.vocabulary,
+                hidden_size=hidden,
+                intermediate_size=_rows(stored, f"{layer}mlp.gate_proj.weight"),
+                num_attention_heads=heads if hidden % heads == 0 else 1,
+                num_key_value_heads=key_heads,
+                head_dim=width,
+                num_hidden_layers=1,
+                hidden_act=activation,
+                rms_norm_eps=epsilon,
+                max_position_embeddings=int(limit),
+                rope_parameters=rope,
+                attention_bias=any(f"{layer}self_attn.{part}_proj.bias" in stored.entries for part in "qkv"),
+                mlp_bias=any(f"{layer}mlp.{part}_proj.bias" in stored.entries for part in ("gate", "up", "down")),
+            )
         config.num_attention_heads = heads  # LlamaConfig refuses GLM's, whose heads do not divide the width
         LlamaRotaryEmbedding(config)
     except Exception as error:  # validators of transformers raise classes of their own
@@ -155,17 +154,14 @@ def _with_text(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _note_passed_over(stored: Stored, given: dict[str, Any]) -> None:
-    """Note what config.json says of a layer where it is not read: in a second nested part, or beside the one read."""
-    fields = ("hidden_size", *LAYERS, *NAMES)
+    """Note what config.json says of a layer in a second nested part, which is not read."""
+    fields = ("hidden_size", *LAYERS, *ROTARY)
     nested = [(name, part.get(name)) for part in (stored.config, given) for name in (NESTED, *TEXT)]
     for name, other in nested:
         if isinstance(other, dict) and given is not other and all(given is not other.get(text) for text in TEXT):
             differ = [key for key in fields if other.get(key) not in (None, given.get(key))]
             if differ:
                 stored.assume(f"{name} is not read; it says otherwise of {shorten(differ)} than the layer's fields")
-    beside, within = (part.get("max_position_embeddings") for part in (stored.config, given))
-    if beside not in (None, within):
-        stored.assume(f"max_position_embeddings {beside!r:.40} stands outside the layer's configuration: not used")
 
 
 def _rows(stored: Stored, name: str) -> int:

@@ -1,17 +1,13 @@
 """Detect which drafter a checkpoint holds, by the names and shapes of its tensors, and unify the projects' names."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
-from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
+from executor.checkpoints.tensors.lazy_tensors import Stored
+from simulate.model_sizes.drafter_kinds import DrafterKind, by_priority
 
 PREFIXES = ("module.", "model.", "medusa_heads.", "_orig_mod.", "draft_model.", "drafter.", "eagle_module.")
 LAYERS = ("midlayer.", "transformer.")  # names of the only layer
-_COUNTS = re.compile(r"(counts|grams)\.\d+")
-_MEDUSA = re.compile(r"medusa_head\.|\d+\.\d+\.linear\.|blocks\.\d+\.layers\.\d+\.")
-_HYDRA = re.compile(r"hydra_mlp\.|hydra_lm_head\.|prefix_embeding_layer\.")
-_LAYER = re.compile(r"layers\.\d+\.")
 _WRAPPED = re.compile(r"(.+\.)(?:midlayer\.|layers\.0\.)hidden_norm\.weight$")
 _VOCABULARY = re.compile(r"(?:^|\.)(?:lm_head|embed_tokens|d2t|t2d|draft_id_to_target_id)(?:\.|$)")
 # NeMo's and speculators' d2t; ModelOpt's LM head before its export renames it.
@@ -73,38 +69,21 @@ def plain(stored: Stored) -> Stored:
     return replace(renamed, spelt=lambda name: name.replace("layers.0.", layer, 1))
 
 
-def kind_of(stored: Stored) -> str | None:
-    """Return the family of layouts: ngram, medusa, hydra, eagle or eagle3; None for none of them.
+def kind_of(stored: Stored) -> DrafterKind | None:
+    """Return the kind of drafter that the tensors are; None for none of them, such as a whole language model.
 
-    The configuration is not read: EAGLE's names the target's own class.
+    The configuration is not read: EAGLE's names the target's own class. Where no tensor says it, the file's name does;
+    that kind's reader reports what is wrong with the tensors.
     """
-    names = [name.removeprefix("module.") for name in stored.entries]
-    by_plain_name = {plain_name(name): entry for name, entry in stored.entries.items()}
-    if any(map(_COUNTS.fullmatch, names)):
-        return "ngram"
-    if any(_MEDUSA.match(name) for name in [*names, *by_plain_name]):
-        return "medusa"
-    if any(map(_HYDRA.match, by_plain_name)):
-        return "hydra"
-    if by_plain_name.keys() & {"d2t", "t2d", "layers.0.hidden_norm.weight"} or _reads_pairs(by_plain_name):
-        return "eagle3"
-    if any(name.startswith(("fc.", "router.")) for name in by_plain_name) and any(map(_LAYER.match, by_plain_name)):
-        return "eagle"
-    return _named(stored)
-
-
-def _reads_pairs(names: Mapping[str, Entry]) -> bool:
-    """Return whether the queries read an embedding and a feature side by side, as EAGLE-3's do."""
-    query = names.get("layers.0.self_attn.q_proj.weight")
-    output = names.get("layers.0.self_attn.o_proj.weight")
-    if query is None or output is None or len(query.shape) != 2 or len(output.shape) != 2:
-        return False
-    return query.shape[1] == 2 * output.shape[0]
-
-
-def _named(stored: Stored) -> str | None:
-    """Return the family that the file's name states; its reader reports what is wrong with the tensors."""
-    for word in ("ngram", "medusa", "hydra"):
-        if stored.path.name.startswith((f"{word}.", f"{word}_")):
-            return word
-    return None
+    names = {name.removeprefix("module."): entry.shape for name, entry in stored.entries.items()}
+    names |= {plain_name(name): entry.shape for name, entry in stored.entries.items()}
+    kinds = [kind for kind in by_priority() if kind.files is not None]
+    held = (kind for kind in kinds if kind.files is not None and kind.files.recognise(names))
+    called = (
+        kind
+        for kind in kinds
+        if kind.files is not None
+        and kind.files.names
+        and stored.path.name.startswith((f"{kind.name}.", f"{kind.name}_"))
+    )
+    return next(held, None) or next(called, None)

@@ -17,20 +17,14 @@ from safetensors import SafetensorError, safe_open
 
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.torch_save import check_tensor, load_saved
+from simulate.model_sizes.drafter_kinds import by_priority
 from treeopt.errors import ExecutorError, shorten
 from treeopt.storage.atomic_files import why
 from treeopt.storage.user_files import check_text, open_regular, read_text
 
 HEADER_LIMIT = 2**24  # bytes; the index of the largest public model has less than a megabyte
-# In the order of search: heads in either format, which may lie beside a whole model; then a model; then any other file,
-# if it is the only one.
-HEADS = (
-    "ngram.safetensors",
-    "medusa_lm_head.safetensors",
-    "hydra_lm_head.safetensors",
-    "medusa_lm_head.pt",
-    "hydra_lm_head.pt",
-)
+# In the order of search: files of one kind of drafter, safetensors first, which may lie beside a whole model; then a
+# model; then any other file, if it is the only one.
 SAFETENSORS = ("model.safetensors",)
 TORCH = ("pytorch_model.bin", "model.pt")
 # Files that trainers leave beside the weights.
@@ -60,7 +54,9 @@ def open_checkpoint(path: Path) -> Stored | None:
     """
     if path.is_file():
         return Stored(path, _entries(path), config_beside(path.parent))
-    heads = next((path / name for name in HEADS if (path / name).is_file()), None)
+    named = (name for kind in by_priority() if kind.files is not None for name in kind.files.names)
+    of_kinds = sorted(named, key=lambda name: not name.endswith(".safetensors"))
+    heads = next((path / name for name in of_kinds if (path / name).is_file()), None)
     if heads is not None:
         return open_checkpoint(heads)
     for names, suffixes in ((SAFETENSORS, (".safetensors",)), (TORCH, (".pt", ".bin"))):

@@ -2,7 +2,8 @@
 
 y = W [E(x_{t+1}); f_t] + b, then a layer without the norm before its attention, then the target's own LM head without
 the final norm. EAGLE-2, HASS (Zhang et al. 2025, arXiv 2408.15766) and CORAL (Weng et al. 2025, arXiv 2502.16880) train
-or use the same network; CORAL may add a router (see `coral_lm_head_router`).
+or use the same network. CORAL may add a router over the LM head (§3.3): the vocabulary is cut into N consecutive blocks
+(groups), the router predicts the block of the next token, and only the blocks that it picks are multiplied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +11,72 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import LlamaConfig
 
-from executor.drafters.base.decoder_layer import Attend, Layer, SelfAttention
+from executor.drafters.base.decoder_layer import Attend, Layer, SelfAttention, layer_config
 from executor.drafters.base.feature_recurrence import Recurrent
-from executor.drafters.eagle.router import Router, routed_scores
+from executor.drafters.base.recipe import Frequent, Recipe
 from executor.target.target_model import Target
+from simulate.model_sizes.drafter_sizes import eagle_parameters
+from simulate.model_sizes.model_shape import Shape
+from treeopt.errors import UsageError
+
+
+class Router(nn.Module):
+    """Predicts which of N consecutive blocks of the vocabulary holds the next token.
+
+    p = softmax(W2 (SiLU(W1 h) + h)); CORAL section 3.3 leaves the activation open, SiLU is our choice.
+    """
+
+    def __init__(self, hidden: int, groups: int) -> None:
+        """Make an untrained router."""
+        super().__init__()
+        self.w1 = nn.Linear(hidden, hidden)
+        self.w2 = nn.Linear(hidden, groups, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return log-probabilities of the groups: (..., hidden) -> float32 (..., N)."""
+        return F.log_softmax(self.w2(F.silu(self.w1(hidden)) + hidden), -1, dtype=torch.float32)
+
+
+def routed_scores(target: Target, guess: Tensor, groups: Tensor, active: int) -> Tensor:
+    """Return log p(x) = log p(group) + log-softmax within the group; -inf outside a node's own `active` best groups.
+
+    Only rows of the LM head that belong to some node's groups are multiplied, where the head's weight is plain.
+
+    Args:
+        target: whose LM head scores.
+        guess: (..., hidden), the inputs of the LM head.
+        groups: (..., N), the router's log-probabilities.
+        active: groups that a node's candidates may come from.
+
+    Returns:
+        float32 (..., vocabulary).
+    """
+    count = groups.shape[-1]
+    size = -(-target.vocabulary // count)
+    best = groups.topk(active, -1).indices
+    selected = torch.zeros_like(groups).scatter(-1, best, 1.0)
+    used = min(count, best.numel())
+    weight = target.head.weight
+    if used < count and type(weight) is nn.Parameter and weight.is_floating_point():
+        computed = selected.flatten(0, -2).amax(0).topk(used).indices
+        tokens = (computed[:, None] * size + torch.arange(size, device=guess.device)).flatten()
+        bias = getattr(target.head, "bias", None)
+        rows = tokens.clamp(max=target.vocabulary - 1)
+        logits = target.after_head(F.linear(guess, weight[rows], None if bias is None else bias[rows]))
+        logits = logits.masked_fill(tokens >= target.vocabulary, -torch.inf)
+    else:
+        computed = torch.arange(count, device=guess.device)
+        tokens = torch.arange(count * size, device=guess.device)
+        logits = F.pad(target.scored(guess), (0, count * size - target.vocabulary), value=-torch.inf)
+    inside = logits.unflatten(-1, (-1, size)).log_softmax(-1, dtype=torch.float32)
+    chosen = groups.masked_fill(selected == 0, -torch.inf)[..., computed]
+    scores = (inside + chosen[..., None]).flatten(-2)
+    whole = scores.new_full((*scores.shape[:-1], count * size), -torch.inf)
+    out: Tensor = whole.index_copy(-1, tokens, scores)[..., : target.vocabulary]
+    return out
 
 
 class Eagle(Recurrent):
@@ -80,3 +141,37 @@ class Eagle(Recurrent):
         assert self.router is not None
         groups: Tensor = self.router(guess)
         return groups
+
+
+def untrained(recipe: Recipe, target: Target, frequent: Frequent) -> Eagle:
+    """Return an untrained drafter, with a router if the recipe has one; see `Training.untrained`."""
+    layer = layer_config(target.model.config)
+    return Eagle(layer, router_groups=recipe.router_groups, active_groups=recipe.active_groups)
+
+
+def resumed(recipe: Recipe, drafter: Eagle) -> Eagle:
+    """Set the groups that the router picks, after adding one if the recipe has one; see `Training.resumed`.
+
+    Raises:
+        UsageError: the drafter's router has another number of groups.
+    """
+    if not recipe.router_groups:
+        return drafter
+    if drafter.groups not in (0, recipe.router_groups):
+        raise UsageError(f"the drafter's router has {drafter.groups} groups, router_groups is {recipe.router_groups}")
+    if not drafter.groups:
+        weights, bias = drafter.state_dict(), drafter.fc.bias is not None
+        drafter = Eagle(drafter.config, bias=bias, router_groups=recipe.router_groups)
+        drafter.load_state_dict(weights, strict=False)
+    drafter.active = min(recipe.active_groups, drafter.groups)
+    return drafter
+
+
+def random_layer(target: Target, count: int, packed: bool) -> Eagle:
+    """Return a drafter of random weights; see `RandomWeights.make`."""
+    return Eagle(layer_config(target.model.config))
+
+
+def weights_read(drafter: Eagle, target: Shape) -> int | None:
+    """Return the weights that a forward reads, None with a router; see `DrafterKind.reads`."""
+    return None if drafter.groups else eagle_parameters(target, fc_bias=drafter.fc.bias is not None)

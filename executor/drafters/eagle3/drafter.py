@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from executor.drafters.base.decoder_layer import Attend, Layer, SelfAttention
+from executor.drafters.base.decoder_layer import Attend, Layer, SelfAttention, layer_config
 from executor.drafters.base.drafter import Forced
 from executor.drafters.base.feature_recurrence import Recurrent
+from executor.drafters.base.recipe import Frequent, Recipe
 from executor.target.target_model import Target
 
 
@@ -187,3 +188,17 @@ def usual_taps(layers: int) -> tuple[int, int, int]:
     (2, 16, 29)
     """
     return (2, layers // 2, layers - 3) if layers >= 7 else (1, layers // 2, layers - 1)
+
+
+def untrained(recipe: Recipe, target: Target, frequent: Frequent) -> Eagle3:
+    """Return an untrained drafter, which proposes the tokens that are most often learnt; see `Training.untrained`."""
+    ids = None
+    if 0 < recipe.draft_vocabulary < target.vocabulary:
+        ids = torch.tensor(frequent(recipe.draft_vocabulary))
+    return Eagle3(
+        layer_config(target.model.config),
+        taps=usual_taps(target.model.config.get_text_config().num_hidden_layers),
+        target_hidden=target.hidden,
+        vocabulary=target.vocabulary,
+        draft_ids=ids,
+    )

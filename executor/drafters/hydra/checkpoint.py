@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.checkpoints.layer_settings.attention_windows import window_of
 from executor.checkpoints.layer_settings.config_fields import check_fields
 from executor.checkpoints.layer_settings.layer_config import config_of, fields, layer_fields
+from executor.checkpoints.layer_settings.positions import window_of
 from executor.checkpoints.layer_settings.stated_sizes import note_sizes
 from executor.checkpoints.tensors.detect_layout import plain_name
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
@@ -24,9 +24,8 @@ from executor.checkpoints.tensors.parameter_names import fill_module, named
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.hydra.drafter import Hydra
 from executor.target.target_model import Target
-from treeopt.errors import ExecutorError, UsageError, shorten
+from treeopt.errors import ExecutorError, shorten
 
-LAYOUTS = ("hydra",)
 FILE = "hydra_lm_head"
 PREFIX, LAYER = "prefix_embeding_layer.", "prefix_embeding_layer.layers.0."  # sic
 UNUSED = ("prefix.embed_tokens.weight", "prefix.rotary_emb.inv_freq", "prefix.self_attn.rotary_emb.inv_freq")
@@ -170,11 +169,8 @@ def hydra_content(drafter: Hydra, layout: str | None, target: Target | None, nam
     """Return the file contents for Hydra heads; the layout `hydra` is the published file, else safetensors.
 
     Raises:
-        UsageError: not a layout of Hydra heads.
         ExecutorError: heads that do not read drafted tokens, which are published without skip connections.
     """
-    if layout not in (None, *LAYOUTS):
-        raise UsageError(f"layout of Hydra heads must be {', '.join(LAYOUTS)}, got {layout}")
     if layout and not drafter.grounded:
         raise ExecutorError("hydra: heads that do not read drafted tokens have no skip connections there, these have")
     spread = drafter.prefix is not None  # dropouts stand between

@@ -2,8 +2,7 @@
 
 Head i (from 0) reads u = [h; E(x_{t+1}); ...; E(x_{t+1+i})], h the target's feature f_t and E its input embeddings:
 z = S u + s + SiLU(A u + a), then z = z + SiLU(B z + b) for each further layer (as in the published code, all of them
-share B and b), then logits U z + c. In Hydra++, h is the output of the drafter's own decoder layer over f_0 ... f_t
-(see `hydra_prefix_attention`).
+share B and b), then logits U z + c. In Hydra++, h is the output of the drafter's own decoder layer over f_0 ... f_t.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from executor.drafters.base.decoder_layer import LayerCache, Unrolled
+from executor.drafters.base.decoder_layer import Attend, Layer, LayerCache, Unrolled, layer_config
 from executor.drafters.base.drafter import Admitted, Committed, Forced
-from executor.drafters.hydra.prefix_attention import Prefix
+from executor.drafters.base.recipe import Frequent, Recipe
 from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 
@@ -49,6 +49,21 @@ class Head(nn.Module):
 
     def _dropped(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+class Prefix(Layer):
+    """Hydra++'s layer over the target's features, before the heads: causal, normalised before and after."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        """Make an untrained one-layer Llama without embeddings."""
+        super().__init__(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def read(self, features: Tensor, positions: Tensor, attention: Attend) -> Tensor:
+        """Map features (b, tokens, hidden) to the inputs of the heads."""
+        out: Tensor = self.norm(self(features, self.input_layernorm(features), positions, attention))
+        return out
 
 
 @dataclass
@@ -201,3 +216,24 @@ class Hydra(nn.Module):
                 read = pick_rows(tokens.roll(-k, 1), rows)
                 given = torch.cat([given, target.embed(read).to(given.dtype)], 2)
             yield Forced(*head(given))
+
+
+def untrained(recipe: Recipe, target: Target, frequent: Frequent) -> Hydra:
+    """Return heads whose output layers are the target's LM head; see `Training.untrained`."""
+    heads = Hydra(
+        target.hidden,
+        target.vocabulary,
+        heads=recipe.depths,
+        layers=recipe.layers,
+        prefix=layer_config(target.model.config) if recipe.prefix else None,
+        grounded=recipe.grounded,
+        dropout=recipe.dropout,
+    )
+    heads.start_from(target)
+    return heads
+
+
+def resumed(recipe: Recipe, heads: Hydra) -> Hydra:
+    """Set the recipe's dropout, which files do not record; see `Training.resumed`."""
+    heads.set_dropout(recipe.dropout)
+    return heads

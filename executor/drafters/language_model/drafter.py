@@ -11,13 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from executor.drafters.base.drafter import Admitted, Committed, Forced
+from executor.models.random_weights import make_target
 from executor.target.causal_model import pick_rows
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import below
-from treeopt.errors import ExecutorError
+from simulate.model_sizes.model_shape import Shape
+from treeopt.errors import ExecutorError, UsageError
 from treeopt.traces.trace_checks import MAX_DEPTH
 
 
@@ -173,3 +176,27 @@ class LanguageModel(nn.Module):
         for k in range(1, depth + 1):
             guessed = logits.roll(-k, 1)  # row t is the guess after x_{t+k}; the last k rows have no meaning
             yield Forced(pick_rows(guessed, rows))
+
+
+def random_layers(target: Target, count: int, packed: bool) -> LanguageModel:
+    """Return a language model of the target's layers with random weights; see `RandomWeights.make`."""
+    config, name = of_layers(target.model.config, count), f"{target.name}-{count}-layers"
+    return LanguageModel(make_target(config, name, target.dtype, str(target.device), packed))
+
+
+def of_layers(config: PretrainedConfig, count: int) -> PretrainedConfig:
+    """Return the text part of a configuration with `count` layers, the first ones (repeated if they are all alike)."""
+    text = config.get_text_config()
+    present = int(text.num_hidden_layers)
+    fields = text.to_dict()
+    lists = {name for name, value in fields.items() if isinstance(value, list) and len(value) == present}
+    per_layer = {name for name in lists if not name.endswith("token_id")}  # several end tokens are no layers
+    cut = {name: (fields[name] * count)[:count] for name in per_layer}
+    if count > present and any(value != fields[name][0] for name in per_layer for value in fields[name]):
+        raise UsageError(f"layers:{count}: the model has {present} layers that differ, so none can be added")
+    return type(text).from_dict(fields | cut | {"num_hidden_layers": count})
+
+
+def weights_read(drafter: LanguageModel, target: Shape) -> int:
+    """Return the weights that a forward reads; see `DrafterKind.reads`."""
+    return Shape.from_config(drafter.target.model.config.to_dict()).step_parameters

@@ -19,11 +19,10 @@ from executor.checkpoints.tensors.target_copies import head_of, is_head
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.target_model import Target
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError
 
 MEDUSA_FILE = "medusa_lm_head.safetensors"
 WITHIN = "medusa_head."
-LAYOUTS = ("medusa-v1", "medusa-v2", "vllm-medusa")
 
 
 @dataclass(frozen=True)
@@ -115,12 +114,9 @@ def medusa_content(drafter: MedusaHeads, layout: str | None, target: Target | No
     """Return the file contents for Medusa heads; the default layout is version 1 for heads with output layers, else 2.
 
     Raises:
-        UsageError: not a layout of Medusa heads.
         ExecutorError: version 2 for heads with output layers, or a layout with copies of the target's and no target.
     """
     layout = layout or ("medusa-v2" if drafter.output is None else "medusa-v1")
-    if layout not in LAYOUTS:
-        raise UsageError(f"layout of Medusa heads must be one of {', '.join(LAYOUTS)}, got {layout}")
     if layout == "medusa-v2" and drafter.output is not None:
         raise ExecutorError("medusa-v2 has no output layers, these heads have their own: write medusa-v1")
     heads, layers, hidden = drafter.weight.shape[:3]

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from executor.drafters.base.drafter import Admitted, Committed, Forced
+from executor.drafters.base.recipe import Frequent, Recipe
 from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
+from simulate.model_sizes.model_shape import Shape
 
 
 @dataclass
@@ -54,6 +56,11 @@ class MedusaHeads(nn.Module):
     def max_depth(self) -> int:
         """The number of heads: each drafts a level."""
         return self.weight.shape[0]
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """See `Drafter.facts`."""
+        return {"heads": self.max_depth}
 
     def forward(self, target: Target, features: Tensor, depth: int) -> Tensor:
         """Return logits of the first `depth` heads; features (rows, hidden) -> (depth, rows, vocabulary)."""
@@ -106,3 +113,27 @@ class MedusaHeads(nn.Module):
         logits = self(target, anchors.flatten(0, 1), depth)
         for scores in logits:
             yield Forced(scores.unflatten(0, anchors.shape[:2]))
+
+
+def untrained(recipe: Recipe, target: Target, frequent: Frequent) -> MedusaHeads:
+    """Return heads that start as the target's next-token guess; see `Training.untrained`."""
+    vocabulary = target.vocabulary if recipe.own_output else None
+    heads = MedusaHeads(recipe.depths, target.hidden, layers=recipe.layers, vocabulary=vocabulary)
+    if heads.output is not None:
+        weight = target.head.weight
+        assert isinstance(weight, Tensor)
+        with torch.no_grad():
+            heads.output.copy_(weight * target.head_scaling[0])
+    return heads
+
+
+def random_heads(target: Target, count: int, packed: bool) -> MedusaHeads:
+    """Return heads of random weights; see `RandomWeights.make`."""
+    heads = MedusaHeads(count, target.hidden)
+    nn.init.normal_(heads.weight, std=0.02)
+    return heads
+
+
+def weights_read(heads: MedusaHeads, target: Shape) -> int:
+    """Return the weights of one head, which a level reads; see `DrafterKind.reads`."""
+    return (heads.weight.numel() + heads.bias.numel()) // heads.max_depth + target.vocab * target.hidden

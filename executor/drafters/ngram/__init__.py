@@ -1,6 +1,32 @@
 """The n-gram drafter: counts of short token sequences.
 
-* `drafter`: the distribution.
-* `token_counts`: its sorted counts of token sequences.
+* `drafter`: the distribution, and the sorted counts of token sequences.
 * `checkpoint`: its files.
 """
+
+import re
+from collections.abc import Mapping, Sequence
+
+from simulate.model_sizes.drafter_kinds import DrafterKind, Files
+
+_NAMES = re.compile(r"(counts|grams)\.\d+")
+
+
+def recognise(names: Mapping[str, Sequence[int]]) -> bool:
+    """See `Files.recognise`."""
+    return any(map(_NAMES.fullmatch, names))
+
+
+ENTRY = DrafterKind(
+    "ngram",
+    "n-gram counts",
+    words=("ngram",),
+    priority=1,
+    files=Files(
+        recognise,
+        read=f"{__name__}.checkpoint:read_ngram",
+        write=f"{__name__}.checkpoint:ngram_content",
+        names=("ngram.safetensors",),
+        known_as="[treeopt's own](file_formats.md#n-gram-drafters)",
+    ),
+)

@@ -24,7 +24,7 @@ def read_ngram(stored: Stored, target: Target) -> NGram:
     return drafter
 
 
-def ngram_content(drafter: NGram) -> Written:
+def ngram_content(drafter: NGram, layout: str | None, target: Target | None, name: str) -> Written:
     """Return the file contents for counts."""
     facts = {"kind": drafter.kind, "order": drafter.order, "vocabulary": drafter.vocabulary}
     return Written(NGRAM_FILE, drafter.tables(), {}, facts)

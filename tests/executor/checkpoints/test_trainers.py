@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor.checkpoints import assumptions_of, load_drafter, save_drafter
-from executor.checkpoints.layer_settings.config_fields import is_known
+from executor.checkpoints.layer_settings.config_fields import is_positional
 from tests.executor.checkpoints.test_layouts import assert_same, config_of, put_down, scores, tensors_of
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import HIDDEN, VOCABULARY, deep_target
@@ -232,8 +232,8 @@ def test_layers_of_gpt_oss_are_inputs_and_others_are_said(tmp_path, target, plai
 PUBLIC = Path("docs/reference/public_drafters.json")
 
 
-def test_every_field_of_public_configurations_is_known():
-    """Each is read, checked, or known to be without effect; a field of a kind that is refused as a whole may be new."""
+def test_no_field_of_public_configurations_is_refused():
+    """But for those of kinds that are refused as a whole."""
     refused = {"dflash", "mtp", "mla", "peagle", "vllm-medusa"}  # the last has no layer
     entries = json.loads(PUBLIC.read_text("utf-8"))
     fields = set()
@@ -247,13 +247,13 @@ def test_every_field_of_public_configurations_is_known():
                     part[k] for k in ("transformer_layer_config", "eagle_config") if isinstance(part.get(k), dict)
                 ]
     assert len(fields) > 60
-    assert sorted(name for name in fields if not is_known(name)) == []
+    assert sorted(name for name in fields if is_positional(name)) == []
 
 
-def test_unknown_fields_are_printed(tmp_path, target, plain):
-    put_down(tmp_path, plain[1], plain[2] | {"flavour": "sweet", "use_magic": True})
-    found = load_drafter(tmp_path, target)
-    assert "fields that treeopt does not know were not used: flavour, use_magic" in str(assumptions_of(found))
+def test_deepspecs_target_layers_are_outputs(tmp_path, target, plain):
+    config = {key: value for key, value in plain[2].items() if "layer_ids" not in key}
+    put_down(tmp_path, plain[1], config | {"target_layer_ids": [1, 3, 5]})
+    assert load_drafter(tmp_path, target).taps == (2, 4, 6)
 
 
 def test_heads_need_not_divide_the_width(tmp_path, target, plain):

@@ -25,7 +25,7 @@ from executor.drafters.base.drafter import Drafter
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.drafters.ngram.drafter import NGram
-from executor.verification.acceptance_rules import RULES, Greedy, Rule, make_rule
+from executor.verification.acceptance_rules import Greedy, Rule, make_rule
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from tests.helpers.drafters import MAKE, random_drafter
@@ -34,6 +34,7 @@ from tests.helpers.models import VOCABULARY, random_heads, random_prompts, small
 from tests.helpers.slow_growth import AWARE, CALIBRATION
 from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import drawn_trace
+from treeopt.acceptance_rules import RULES
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.tree import EMPTY, Tree
 

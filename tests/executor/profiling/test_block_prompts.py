@@ -6,7 +6,7 @@ import pytest
 from executor.decoding.decoder import Decoder
 from executor.profiling.configurations import Configuration
 from executor.profiling.loop_blocks import LoopBlocks
-from executor.profiling.profile_settings import Settings
+from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner
 from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.tree import EMPTY, Tree
@@ -22,7 +22,7 @@ def target():
 
 def openings(target, **settings):
     told = {"batches": (2,), "new_tokens": 24, "steps": 7, "max_depth": 2}
-    return LoopBlocks(LoopRunner(target, random_heads()), PROMPTS, Settings(**(told | settings)).ordered())
+    return LoopBlocks(LoopRunner(target, random_heads()), PROMPTS, Measuring(**(told | settings)).ordered())
 
 
 def test_blocks_go_on_with_what_the_target_writes(target):

@@ -6,7 +6,7 @@ import pytest
 
 from executor.profiling.configurations import dynamic_trees
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.profile_settings import Settings
+from executor.profiling.profile_settings import Measuring
 from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import Requests
 from executor.validation.compare_live import check_comparison, compare, not_measured, shapes_of
@@ -61,7 +61,7 @@ class Chains(Engine):
     tree_requests = 0
 
 
-SETTINGS = Settings((1,), max_nodes=16, max_depth=5, new_tokens=24, rounds=2, policies=True)
+SETTINGS = Measuring(batch=(1,), max_nodes=16, max_depth=5, new_tokens=24, rounds=2, policies=True)
 GROWN = dynamic_trees(max_nodes=16, max_depth=5)
 
 

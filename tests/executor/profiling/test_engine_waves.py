@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.profile_settings import Settings
+from executor.profiling.profile_settings import Measuring
 from executor.runners.engine_runner import EngineRunner
 from treeopt.cost_model import StepShape
 from treeopt.engines.driver import EngineStep
@@ -48,7 +48,7 @@ class Lookup:
 
 
 def profile(engine, batches=(1, 4), work=None, progress=lambda runs: None):
-    settings = Settings(batches, max_depth=3, new_tokens=EVERY * 10 + 1, rounds=2)
+    settings = Measuring(batch=batches, max_depth=3, new_tokens=EVERY * 10 + 1, rounds=2)
     return measure_profile(EngineRunner(lambda most: engine), PROMPTS, settings, work=work, progress=progress)
 
 

@@ -21,7 +21,7 @@ from executor.profiling.configurations import (
 from executor.profiling.drift import cell_of, remove_drift
 from executor.profiling.loop_blocks import TOGETHER, LoopBlocks, imposed_trace, places_of, run_block
 from executor.profiling.measure_steps import MARGIN, fit_schedule, measure_profile
-from executor.profiling.profile_settings import Settings
+from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import RequestSteps, Run
 from executor.target.target_model import Target
@@ -44,7 +44,7 @@ def models():
 
 def measured(models, prompts, *, rule=None, graphs=False, work=None, progress=lambda blocks: None, **settings):
     runner = LoopRunner(*models, rule=rule, graphs=graphs)
-    return measure_profile(runner, prompts, Settings(**settings), work=work, progress=progress)
+    return measure_profile(runner, prompts, Measuring(**settings), work=work, progress=progress)
 
 
 def block_of(draft_s, rest_s, committed=1.0, context=9.0, wall_s=1.0):
@@ -261,7 +261,7 @@ def test_a_schedule_fits_its_budget(rounds, budget_s):
 
 
 def test_every_place_has_plain_steps_among_its_trees(models):
-    settings = Settings((1, 4), (6, 64), max_nodes=31, max_depth=4).ordered()
+    settings = Measuring(batch=(1, 4), context=(6, 64), max_nodes=31, max_depth=4).ordered()
     blocks = LoopBlocks(LoopRunner(*models), random_prompts([5] * 8), settings)
     ways = [way for _, way in blocks.ranked]
     order = blocks.order(ways, 1)

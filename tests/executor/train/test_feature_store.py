@@ -1,17 +1,15 @@
 """The target's features on disk: equal to its forward, computed once, shared, refused if they are another's."""
 
-from collections import namedtuple
-
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from executor.drafters.base.recipe import recipes, replaced
+from executor.drafters.medusa import MEDUSA2
 from executor.target.target_model import Target
-from executor.train import feature_store
 from executor.train.feature_store import FeatureStore
 from executor.train.loss_module import Lesson
-from executor.train.recipes import MEDUSA2, RECIPES, replaced
 from executor.train.text_files import Rows
 from executor.train.training_run import Job, run
 from tests.helpers.drafters import random_drafter
@@ -81,7 +79,7 @@ def test_half_precision_is_kept_as_it_is(tmp_path):
 def test_a_lesson_is_the_same(tmp_path, name):
     """Losses, gradients and measurements."""
     target, rows = small_target(), random_rows()
-    recipe = replaced(RECIPES[name], ["depths=3", "noise=none"] + ["dropout=0"] * (name == "hydra++"))
+    recipe = replaced(recipes()[name], ["depths=3", "noise=none"] + ["dropout=0"] * (name == "hydra++"))
     kind = {"medusa1": "medusa", "hydra++": "hydra++", "coral": "eagle"}.get(name, name)
     drafter = random_drafter(kind, target)
     found = []
@@ -101,7 +99,7 @@ def test_a_lesson_is_the_same(tmp_path, name):
 def test_a_training_goes_through_the_target_once(tmp_path, forwards):
     target, rows, held_out = small_target(), random_rows(), random_rows(2, seed=1)
     assert target.head_scaling == (1.0, None)
-    recipe = replaced(RECIPES["medusa1"], ["depths=2"])
+    recipe = replaced(recipes()["medusa1"], ["depths=2"])
     trained = []
     for name, features in (("plain", None), ("first", tmp_path / "kept"), ("second", tmp_path / "kept")):
         forwards.clear()
@@ -139,25 +137,6 @@ def test_damaged_files(tmp_path):
     (tmp_path / "target.json").write_text("{}")
     with pytest.raises(ExecutorError, match=r"target.json: schema must be 'treeopt.features/1'"):
         FeatureStore(tmp_path, target, "float32")
-
-
-def test_no_folder_and_no_room(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ExecutorError, match=r"target\.json"):
-        FeatureStore(tmp_path / "file", small_target(), "float32")
-    target, rows = small_target(), random_rows()
-    store = FeatureStore(tmp_path / "kept", target, "float32")
-    row = 10 * HIDDEN * 4
-    free = namedtuple("free", "free")
-    monkeypatch.setattr(feature_store.shutil, "disk_usage", lambda folder: free(3 * 6 * row))
-    store.check_room(rows, rows, taps=(), at_most=6)
-    with pytest.raises(ExecutorError, match="the features of 12 rows take"):
-        store.check_room(rows, rows, taps=(1,), at_most=100)
-    store.check_room(rows, rows, taps=(1,), at_most=3)
-    store.outputs(rows.tokens[:3], ())
-    store.check_room(rows, taps=(1, 2, 3, 4), at_most=3)
-    with pytest.raises(ExecutorError, match="the features of 6 rows take"):  # other layers of rows that are there
-        store.check_room(rows, taps=(1, 2, 3, 4), at_most=100)
 
 
 def test_a_target_that_learns_has_none(tmp_path):

@@ -19,16 +19,18 @@ from transformers import LlamaForCausalLM
 
 from data.make import stdlib_corpus
 from executor.checkpoints import load_drafter
+from executor.drafters.base.recipe import Recipe, recipes, replaced
+from executor.drafters.eagle import EAGLE, HASS
 from executor.drafters.eagle.drafter import Eagle
+from executor.drafters.hydra import HYDRA
+from executor.drafters.medusa import MEDUSA1, MEDUSA2
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.recording.teacher_forced import rank_of
 from executor.target.target_model import Target
 from executor.train import training_run
-from executor.train.loss_anchors import Anchors
 from executor.train.loss_module import Lesson
-from executor.train.loss_terms import TERMS
+from executor.train.loss_terms import TERMS, Anchors
 from executor.train.new_drafter import begun, continued, fresh_drafter
-from executor.train.recipes import EAGLE, HASS, HYDRA, MEDUSA1, MEDUSA2, RECIPES, Recipe, replaced
 from executor.train.target_training import Lora, LoraBackbone, WholeBackbone
 from executor.train.text_files import Rows
 from executor.train.trainer import DrafterTrainer, arguments
@@ -96,9 +98,9 @@ def test_untrained_heads_guess_the_next_token():
 def test_what_is_supervised(name):
     """The loss of a batch is the terms over all anchors that a double loop finds."""
     target = small_target(dtype=torch.float64)
-    recipe = replaced(RECIPES[name.split()[0]], ["depths=3", "noise=none", "dropout=0"])
+    recipe = replaced(recipes()[name.split()[0]], ["depths=3", "noise=none", "dropout=0"])
     torch.manual_seed(0)
-    drafter = fresh_drafter(recipe, target) if name in RECIPES else random_drafter("eagle3", target)
+    drafter = fresh_drafter(recipe, target) if name in recipes() else random_drafter("eagle3", target)
     rows = random_rows(3, 10)
     lesson = Lesson(drafter, target, recipe)
     found = lesson(**rows[:])["loss"].item()
@@ -150,7 +152,7 @@ def test_measure_counts_ranks():
 def test_tokens_that_are_never_drafted_are_no_hits():
     target = small_target()
     drafter, rows = random_drafter("eagle3", target), random_rows(12, 12)
-    found = Lesson(drafter, target, replaced(RECIPES["eagle3"], ["depths=2"])).eval().measure(**rows[:])
+    found = Lesson(drafter, target, replaced(recipes()["eagle3"], ["depths=2"])).eval().measure(**rows[:])
     features = target.features(rows.tokens, drafter.taps).features
     forced = drafter.teacher_forced(target, rows.tokens, features, 2)
     missed = 0
@@ -213,15 +215,15 @@ CHANGES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*RECIPES])
+@pytest.mark.parametrize("name", [*recipes()])
 def test_every_recipe_learns(tmp_path, name):
     """200 steps on what the target writes: less loss, and more first choices that are right."""
     target = Target(copy.deepcopy(taught_target().model))
-    recipe = replaced(RECIPES[name], CHANGES.get(name, FASTER))
+    recipe = replaced(recipes()[name], CHANGES.get(name, FASTER))
     torch.manual_seed(0)
     rows, held_out = written_rows(target, 512), written_rows(target, 64, seed=1)
     if name == "coral-router":
-        coral = replaced(RECIPES["coral"], FASTER)
+        coral = replaced(recipes()["coral"], FASTER)
         start = fresh_drafter(coral, target)
         run(Job(coral, tmp_path / "coral", 200), target, start, rows, held_out)
         drafter = continued(recipe, start, target)
@@ -245,7 +247,7 @@ def test_recipes_learn_a_cycle(tmp_path, name):
     target = small_target()
     rows = Rows(np.resize(np.arange(7), 16 * 40).reshape(40, 16).astype(np.int64))
     changes = ["depths=2", "hard_ce_weight=1", "soft_ce_weight=0", "smooth_l1_weight=0", "top_k_weight=0"]
-    recipe = replaced(RECIPES[name], [*FASTER, *changes])
+    recipe = replaced(recipes()[name], [*FASTER, *changes])
     torch.manual_seed(0)
     drafter = fresh_drafter(recipe, target)
     found = run(Job(recipe, tmp_path, 60), target, drafter, rows, rows)
@@ -287,7 +289,7 @@ def test_gradients_are_clipped_by_value_or_by_norm(tmp_path):
 
 
 def test_the_optimiser_is_the_recipe_s(tmp_path):
-    recipe = replaced(RECIPES["hydra++"], ["depths=2"])
+    recipe = replaced(recipes()["hydra++"], ["depths=2"])
     trainer = trainer_of(tmp_path, recipe, steps=100)
     optimizer = trainer.create_optimizer()
     assert {group["weight_decay"] for group in optimizer.param_groups} == {0.1, 0.0}
@@ -334,7 +336,7 @@ def test_the_ramp_follows_the_steps(tmp_path):
 )
 def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, name):
     """Noise, dropout and the order of rows included."""
-    recipe = replaced(RECIPES[name], ["depths=2", "learning_rate=1e-2"])
+    recipe = replaced(recipes()[name], ["depths=2", "learning_rate=1e-2"])
     lora = Lora(rank=2, dropout=0.1) if name == "medusa2" else None
     rows, ends = random_rows(20), {}
 
@@ -498,7 +500,7 @@ def test_self_distillation_needs_adapters(tmp_path):
 def test_only_the_router_learns(tmp_path):
     target = small_target()
     bare = fresh_drafter(EAGLE, target)
-    recipe = replaced(RECIPES["coral-router"], ["router_groups=8"])
+    recipe = replaced(recipes()["coral-router"], ["router_groups=8"])
     drafter = continued(recipe, bare, target)
     assert isinstance(drafter, Eagle)
     for key, value in bare.state_dict().items():
@@ -528,13 +530,13 @@ def test_a_drafter_that_is_there_is_gone_on_with():
 
 def test_a_drafter_that_is_gone_on_with_has_the_recipe_s_dropout_and_groups():
     target = small_target()
-    recipe = replaced(RECIPES["hydra++"], ["dropout=0.5"])
+    recipe = replaced(recipes()["hydra++"], ["dropout=0.5"])
     heads = continued(recipe, fresh_drafter(replaced(recipe, ["dropout=0"]), target), target)
     given = torch.randn(64, 2 * HIDDEN)
     head = heads.heads[0].train()
     assert (head(given)[0] - head(given)[0]).abs().max() > 1e-3
     assert torch.equal(head.eval()(given)[0], head(given)[0])
-    router = replaced(RECIPES["coral-router"], ["router_groups=8", "active_groups=3"])
+    router = replaced(recipes()["coral-router"], ["router_groups=8", "active_groups=3"])
     start = fresh_drafter(replaced(router, ["active_groups=1"]), target)
     assert continued(router, start, target).active == 3
     with pytest.raises(UsageError, match="router_groups must be at most"):
@@ -560,11 +562,11 @@ def test_drafters_begin_as_published():
     assert all(torch.equal(output, target.head.weight) for output in heads.output)
     biased = small_target()
     biased.head.bias = torch.nn.Parameter(torch.randn(biased.vocabulary))
-    hydra = fresh_drafter(RECIPES["hydra++"], biased)
+    hydra = fresh_drafter(recipes()["hydra++"], biased)
     for head in hydra.heads:
         assert torch.equal(head.output.weight, biased.head.weight)
         assert torch.equal(head.output.bias, biased.head.bias)
-    hydra = fresh_drafter(RECIPES["hydra++"], target)
+    hydra = fresh_drafter(recipes()["hydra++"], target)
     assert hydra.prefix is not None
     assert not hydra.heads[0].output.bias.any()
     assert hydra.max_depth == 4
@@ -572,7 +574,7 @@ def test_drafters_begin_as_published():
     assert torch.equal(hydra.heads[3].output.weight, target.head.weight)
     assert not fresh_drafter(replaced(HYDRA, ["grounded=false"]), target).grounded
     ids = torch.tensor([1, 5, 9])
-    eagle3 = fresh_drafter(RECIPES["eagle3"], target, draft_ids=ids)
+    eagle3 = fresh_drafter(recipes()["eagle3"], target, draft_ids=ids)
     assert eagle3.lm_head.weight.shape == (3, HIDDEN)
     assert fresh_drafter(EAGLE, small_target(dtype=torch.float64)).fc.weight.dtype == torch.float64
     assert fresh_drafter(EAGLE, Target(small_model().bfloat16())).fc.weight.dtype == torch.float32
@@ -581,7 +583,7 @@ def test_drafters_begin_as_published():
 @pytest.mark.parametrize("name", ["medusa1", "hydra++", "hass", "eagle3"])
 def test_targets_in_half_precision(tmp_path, name):
     target = Target(small_model(dtype=torch.bfloat16))
-    recipe = replaced(RECIPES[name], ["depths=2"])
+    recipe = replaced(recipes()[name], ["depths=2"])
     drafter = fresh_drafter(recipe, target)
     todo = Job(recipe, tmp_path, 2, precision=training_run.precision_of(target))
     found = run(todo, target, drafter, random_rows(), random_rows())
@@ -620,11 +622,11 @@ import torch
 from executor.target.tensor_parallel import leave, processes
 from executor.train.new_drafter import fresh_drafter
 from executor.train.training_run import Job, run
-from executor.train.recipes import RECIPES, replaced
+from executor.drafters.base.recipe import recipes(), replaced
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import small_target
 from tests.executor.train.test_train import random_rows
-recipe = replaced(RECIPES[sys.argv[2]], ["depths=2", "noise=none"])
+recipe = replaced(recipes()[sys.argv[2]], ["depths=2", "noise=none"])
 target = small_target()
 torch.manual_seed(0)
 drafter = fresh_drafter(recipe, target)

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, Gemma3Config, LlamaConfig, Qwen2C
 
 from executor.decoding import decoder
 from executor.decoding.decoder import Decoder
-from executor.drafters.language_model.drafter import LanguageModel
+from executor.drafters.language_model.drafter import LanguageModel, of_layers
 from executor.drafters.medusa.drafter import MedusaHeads
-from executor.models.random_weights import SHAPES, _of_layers, random_drafter, random_target, shape_config
+from executor.models.random_weights import SHAPES, random_drafter, random_target, shape_config
 from executor.runners import loop_runner
 from executor.runners.loop_runner import LoopRunner, weights_read
 from executor.runners.runner import Requests
@@ -353,16 +353,16 @@ def test_fewer_layers_of_a_configuration_of_several_parts():
     text["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
     vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = Gemma3Config(text_config=text, vision_config=vision)
-    small = _of_layers(config, 2)
+    small = of_layers(config, 2)
     assert (small.num_hidden_layers, len(small.layer_types)) == (2, 2)
     assert small.layer_types == config.get_text_config().layer_types[:2]
     assert len(AutoModelForCausalLM.from_config(small).model.layers) == 2
     with pytest.raises(UsageError, match="layers:5: the model has 4 layers that differ"):
-        _of_layers(config, 5)
+        of_layers(config, 5)
     ends = LlamaConfig(**SMALL | {"num_hidden_layers": 2, "eos_token_id": [1, 2]})
     alike = Qwen2Config(**SMALL | {"num_hidden_layers": 2, "num_key_value_heads": 2})
-    assert _of_layers(alike, 3).layer_types == ["full_attention"] * 3
-    assert (_of_layers(ends, 3).num_hidden_layers, _of_layers(ends, 1).eos_token_id) == (3, [1, 2])
+    assert of_layers(alike, 3).layer_types == ["full_attention"] * 3
+    assert (of_layers(ends, 3).num_hidden_layers, of_layers(ends, 1).eos_token_id) == (3, [1, 2])
 
 
 def test_weights_are_counted_where_shapes_tell():

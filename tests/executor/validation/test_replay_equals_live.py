@@ -9,7 +9,7 @@ import torch
 
 from executor.decoding.decoder import Decoder
 from executor.profiling.measure_steps import measure_profile
-from executor.profiling.profile_settings import Settings
+from executor.profiling.profile_settings import Measuring
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.recording.record_candidates import candidate_trees
@@ -207,7 +207,7 @@ def models():
 def profile(models):
     prompts = random_prompts([5] * 8)
     return measure_profile(
-        LoopRunner(*models), prompts, Settings((2, 1), max_nodes=15, new_tokens=12, rounds=2, steps=3)
+        LoopRunner(*models), prompts, Measuring(batch=(2, 1), max_nodes=15, new_tokens=12, rounds=2, steps=3)
     )
 
 

@@ -33,9 +33,9 @@ from executor.verification.typical_acceptance import Typical
 from tests.helpers.models import noisy
 from tests.helpers.slow_growth import AWARE, CALIBRATION
 from tests.helpers.slow_params import slow_unless
+from treeopt.acceptance_rules import RULES
 from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree, OptTree, Policy
-from treeopt.traces.trace import CHAINS, DRAWN
 from treeopt.tree import Tree
 
 VOCABULARY, HIDDEN, NEW = 8, 16, 4
@@ -214,9 +214,9 @@ def selected(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def allowed(rule: str, tree: str) -> bool:
-    if rule in CHAINS:
+    if RULES[rule].chains:
         return tree == "chain"
-    return isinstance(TREES[tree], Tree) or rule not in DRAWN
+    return isinstance(TREES[tree], Tree) or not RULES[rule].draws
 
 
 def test_the_setting_is_worth_testing_in():
@@ -341,7 +341,7 @@ def test_faults_of_the_drafter_s_cache_change_no_law(monkeypatch, rule, draft):
     assert p_value(emitted(loop, 5000)) > ALARM
 
 
-@pytest.mark.parametrize("rule", DRAWN)
+@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.draws])
 def test_what_the_selecting_fault_plants_is_refused(rule):
     with pytest.raises(ExecutorError, match="biases a rule that samples them"):
         decoder(rule, "near", "dynamic")

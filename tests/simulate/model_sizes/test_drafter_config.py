@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from simulate.model_sizes.drafter_config import names_drafter
-from simulate.model_sizes.drafter_sizes import DrafterShape
+from executor.drafters.eagle.sizes import names_drafter
+from simulate.model_sizes.drafter_kinds import drafter_shape
 from simulate.model_sizes.model_shape import Shape
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.roofline_model import Overheads, Roofline
@@ -30,7 +30,7 @@ STATED = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "n
 STATED |= {name: LLAMA_3_8B[name] for name in ("hidden_size", "intermediate_size", "vocab_size")}
 STATED |= {"num_attention_heads": 32, "num_key_value_heads": 8, "draft_vocab_size": 32000}
 PLAIN = sum(rows * columns for rows, columns in L3.layer_matrices.values())
-eagle3 = partial(DrafterShape.from_config, kind="eagle3", target=L3)
+eagle3 = partial(drafter_shape, kind="eagle3", target=L3)
 
 
 def read(drafter):
@@ -50,14 +50,14 @@ def test_public_drafters_are_priced_by_the_tensors_that_they_have(entry):
     kind = "eagle" if entry["names"] == "eagle" else "eagle3"
     shapes = PAGE["shapes_of"](entry["names"], config)
     target = Shape.from_config(LLAMA_3_8B | {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2})
-    assert read(DrafterShape.from_config(config, kind=kind, target=target)) == matrices(shapes, 64 * 32)
+    assert read(drafter_shape(config, kind=kind, target=target)) == matrices(shapes, 64 * 32)
 
 
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if e["names"] in UNPRICED], ids=lambda entry: entry["name"])
 def test_public_drafters_of_other_kinds_have_no_price(entry):
     for kind in ("eagle", "eagle3"):
         with pytest.raises(CostError, match=r"has no price|latent attention cannot be counted"):
-            DrafterShape.from_config(entry["config"], kind=kind, target=L3)
+            drafter_shape(entry["config"], kind=kind, target=L3)
 
 
 @pytest.mark.parametrize("name", ["eagle", "hass", "coral", "eagle3"])
@@ -66,7 +66,7 @@ def test_shipped_drafters_are_priced_by_the_tensors_that_they_have(name):
     with safe_open(str(next(folder.glob("*.safetensors"))), "pt") as file:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
     target = Shape.from_config(shipped("models") / "stdlib-llama")
-    drafter = DrafterShape.from_config(folder, kind="eagle3" if name == "eagle3" else "eagle", target=target)
+    drafter = drafter_shape(folder, kind="eagle3" if name == "eagle3" else "eagle", target=target)
     assert read(drafter) == matrices(shapes, target.vocab * target.hidden)
 
 
@@ -78,7 +78,7 @@ def test_deeper_layers_read_the_layer_before():
     assert not names_drafter({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32})
     assert eagle3(LLAMA_3_8B).level.layers == 1  # a target's configuration: one layer like its own
     first = {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 2}
-    assert DrafterShape.from_config(STATED | first, kind="eagle").level.layers == 2
+    assert drafter_shape(STATED | first, kind="eagle").level.layers == 2
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_nested_layers_and_vocabularies():
     assert eagle3(STATED | {"draft_vocab_size": None}).level.head == (128256, 4096)
     assert eagle3(STATED | {"draft_vocab_size": None, "truncated_vocab_size": 16000}).level.head == (16000, 4096)
     vllm = {"model_type": "medusa", "num_hidden_layers": 1, "truncated_vocab_size": 16000}
-    assert DrafterShape.from_config(vllm, kind="medusa", target=L3).level.head == (16000, 4096)
+    assert drafter_shape(vllm, kind="medusa", target=L3).level.head == (16000, 4096)
     with pytest.raises(CostError, match="draft_vocab_size must be a positive integer"):
         eagle3(STATED | {"draft_vocab_size": "32k"})
 
@@ -131,16 +131,16 @@ def test_corals_router_reads_some_groups_of_the_head():
     """16 groups, 2 for each token: one token reads an eighth of the head, and the router's two matrices."""
     plain = {"num_hidden_layers": 1, "draft_vocab_size": None}
     routed = {"router_num_groups": 16, "treeopt_drafter": {"kind": "eagle", "active_groups": 2}}
-    whole, some = (DrafterShape.from_config(STATED | plain | more, kind="eagle") for more in ({}, routed))
+    whole, some = (drafter_shape(STATED | plain | more, kind="eagle") for more in ({}, routed))
     assert some.level.weights - whole.level.weights == 4096 * (4096 + 16) - 128256 * 4096 * 14 // 16
     cost, priced = (Roofline(L3, made, find_hardware("h100"), overheads=Overheads.none()) for made in (whole, some))
     one, many = (float(priced.level(n, batch=1).work_s / cost.level(n, batch=1).work_s) for n in (1, 500))
     assert one < 0.55
     assert 1.0 < many < 1.1
-    groups = DrafterShape.from_config(STATED | plain | {"router_num_groups": 16}, kind="eagle").level.head_groups
+    groups = drafter_shape(STATED | plain | {"router_num_groups": 16}, kind="eagle").level.head_groups
     assert groups.active == 2
     with pytest.raises(CostError, match="router_num_groups must be a positive integer"):
-        DrafterShape.from_config(STATED | {"router_num_groups": 0}, kind="eagle")
+        drafter_shape(STATED | {"router_num_groups": 0}, kind="eagle")
     assert np.isfinite(priced.step_s([])).all()
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from simulate.model_sizes.eagle_weights import eagle_parameters, eagle_weight_ratio
+from simulate.model_sizes.drafter_sizes import eagle_parameters
 from simulate.model_sizes.hf_config import context_limit, quant_method
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
@@ -163,7 +163,7 @@ def test_corals_weights(row, fc_bias):
     assert (target.hidden, target.intermediate, target.vocab) == (row["hidden"], row["inter"], row["vocab"])
     assert round(eagle_parameters(target, fc_bias=fc_bias) / 2**20) == row["W_d_M"]
     assert round(target.step_parameters / 2**20) == row["W_t_M"]
-    assert round(100 * eagle_weight_ratio(target, fc_bias=fc_bias), 1) == row["W_ratio_pct"]
+    assert round(100 * eagle_parameters(target, fc_bias=fc_bias) / target.step_parameters, 1) == row["W_ratio_pct"]
 
 
 def test_an_eagle_drafter_is_its_parts():

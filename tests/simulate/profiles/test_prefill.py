@@ -229,7 +229,7 @@ def test_a_run_takes_prefill_from_its_profile(files, knowing):
     record = json.loads(done(*knowing, *CHAIN, "--prompt-tokens", "54", "--json").stdout)
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
     assert record["meta"]["settings"]["prefill_s"] is None
-    for way, tree, drafted in zip(record["ways"], (Tree.chain(2), None), (True, False), strict=True):
+    for way, tree, drafted in zip(record["configurations"], (Tree.chain(2), None), (True, False), strict=True):
         due = run(trace, tree, profile, batch=2, prompt_tokens=54, pad=True, prefill_s=reading(drafted))
         assert way["total_s"] == pytest.approx(due.total_s, rel=1e-12)
         assert way["ttft_s"]["p50"]["value"] == pytest.approx(due.percentiles("ttft", (0.5,))[0].value, rel=1e-12)
@@ -240,7 +240,7 @@ def test_a_run_takes_prefill_from_its_profile(files, knowing):
 def test_options_and_old_profiles_say_otherwise(files, knowing):
     given = json.loads(done(*knowing, *CHAIN, "--prompt-tokens", "54", "--prefill-s", "0", "--json").stdout)
     old = json.loads(done(*words(files, *CHAIN, "--prompt-tokens", "54", "--json")).stdout)
-    assert [way["total_s"] for way in given["ways"]] == [way["total_s"] for way in old["ways"]]
+    assert [way["total_s"] for way in given["configurations"]] == [way["total_s"] for way in old["configurations"]]
     assert given["conditions"][1].startswith("Prefill 0 ms per prompt of 54 tokens;")
     unknown = json.loads(done(*knowing, *CHAIN, "--json").stdout)
     assert unknown["conditions"][1].startswith("Prefill costs nothing: give their length as --prompt-tokens")
@@ -262,7 +262,7 @@ def test_a_server_takes_prefill_from_its_profile(files, knowing, tmp_path):
     )
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
     asked = read_requests(log)
-    for way, tree, drafted in zip(record["ways"], (Tree.chain(2), None), (True, False), strict=True):
+    for way, tree, drafted in zip(record["configurations"], (Tree.chain(2), None), (True, False), strict=True):
         work = asked.on(trace, asked.arrived_s, rng=np.random.default_rng(0))
         due = serve(trace, work, Switching((tree,)), profile, rows=2, prefill_s=reading(drafted), pad=True).timeline
         # Nobody waits for another, and every request is one step.
@@ -291,7 +291,7 @@ def test_a_run_takes_its_prompts_from_the_trace(files, knowing, tmp_path):
     trace, asked = remembering(files, tmp_path, lengths)
     profile = load_profile(files / "p.json")
     record = json.loads(done(*asked, "--profile", tmp_path / "p.json", *CHAIN, "--json").stdout)
-    for way, tree, drafted in zip(record["ways"], (Tree.chain(2), None), (True, False), strict=True):
+    for way, tree, drafted in zip(record["configurations"], (Tree.chain(2), None), (True, False), strict=True):
         due = run(trace, tree, profile, batch=2, prompt_tokens=lengths, pad=True, prefill_s=reading(drafted))
         assert way["total_s"] == pytest.approx(due.total_s, rel=1e-12)
     assert record["warnings"] == []
@@ -310,7 +310,7 @@ def test_a_server_draws_prompts_with_their_texts(files, knowing, tmp_path):
     server = [*CHAIN, "--arrivals", "0.001", "--requests", "40", "--json"]
     record = json.loads(done(*asked, "--profile", tmp_path / "p.json", *server).stdout)
     assert FREE not in record["warnings"]
-    for way, drafted in zip(record["ways"], (True, False), strict=True):
+    for way, drafted in zip(record["configurations"], (True, False), strict=True):
         short, long = KNOWN.seconds([20, 100], drafted=drafted)
         apart = way["figures"]["ttft_s_p95"]["value"] - way["figures"]["ttft_s_p50"]["low"]
         assert way["figures"]["ttft_s_p99"]["value"] > long
@@ -336,7 +336,7 @@ def test_prompts_that_the_profile_does_not_reach_are_told(files, knowing, tmp_pa
     record = json.loads(done(*asked, "--json").stdout)
     assert [bool(re.search(told or "", each)) for each in record["warnings"]] == [True] * (told is not None)
     few = len(odd) == 1
-    (plain,) = record["ways"]
+    (plain,) = record["configurations"]
     near = np.clip(lengths, 8, 100)
     taken = {"prompt_tokens": near, "prefill_s": reading(drafted=False)}
     due = run(trace, None, load_profile(files / "p.json"), batch=2, pad=True, **(taken if few else {}))
@@ -359,7 +359,7 @@ def test_steps_are_priced_without_contexts_that_the_profile_lacks(files, knowing
     record = json.loads(done(*asked).stdout)
     (warning,) = record["warnings"]
     assert re.search(r"75.0% of the trace's requests reach contexts .*: steps are priced at its own", warning)
-    for way, tree, drafted in zip(record["ways"], (Tree.chain(2), None), (True, False), strict=True):
+    for way, tree, drafted in zip(record["configurations"], (Tree.chain(2), None), (True, False), strict=True):
         due = run(
             trace, tree, profile, batch=2, prompt_tokens=90, by_context=False, pad=True, prefill_s=reading(drafted)
         )

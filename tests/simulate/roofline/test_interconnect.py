@@ -6,6 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from executor.drafters.eagle.sizes import eagle_shape
+from executor.drafters.medusa import medusa_shape
 from simulate.model_sizes.drafter_sizes import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
@@ -76,7 +78,7 @@ def test_who_has_a_link_is_told():
         roofline(Shape.from_config(QWEN_25_7B), devices=8)
     mine = own_hardware("mine", bandwidth=1e12, flops=1e14, like=find_hardware("h100"))
     with pytest.raises(CostError, match="mine: the speed of its interconnect is not known"):
-        Roofline(L3, DrafterShape.eagle(L3), mine, like=find_hardware("h100"), devices=2)
+        Roofline(L3, eagle_shape(L3), mine, like=find_hardware("h100"), devices=2)
 
 
 def test_a_plain_step_of_two_devices_by_hand():
@@ -98,7 +100,7 @@ def test_a_plain_step_of_two_devices_by_hand():
     assert roofline(SMALL, device=PAIR).meta["link"] is None
 
 
-@pytest.mark.parametrize("drafter", [DrafterShape.eagle(L3), DrafterShape.medusa(L3), DrafterShape.language_model(L3)])
+@pytest.mark.parametrize("drafter", [eagle_shape(L3), medusa_shape(L3), DrafterShape(Forward.of(L3))])
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_a_wire_without_end_divides_the_work(drafter, devices):
     """With nothing but bytes and FLOP of large matrices, n devices take an n-th; what all compute wholly, as ever."""
@@ -164,7 +166,7 @@ MEASURED = [(5250, 18.58), (1500, 18.91)]
 
 @pytest.mark.parametrize(("context", "measured_ms"), MEASURED)
 def test_measured_plain_steps_of_two_devices_are_within_the_stated_error(context, measured_ms):
-    cost = roofline(LARGE, DrafterShape.eagle(LARGE), devices=2, weight_bytes=1.0, context=context)
+    cost = roofline(LARGE, eagle_shape(LARGE), devices=2, weight_bytes=1.0, context=context)
     predicted_ms = 1e3 * cost.plain_s(batch=1)
     assert predicted_ms == pytest.approx(measured_ms, rel=0.13)
     assert predicted_ms < measured_ms
@@ -173,6 +175,6 @@ def test_measured_plain_steps_of_two_devices_are_within_the_stated_error(context
 
 def test_more_devices_shorten_a_large_target_s_steps_less_and_less():
     """Weights are read by all at once, exchanges stay: 70B in bf16 on H100."""
-    steps = [roofline(LARGE, DrafterShape.eagle(LARGE), devices=count).plain_s(batch=1) for count in (1, 2, 4, 8)]
+    steps = [roofline(LARGE, eagle_shape(LARGE), devices=count).plain_s(batch=1) for count in (1, 2, 4, 8)]
     gains = [before / after for before, after in pairwise(steps)]
     assert 2 > gains[0] > gains[1] > gains[2] > 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulate.model_sizes.drafter_sizes import DrafterShape
+from executor.drafters.medusa import medusa_shape
 from simulate.model_sizes.model_shape import Shape
 from simulate.model_sizes.named_shapes import shape_fields
 from simulate.profiles.profile import load_profile
@@ -22,7 +22,7 @@ GPU = Path(__file__).resolve().parents[3] / "data" / "gpu"
 def errors() -> list[tuple[int, float, float]]:
     """Rows of each step, relative error of its predicted speedup, and the stated one."""
     shape = Shape.from_config(shape_fields("8b"))
-    sheet = Roofline(shape, DrafterShape.medusa(shape), find_hardware("H200"))
+    sheet = Roofline(shape, medusa_shape(shape), find_hardware("H200"))
     pieces = json.loads((GPU / "h200.json").read_text("utf-8"))["replayed_8b"]["pieces"]
     found = []
     for context in (400, 3984, 16272):

@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.model_sizes.drafter_sizes import DrafterShape
-from simulate.model_sizes.eagle_weights import eagle_parameters
+from executor.drafters.eagle.sizes import eagle_shape
+from executor.drafters.eagle3 import eagle3_shape
+from executor.drafters.hydra import hydra_shape
+from executor.drafters.medusa import medusa_shape
+from simulate.model_sizes.drafter_kinds import drafter_shape
+from simulate.model_sizes.drafter_sizes import DrafterShape, eagle_parameters, no_work
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
@@ -34,7 +38,7 @@ TOY = Hardware("toy", "toy", 1e7, 2e6, 1, 1, "made up", fitted=Fitted(1e-3, 0.5,
 
 def roofline(target=L3, drafter=None, device="h100", **settings):
     device = find_hardware(device) if isinstance(device, str) else device
-    return Roofline(target, drafter or DrafterShape.eagle(target), device, **settings)
+    return Roofline(target, drafter or eagle_shape(target), device, **settings)
 
 
 def test_a_plain_step_of_a_small_model_by_hand():
@@ -76,9 +80,9 @@ sizes = st.integers(1, 64)
 
 
 @settings(deadline=None)
-@given(batch=sizes, context=st.integers(0, 4000), kind=st.sampled_from(["eagle", "eagle3", "language_model", "medusa"]))
+@given(batch=sizes, context=st.integers(0, 4000), kind=st.sampled_from([eagle_shape, eagle3_shape, medusa_shape]))
 def test_parts_price_what_step_s_does(batch, context, kind):
-    cost = roofline(SMALL, getattr(DrafterShape, kind)(SMALL))
+    cost = roofline(SMALL, kind(SMALL))
     shapes = [
         StepShape.of(tree, batch=batch, context=context)
         for tree in (Tree.chain(3), Tree.full(2, 3), Tree.from_paths([(0,), (1,), (5,)]))
@@ -95,7 +99,7 @@ def test_parts_price_what_step_s_does(batch, context, kind):
 @given(tokens=sizes, batch=sizes, context=st.integers(0, 30_000), device=st.sampled_from(["h100", "a100-80", "l40s"]))
 def test_more_of_anything_never_takes_less_time(tokens, batch, context, device):
     for shape in (L3, Shape.from_config(MIXTRAL)):
-        cost = roofline(shape, DrafterShape.medusa(shape), device)
+        cost = roofline(shape, medusa_shape(shape), device)
         here = float(cost.verify(tokens, batch=batch, context=context).total_s)
         assert cost.verify(tokens + 1, batch=batch, context=context).total_s >= here
         assert cost.verify(tokens, batch=batch + 1, context=context).total_s > here
@@ -206,23 +210,24 @@ def test_a_verification_reads_keys_and_values_once():
 
 def test_weights_of_drafters():
     assert Forward.of(L3).weights == pytest.approx(L3.step_parameters, rel=1e-4)  # norms
-    assert DrafterShape.eagle(L3).level.weights == pytest.approx(eagle_parameters(L3), rel=1e-4)
+    assert eagle_shape(L3).level.weights == pytest.approx(eagle_parameters(L3), rel=1e-4)
     named = L3.layer_matrices
     layer = sum(rows * columns for rows, columns in named.values())
-    third = DrafterShape.eagle3(L3, draft_vocab=32000)
+    third = eagle3_shape(L3, draft_vocab=32000)
     assert third.level.weights == layer + named["qkv"][0] * 4096 + 32000 * 4096
     assert third.opening.weights == 3 * 4096**2
-    assert DrafterShape.medusa(L3, blocks=2).level.weights == 2 * 4096**2 + 128256 * 4096
-    assert DrafterShape.language_model(L3).level == Forward.of(L3)
+    assert medusa_shape(L3, blocks=2).level.weights == 2 * 4096**2 + 128256 * 4096
+    assert DrafterShape(Forward.of(L3)).level == Forward.of(L3)
     mixture = Shape.from_config(MIXTRAL)
     assert Forward.of(mixture).weights == pytest.approx(mixture.step_parameters, rel=1e-4)
-    assert DrafterShape.from_config(LLAMA_2_7B, kind="eagle") == DrafterShape.eagle(L2)
+    assert drafter_shape(LLAMA_2_7B, kind="eagle") == eagle_shape(L2)
     with pytest.raises(CostError, match="the drafter's own sizes"):
-        DrafterShape.eagle(mixture)
-    third = DrafterShape.from_config(LLAMA_3_8B | {"draft_vocab_size": 32000}, kind="eagle3")
-    assert third == DrafterShape.eagle3(L3, draft_vocab=32000)
-    with pytest.raises(UsageError, match="one of eagle, eagle3, hydra, language-model, medusa; got 'ngram'"):
-        DrafterShape.from_config(LLAMA_2_7B, kind="ngram")
+        eagle_shape(mixture)
+    third = drafter_shape(LLAMA_3_8B | {"draft_vocab_size": 32000}, kind="eagle3")
+    assert third == eagle3_shape(L3, draft_vocab=32000)
+    assert drafter_shape(LLAMA_2_7B, kind="ngram") == no_work()
+    with pytest.raises(UsageError, match=r"drafter must be one of eagle, eagle3, .*; got 'mtp'"):
+        drafter_shape(LLAMA_2_7B, kind="mtp")
 
 
 @pytest.mark.parametrize(
@@ -236,18 +241,18 @@ def test_weights_of_drafters():
 )
 def test_heads_have_their_targets_sizes_and_blocks_of_their_own(config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    assert DrafterShape.from_config(tmp_path, kind="medusa", target=L3) == DrafterShape.medusa(L3, blocks=2)
+    assert drafter_shape(tmp_path, kind="medusa", target=L3) == medusa_shape(L3, blocks=2)
     with pytest.raises(CostError, match=r"config\.json: .* target"):
-        DrafterShape.from_config(tmp_path, kind="medusa")
+        drafter_shape(tmp_path, kind="medusa")
     for name in ("medusa_num_layers", "num_hidden_layers"):
         config = config | ({name: 0} if name in config else {})
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     with pytest.raises(CostError, match=r"config\.json: .*_layers must be a positive integer, got 0"):
-        DrafterShape.from_config(tmp_path, kind="medusa", target=L3)
+        drafter_shape(tmp_path, kind="medusa", target=L3)
 
 
 def test_levels_of_heads_cost_the_same_whatever_is_fed():
-    cost = roofline(L3, DrafterShape.medusa(L3))
+    cost = roofline(L3, medusa_shape(L3))
     assert cost.separable
     assert not roofline(L3).separable
     levels = cost.level([1, 10, 60], batch=4).total_s
@@ -256,14 +261,14 @@ def test_levels_of_heads_cost_the_same_whatever_is_fed():
 
 
 def test_eagle3_fuses_features_once():
-    cost = roofline(L3, DrafterShape.eagle3(L3, draft_vocab=32000))
+    cost = roofline(L3, eagle3_shape(L3, draft_vocab=32000))
     once = cost.level(1, batch=1, depth=0).total_s - cost.level(1, batch=1).total_s
     assert once == pytest.approx(cost.kernels.products.seconds(1, 4096, 3 * 4096, np.float64(1)).total_s, rel=1e-9)
 
 
 def test_hydras_heads_grow_with_what_they_read():
     """Four heads at 4096 wide: 2 (2 + 3 + 4 + 5) d^2 weights and four LM heads; deeper levels are as the fourth."""
-    four = DrafterShape.hydra(L2)
+    four = hydra_shape(L2)
     assert sum(four.at(depth).weights for depth in range(4)) == 2 * 14 * 4096**2 + 4 * 32000 * 4096
     assert four.at(7) == four.at(3)
     cost = roofline(L2, four, overheads=Overheads.none())
@@ -278,12 +283,12 @@ def test_hydras_heads_grow_with_what_they_read():
     assert weights_bytes(cost, heads=4) - 2 * L2.parameters == 2 * (2 * 14 * 4096**2 + 4 * 32000 * 4096)
     assert weights_bytes(cost, heads=9) == weights_bytes(cost, heads=4)
     assert cost.prefill(500, drafted=True).total_s == cost.prefill(500, drafted=False).total_s
-    assert sequence_bytes(cost) == sequence_bytes(roofline(L2, DrafterShape.medusa(L2)))
+    assert sequence_bytes(cost) == sequence_bytes(roofline(L2, medusa_shape(L2)))
 
 
 def test_hydra_plus_plus_reads_features_in_a_layer_first():
     plain, plus = (
-        roofline(L2, DrafterShape.hydra(L2, layers=4 if prefix else 1, prefix=prefix), overheads=Overheads.none())
+        roofline(L2, hydra_shape(L2, layers=4 if prefix else 1, prefix=prefix), overheads=Overheads.none())
         for prefix in (False, True)
     )
     layer = sum(rows * columns for rows, columns in L2.layer_matrices.values())
@@ -300,35 +305,35 @@ def test_hydra_plus_plus_reads_features_in_a_layer_first():
 @pytest.mark.parametrize(
     ("config", "due"),
     [
-        (LLAMA_2_7B, DrafterShape.hydra(L2)),
-        ({"hydra_num_heads": 5, "hydra_num_layers": 2}, DrafterShape.hydra(L2, heads=5, layers=2)),
-        ({"hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}, DrafterShape.hydra(L2, layers=4, prefix=True)),
+        (LLAMA_2_7B, hydra_shape(L2)),
+        ({"hydra_num_heads": 5, "hydra_num_layers": 2}, hydra_shape(L2, heads=5, layers=2)),
+        ({"hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}, hydra_shape(L2, layers=4, prefix=True)),
     ],
     ids=["target's", "hydra", "hydra++"],
 )
 def test_hydra_is_read_from_its_configuration(config, due, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    assert DrafterShape.from_config(tmp_path, kind="hydra", target=L2) == due
+    assert drafter_shape(tmp_path, kind="hydra", target=L2) == due
     ungrounded = {"hydra_num_layers": 2, "grounded_heads": False}
     (tmp_path / "config.json").write_text(json.dumps(ungrounded), "utf-8")
-    assert DrafterShape.from_config(tmp_path, kind="hydra", target=L2) == DrafterShape.medusa(L2, blocks=2)
+    assert drafter_shape(tmp_path, kind="hydra", target=L2) == medusa_shape(L2, blocks=2)
     (tmp_path / "config.json").write_text(json.dumps(ungrounded | {"hydra_head_arch": "prefix-mlp"}), "utf-8")
     with pytest.raises(CostError, match="grounded_heads must be true with a prefix layer"):
-        DrafterShape.from_config(tmp_path, kind="hydra", target=L2)
+        drafter_shape(tmp_path, kind="hydra", target=L2)
     with pytest.raises(CostError, match="a prefix layer with experts cannot be priced"):
-        DrafterShape.hydra(Shape.from_config(MIXTRAL), prefix=True)
+        hydra_shape(Shape.from_config(MIXTRAL), prefix=True)
     for name, wrong, why in (
         ("hydra_num_heads", 0, "positive integer"),
         ("hydra_head_arch", "rnn", "mlp or prefix-mlp"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | {name: wrong}), "utf-8")
         with pytest.raises(CostError, match=rf"config\.json: {name} must be .*{why}"):
-            DrafterShape.from_config(tmp_path, kind="hydra", target=L2)
+            drafter_shape(tmp_path, kind="hydra", target=L2)
 
 
 def test_experts_are_read_as_tokens_touch_them():
     shape = Shape.from_config(MIXTRAL)
-    bare = roofline(shape, DrafterShape.medusa(shape), overheads=Overheads.none(), context=0, spread=1.0)
+    bare = roofline(shape, medusa_shape(shape), overheads=Overheads.none(), context=0, spread=1.0)
     one, many = (float(bare.verify(n, batch=1).total_s) for n in (1, 64))
     unread = 32 * 6 * 3 * 4096 * 14336 * 2 / bare.kernels.byte_rate  # six of eight experts of each layer
     assert many - one == pytest.approx(unread, rel=0.05)
@@ -355,19 +360,19 @@ def test_memory_of_weights_keys_and_values():
     assert weights_bytes(eagle) == 2 * (target + layer)  # the LM head is the target's
     assert weights_bytes(replace(eagle, weight_bytes=0.5)) == (target - ends) / 2 + 2 * (ends + layer)
     assert sequence_bytes(eagle, context=10) == 10 * 2 * (2 + 1) * 2 * 2 * 2
-    heads = roofline(SMALL, DrafterShape.medusa(SMALL))
+    heads = roofline(SMALL, medusa_shape(SMALL))
     assert weights_bytes(heads, heads=5) == 2 * (target + 5 * (8 * 8 + 32 * 8))
-    third = roofline(SMALL, DrafterShape.eagle3(SMALL, draft_vocab=16))
+    third = roofline(SMALL, eagle3_shape(SMALL, draft_vocab=16))
     assert weights_bytes(third) == 2 * (target + layer + 16 * 8 + 3 * 8 * 8)  # a head and a fusion of its own
     mixture = Shape.from_config(MIXTRAL)
-    assert weights_bytes(roofline(mixture, DrafterShape.medusa(L3))) > 2 * 46e9  # all experts
+    assert weights_bytes(roofline(mixture, medusa_shape(L3))) > 2 * 46e9  # all experts
 
 
 def test_experts_have_an_error_of_their_own():
     """The largest of 105 published speedups of mixtures by uniform-expert bytes (reference study, E6c): 34.9 %."""
     mixture = Shape.from_config(MIXTRAL)
-    assert roofline(mixture, DrafterShape.medusa(mixture)).error(StepShape(1, 8, (1,))) == 0.35
-    assert roofline(L3, DrafterShape.language_model(mixture)).error(StepShape(1, 8, (1,))) == 0.35
+    assert roofline(mixture, medusa_shape(mixture)).error(StepShape(1, 8, (1,))) == 0.35
+    assert roofline(L3, DrafterShape(Forward.of(mixture))).error(StepShape(1, 8, (1,))) == 0.35
 
 
 def test_captured_sizes_are_padded_to():
@@ -509,7 +514,7 @@ def test_the_error_grows_with_what_was_never_measured():
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_what_committing_takes_is_carried_over(kind):
-    here = roofline(L3, DrafterShape.eagle(L3) if kind == "eagle" else DrafterShape.medusa(L3), context=300)
+    here = roofline(L3, eagle_shape(L3) if kind == "eagle" else medusa_shape(L3), context=300)
     there = same_constants(here, bandwidth=here.device.bandwidth * 4, flops=here.device.flops * 4)
     measured = as_profile(here)
     measured = replace(measured, batches=tuple(replace(t, commit_s=2e-4) for t in measured.batches))

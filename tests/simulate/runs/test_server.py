@@ -314,7 +314,7 @@ def test_figures_by_hand():
     assert found["running"] == 6 / 8
     assert found["waiting"] == 2.5 / 8
     assert found["busy"] == 6 / 8
-    assert found["way_0"] == 1
+    assert found["tree_0"] == 1
     assert found["ttft_s_p50"] == 2
     assert found["itl_s_p99"] == 1
     late = figures(served, warmup_s=2.0)

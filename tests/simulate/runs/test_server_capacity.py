@@ -46,10 +46,10 @@ def test_the_rate_is_the_highest_that_keeps_the_limits(files, tmp_path):  # noqa
     shown = done(*words(files, *asked, "--json", "--output", out))
     record = json.loads(shown.stdout)
     assert record == json.loads(out.read_text("utf-8"))
-    assert record["schema"] == "treeopt.capacity/1"
+    assert record["schema"] == "treeopt.capacity/2"
     assert (record["rows"], record["share"]) == (4, 0.9)
     assert record["slo"] == {"ttft_s": 0.5, "tpot_s": 0.03}
-    tree, plain = record["ways"]
+    tree, plain = record["configurations"]
     assert (tree["name"], tree["trees"]) == ("chain of 2", [[[0], [0, 0]]])
     assert (plain["name"], plain["trees"], plain["over"]) == ("no speculation", [None], None)
     ratio = tree["requests_s"]["value"] / plain["requests_s"]["value"]
@@ -60,11 +60,11 @@ def test_the_rate_is_the_highest_that_keeps_the_limits(files, tmp_path):  # noqa
         json.loads(done(*words(files, *served, "--arrivals", str(share * tree["requests_s"]["value"]))).stdout)
         for share in (0.8, 2)
     ]
-    kept = [each["ways"][0]["figures"]["within"]["value"] for each in within]
+    kept = [each["configurations"][0]["figures"]["within"]["value"] for each in within]
     assert kept[0] > 0.9 > kept[1]
     for fewer in (["--batch", "1"], ["--tpot-s", "0.011"]):
         less = json.loads(done(*words(files, *asked, *fewer, "--json")).stdout)
-        assert less["ways"][0]["requests_s"]["value"] < tree["requests_s"]["value"]
+        assert less["configurations"][0]["requests_s"]["value"] < tree["requests_s"]["value"]
     told = done(*words(files, *asked)).stdout
     assert "requests/s carried" in told
     assert "at which 0.9 of the requests are within TTFT 0.5 s and TPOT 0.03 s" in told
@@ -74,11 +74,11 @@ def test_the_rate_is_the_highest_that_keeps_the_limits(files, tmp_path):  # noqa
 
 def test_a_plan_changes_its_trees_while_the_rate_is_looked_for(files):  # noqa: F811
     asked = ["--plan", files / "plan.json", *DAYS, "--capacity", "0.9", "--tpot-s", "0.03", "--json"]
-    plan, plain = json.loads(done(*words(files, *asked)).stdout)["ways"]
+    plan, plain = json.loads(done(*words(files, *asked)).stdout)["configurations"]
     assert plan["name"] == "plan"
     assert len(plan["trees"]) == len(plan["up"]) + 1 == 2
     assert plan["requests_s"]["value"] > plain["requests_s"]["value"]
-    again = json.loads(done(*words(files, *asked, "--seed", "0")).stdout)["ways"][0]
+    again = json.loads(done(*words(files, *asked, "--seed", "0")).stdout)["configurations"][0]
     assert again == plan
 
 
@@ -86,17 +86,17 @@ def test_limits_that_no_rate_keeps_are_told(files):  # noqa: F811
     asked = ["--tree", "2", "--batch", "2", *DAYS, "--capacity", "0.9", "--tpot-s", "1e-6", "--json"]
     found = done(*words(files, *asked))
     assert "Warning: no rate keeps the limits with chain of 2." in found.output
-    assert [way["requests_s"]["value"] for way in json.loads(found.stdout)["ways"]] == [0, 0]
-    assert [way["over"] for way in json.loads(found.stdout)["ways"]] == [None, None]
+    assert [way["requests_s"]["value"] for way in json.loads(found.stdout)["configurations"]] == [0, 0]
+    assert [way["over"] for way in json.loads(found.stdout)["configurations"]] == [None, None]
 
 
 def test_lengths_of_a_file_will_do(files, tmp_path):  # noqa: F811
     lines = [{"prompt_tokens": 8 + i, "tokens": 1 + i % 20} for i in range(40)]
     (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
     asked = ["--batch", "2", "--requests-file", tmp_path / "r.jsonl", "--capacity", "0.9", "--tpot-s", "0.1", "--json"]
-    short = json.loads(done(*words(files, *asked)).stdout)["ways"][0]["requests_s"]["value"]
+    short = json.loads(done(*words(files, *asked)).stdout)["configurations"][0]["requests_s"]["value"]
     (tmp_path / "r.jsonl").write_text("\n".join(json.dumps(line | {"tokens": 20}) for line in lines), "utf-8")
-    long = json.loads(done(*words(files, *asked)).stdout)["ways"][0]["requests_s"]["value"]
+    long = json.loads(done(*words(files, *asked)).stdout)["configurations"][0]["requests_s"]["value"]
     assert 0 < long < short
 
 

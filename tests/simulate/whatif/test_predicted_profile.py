@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.model_sizes.drafter_sizes import DrafterShape
+from executor.drafters.eagle.sizes import eagle_shape
+from executor.drafters.hydra import hydra_shape
+from executor.drafters.medusa import medusa_shape
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware
@@ -23,7 +25,7 @@ from treeopt.traces.trace import save_trace
 from treeopt.tree import Tree
 
 L3 = Shape.from_config(LLAMA_3_8B)
-KINDS = {"eagle": DrafterShape.eagle(L3), "medusa": DrafterShape.medusa(L3)}
+KINDS = {"eagle": eagle_shape(L3), "medusa": medusa_shape(L3)}
 NODES, DEPTH, BATCHES, CONTEXTS = 24, 4, (1, 3, 8), (512, 4096)
 
 
@@ -59,7 +61,7 @@ def test_times_are_the_models_at_every_size(kind, tree, batch, context):
 
 def test_levels_of_their_own_are_the_models_within_what_widths_differ_by():
     """Chains of Hydra's heads are; how much a wider level takes is told of one level for all."""
-    own = Roofline(L3, DrafterShape.hydra(L3), find_hardware("h100"))
+    own = Roofline(L3, hydra_shape(L3), find_hardware("h100"))
     found = tabulated(own, batches=(1, 8), context=512, nodes=NODES, depth=DEPTH, meta={})
     for batch in (1, 8):
         for tree, share in ((Tree.chain(DEPTH), 1e-9), (Tree.full(3, 2), 1e-2)):

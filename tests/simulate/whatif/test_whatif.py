@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from executor.drafters.eagle.sizes import eagle_shape
 from simulate.closed_forms.paper_formulas import expected_tau
-from simulate.model_sizes.drafter_sizes import DrafterShape
+from simulate.model_sizes.drafter_sizes import no_work
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware
@@ -36,7 +37,7 @@ EAGLE = {"drafter": {"kind": "eagle"}}
 
 
 def roofline(device="h100", **how):
-    return Roofline(L3, DrafterShape.eagle(L3), find_hardware(device), **how)
+    return Roofline(L3, eagle_shape(L3), find_hardware(device), **how)
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +244,7 @@ def test_lookup_takes_the_host_once_and_the_device_never(of_kind, files, tmp_pat
     """A step is verification and one wait; no weights but the target's are held; carried over it stays as it was."""
     record = json.loads(done(*of_kind(kind, "--json", "--profiles", tmp_path / "times")).stdout)
     (cell,) = record["cells"]
-    nothing = replace(roofline(), drafter=DrafterShape.lookup())
+    nothing = replace(roofline(), drafter=no_work())
     tree = Tree.from_paths(cell["tree"]["paths"])
     own = nothing.verify(1 + tree.nodes, batch=1, context=512).total_s + Overheads().level_s
     assert cell["step_s"] == pytest.approx(float(own), rel=2e-3)  # what is kept is moved besides

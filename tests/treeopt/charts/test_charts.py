@@ -53,7 +53,7 @@ def charts(trace):
         "acceptance": acceptance_by_depth(trace),
         "domains": acceptance_by_domain(trace, Tree.chain(2), name="A chain of 2"),
         "profile": profile_chart(load_profile(shipped("profiles/medusa-cpu.json"))),
-        "load": load_over_time({"rows": 2, "ways": [{"name": "tree", "first_day": DAY}]}),
+        "load": load_over_time({"rows": 2, "configurations": [{"name": "tree", "first_day": DAY}]}),
     }
 
 
@@ -173,7 +173,7 @@ def test_few_named_trees_are_series_and_many_have_labels(number):
 
 
 def test_a_server_of_an_earlier_version_has_no_load():
-    assert load_over_time({"rows": 2, "ways": [{"name": "tree"}]}) is None
+    assert load_over_time({"rows": 2, "configurations": [{"name": "tree"}]}) is None
 
 
 def test_no_operation_on_the_edge_is_beaten():

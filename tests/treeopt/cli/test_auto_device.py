@@ -26,7 +26,7 @@ from treeopt.traces.trace import load_trace
 )
 def test_the_machine_decides(monkeypatch, cuda, given, due):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    models = Models(Path("target"), None, **given).resolved()
+    models = Models(target=Path("target"), **given).resolved()
     assert (models.device, models.dtype) == due
 
 

@@ -18,7 +18,7 @@ def test_a_sound_machine():
     assert not names & {"pytest", "ruff"}
     assert [trial["holds"] for trial in record["trials"]] == [True, True]
     assert record["device"]["name"].startswith("cpu")
-    assert all(float(trial["told"].split("tau ")[1]) > LEAST for trial in record["trials"])
+    assert all(float(trial["detail"].split("tau ")[1]) > LEAST for trial in record["trials"])
 
 
 def test_what_is_found_is_printed():

@@ -55,8 +55,8 @@ def test_figures_are_the_librarys(files, tmp_path):
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
     how = {"batch": 4, "prefill_s": 0.025, "prompt_tokens": 50, "pad": True}
     tree, plain = (run(trace, t, profile, **how) for t in (Tree.from_paths([(0, 0), (1,)]), None))
-    assert [way["name"] for way in record["ways"]] == ["tree of 3 nodes", "no speculation"]
-    for way, due in zip(record["ways"], (tree, plain), strict=True):
+    assert [way["name"] for way in record["configurations"]] == ["tree of 3 nodes", "no speculation"]
+    for way, due in zip(record["configurations"], (tree, plain), strict=True):
         assert way["tokens_s"]["value"] == due.rate.value
         assert way["total_s"] == due.total_s
         assert way["ttft_s"]["p95"]["value"] == due.percentiles("ttft", (0.95,))[0].value
@@ -75,7 +75,7 @@ def test_a_plan_says_tree_and_batch(files):
     plan = json.loads((files / "plan.json").read_text("utf-8"))
     chosen = plan["entries"][1]["choice"]
     assert record["tree"] == chosen["tree"]
-    assert record["ways"][0]["name"] == chosen["name"]
+    assert record["configurations"][0]["name"] == chosen["name"]
     assert record["batch"] == 4
     refused(command(*words(files, "--plan", files / "plan.json")), "the plan is for batch 1, 4: choose one", code=2)
     refused(command(*words(files, "--plan", files / "plan.json", "--batch", "2")), "is for batch 1, 4, not 2")
@@ -99,7 +99,7 @@ def test_a_plans_policy_gives_way_to_its_best_static_tree(files, tmp_path):
     due = json.loads(done(*words(files, "--plan", files / "plan.json", *how)).stdout)
     found = done(*words(files, "--plan", tmp_path / "policy.json", *how))
     assert json.loads(found.stdout)["tree"] == due["tree"]
-    assert json.loads(found.stdout)["ways"][0] == due["ways"][0] | {"name": STATIC}
+    assert json.loads(found.stdout)["configurations"][0] == due["configurations"][0] | {"name": STATIC}
     said = "the plan's choice 'eagle2' for batch 4 grows a tree at each step"
     note, *warnings = found.stderr.splitlines()
     assert note == f"Note: {said}; runs are simulated with static trees, so its {STATIC} is used."
@@ -109,7 +109,7 @@ def test_a_plans_policy_gives_way_to_its_best_static_tree(files, tmp_path):
     save_plan(replace(plan, switches=()), tmp_path / "static.json")  # the others are the policies'
     due = json.loads(done(*words(files, "--plan", tmp_path / "static.json", *server)).stdout)
     found = done(*words(files, "--plan", tmp_path / "policy.json", *server))
-    assert json.loads(found.stdout)["ways"] == due["ways"]
+    assert json.loads(found.stdout)["configurations"] == due["configurations"]
     assert found.stderr.count("Note: ") == 2
     save_plan(with_policy(plan, held=False), tmp_path / "policy.json")
     for more in (how, server):
@@ -122,7 +122,7 @@ def test_plain_decoding_stands_alone(files):
     assert "times plain" not in shown
     record = json.loads(done(*words(files, "--batch", "1", "--tree", "0", "--json")).stdout)
     assert record["speedup"] is None
-    assert len(record["ways"]) == 1
+    assert len(record["configurations"]) == 1
 
 
 # --- a server
@@ -134,7 +134,7 @@ def test_a_server_of_a_plan(files, tmp_path):
     limits = ["--ttft-s", "0.2", "--tpot-s", "0.02", "--switch-s", "0.001"]
     record = json.loads(done(*words(files, *settings, *limits, "--json", "--output", out)).stdout)
     assert record == json.loads(out.read_text("utf-8"))
-    assert [way["name"] for way in record["ways"]] == ["plan", "no speculation"]
+    assert [way["name"] for way in record["configurations"]] == ["plan", "no speculation"]
     assert record["rows"] == 4
     plan = load_plan(files / "plan.json")
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
@@ -143,13 +143,13 @@ def test_a_server_of_a_plan(files, tmp_path):
     work = draw_requests(trace, poisson(60, rate=5, rng=rng), rng=rng)
     served = serve(trace, work, switching, profile, rows=4, pad=True)
     assert (
-        record["ways"][0]["first_day"]["running"]
+        record["configurations"][0]["first_day"]["running"]
         == served.running(np.linspace(0, float(work.arrived_s[-1]), 60)).tolist()
     )
-    assert record["ways"][0]["up"] == list(switching.up)
+    assert record["configurations"][0]["up"] == list(switching.up)
     asked = {"arrivals": 5, "requests": 60, "replications": 3, "warmup": 0.1, "switch_s": 0.001}
     assert asked.items() <= record["meta"]["settings"].items()
-    figures = record["ways"][0]["figures"]
+    figures = record["configurations"][0]["figures"]
     assert 0 < figures["goodput_s"]["value"] <= 5 * 1.5
     assert figures["ttft_s_p50"]["low"] <= figures["ttft_s_p50"]["value"]
     shown = done(*words(files, *settings, *limits)).stdout
@@ -179,11 +179,11 @@ def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     settings = words(files, "--tree", "2", "--batch", "2", "--requests-file", log, "--prefill-s-per-token", "0.001")
     record = json.loads(done(*settings, "--json").stdout)
-    assert [way["name"] for way in record["ways"]] == ["chain of 2", "no speculation"]
+    assert [way["name"] for way in record["configurations"]] == ["chain of 2", "no speculation"]
     assert record["conditions"][0].startswith("The file's requests arrive when the file says, texts drawn")
     done(*settings, "--arrivals", "3", "--requests", "30")
     plain = words(files, "--batch", "2", "--arrivals", "3", "--requests", "9")
-    assert len(json.loads(done(*plain, "--json").stdout)["ways"]) == 1
+    assert len(json.loads(done(*plain, "--json").stdout)["configurations"]) == 1
     lines[7]["prompt_tokens"] = 900
     log.write_text("\n" + "".join(json.dumps(line) + "\n" for line in lines))
     refused(command(*settings), f"(the longest is that of {log}: line 9): context", "profile measured, 8 to 200 tokens")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from executor.checkpoints import save_ngram
+from executor.checkpoints import save_drafter
 from executor.drafters.ngram.drafter import NGram
 from executor.target.tokenizer import load_tokenizer
 from tests.helpers.command_line import (
@@ -35,7 +35,9 @@ def tiny(tmp_path_factory):
     write_drafter(folder / "drafter")
     write_prompts(folder / "prompts.jsonl")
     tokens = load_tokenizer(folder / "target", vocabulary=VOCABULARY)(list(TEXTS))["input_ids"]
-    save_ngram(folder / "counts", NGram.count(tokens, order=2, vocabulary=VOCABULARY), meta={"target": "tiny"})
+    save_drafter(
+        folder / "counts", NGram.count(tokens, order=2, vocabulary=VOCABULARY), dtype="float32", meta={"target": "tiny"}
+    )
     return folder
 
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from executor.checkpoints import load_drafter
+from executor.drafters.base.recipe import recipes
 from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
-from executor.train.recipes import RECIPES
 from tests.helpers.command_line import CONTEXT, done, read_json, refused, run, write_drafter, write_target
 from tests.helpers.slow_params import slow_unless
-from treeopt.cli.commands.train import SCHEMA
+from treeopt.api.train_drafter import SCHEMA
 
 ROOT = Path(__file__).parent.parent.parent.parent
 SHORT = ("--steps", "3", "--batch", "2", "--length", "16", "--held-out", "0.2")
@@ -104,7 +104,7 @@ def test_a_drafter_that_is_there_is_trained_further(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     "recipe",
-    slow_unless(lambda recipe: recipe in {"eagle3", "hydra++"}, sorted(set(RECIPES) - {"medusa1", "medusa2"})),
+    slow_unless(lambda recipe: recipe in {"eagle3", "hydra++"}, sorted(set(recipes()) - {"medusa1", "medusa2"})),
 )
 def test_every_recipe_writes_what_decodes(tiny, tmp_path, recipe):
     """The router alone is trained of a drafter that is there."""
@@ -209,7 +209,7 @@ def test_settings_without_meaning(tiny, tmp_path):
         refused(train(tiny, tmp_path / "o", *words), *named, code=2)
         assert not (tmp_path / "o").exists()
     refused(train(tiny, tmp_path / "o", "--length", str(CONTEXT + 1)), "context", CONTEXT, code=1)
-    refused(train(tiny, tmp_path / "o", recipe="medusa3"), "medusa3", *RECIPES, code=2)
+    refused(train(tiny, tmp_path / "o", recipe="medusa3"), "medusa3", *recipes(), code=2)
     refused(train(tiny, tmp_path / "o", "--held-out", "1"), "--held-out", code=2)
 
 

@@ -156,7 +156,7 @@ def test_pairing_is_by_what_the_traces_say(two):
     assert pairing(prompts) == "prompts"
     for pair in (untold, parted, some):
         assert pairing(pair) is None
-        assert pairing(pair, same_prompts=True) == "told"
+        assert pairing(pair, same_prompts=True) == "caller"
     assert pairing([each.select(np.arange(20)) for each in (first, second)]) == "texts"
     assert pairing([half[0] for half in halves_of]) == "prompts"
     assert pairing([both[0] for both in merges]) == "prompts"
@@ -177,7 +177,7 @@ def test_prompts_that_cannot_be_the_same_are_not_taken_for_the_same(two):
         compare({"a": first, "b": first.select(np.arange(39))}, same_prompts=True)
     sampled = {"verification": "sample-and-match", "temperature": 1.0, "text_sha256": None}
     pair = {name: replace(t, meta={**t.meta, **sampled}) for name, t in {"a": first, "b": other}.items()}
-    assert compare(pair, same_prompts=True, sizes=()).pairing == "told"  # lengths of sampled texts may differ
+    assert compare(pair, same_prompts=True, sizes=()).pairing == "caller"  # lengths of sampled texts may differ
 
 
 @pytest.mark.parametrize("odd", [5, [5], [{}], {"a": [1]}, "x"])

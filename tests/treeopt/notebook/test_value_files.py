@@ -52,7 +52,7 @@ def test_a_saved_comparison_is_a_record(tmp_path):
     found = treeopt.compare(["data/traces/medusa-t0.npz", "data/traces/eagle-t0.npz"], sizes="chain:2")
     found.save(tmp_path / "compared.json")
     record = treeopt.load_record(tmp_path / "compared.json")
-    assert record["schema"] == "treeopt.comparison/1"
+    assert record["schema"] == "treeopt.comparison/2"
     pd.testing.assert_frame_equal(record.frame(), found.frame())
 
 
@@ -60,7 +60,7 @@ def test_a_value_that_cannot_be_written_leaves_no_file(tmp_path):
     trace = Trace(np.int32([0]), np.int32([0]), np.int16([[0]]), 4, meta={"schema": "mine"})
     with pytest.raises(treeopt.TreeoptError, match="must not use the key `schema`"):
         trace.save(tmp_path / "trace.npz")
-    record = treeopt.Record(schema="treeopt.run/1", ways=[object()])
+    record = treeopt.Record(schema="treeopt.run/2", configurations=[object()])
     with pytest.raises(TypeError):
         record.save(tmp_path / "record.json")
     assert list(tmp_path.iterdir()) == []

@@ -88,7 +88,7 @@ def test_a_tree_shows_its_size_and_paths():
 def test_names_are_escaped_and_colours_are_those_of_the_notebook():
     hostile = '<script>alert(1)</script>&"'
     trace = Trace(np.int32([0]), np.int32([0]), np.int16([[0]]), 4, meta={"target": {"name": hostile}})
-    for value in (trace, treeopt.Record(schema=hostile), treeopt.Record({"schema": "treeopt.run/1", hostile: 1})):
+    for value in (trace, treeopt.Record(schema=hostile), treeopt.Record({"schema": "treeopt.run/2", hostile: 1})):
         assert "script" not in page(value).tags
         assert hostile in page(value).text
         assert not {"background", "color:", "class="} & set(value._repr_html_().replace("-", " ").split())

@@ -206,7 +206,7 @@ def test_rules_that_draw_or_keep_several_have_no_curve_of_ranks(tmp_path):
 @pytest.mark.parametrize("name", ["capacity", "comparison", "run", "serving", "whatif", "validation"])
 def test_a_record_that_lacks_something_is_refused(results, tmp_path, name):
     record = read(results[name])
-    key = {"comparison": "contests", "whatif": "cells", "validation": "cells"}.get(name, "ways")
+    key = {"comparison": "contests", "whatif": "cells", "validation": "cells"}.get(name, "configurations")
     for broken in ({k: v for k, v in record.items() if k != key}, record | {key: 5}):
         (tmp_path / "r.json").write_text(json.dumps(broken))
         told = ("r.json", "no whole result of `", key, "is missing" if key not in broken else "must be a list, found 5")

@@ -69,12 +69,12 @@ def compared() -> Iterator[Expected]:
 
 def simulated() -> Iterator[Expected]:
     labels = {"ttft_s": "time to first token", "tpot_s": "time per output token", "itl_s": "inter-token latency"}
-    for run in record("run")["ways"]:
+    for run in record("run")["configurations"]:
         yield "run", ("tokens/s",), ranged(run["tokens_s"], 1)
         for key, label in labels.items():
             for percent in (50, 95, 99):
                 yield "run", (f"{label}, p{percent}, ms",), ranged(run[key][f"p{percent}"], 1, 1e3)
-    for way in record("server")["ways"]:
+    for way in record("server")["configurations"]:
         for label, key, digits in (("tokens/s", "tokens_s", 1), ("requests decoding", "running", 2)):
             yield "server", (label,), ranged(way["figures"][key], digits)
         for percent in (50, 95, 99):
@@ -83,7 +83,7 @@ def simulated() -> Iterator[Expected]:
                 (f"time to first token, p{percent}, ms",),
                 ranged(way["figures"][f"ttft_s_p{percent}"], 1, 1e3),
             )
-    for way in record("capacity")["ways"]:
+    for way in record("capacity")["configurations"]:
         yield "capacity", (way["name"],), ranged(way["requests_s"])
 
 

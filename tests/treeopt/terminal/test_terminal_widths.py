@@ -253,9 +253,9 @@ def test_a_server_without_changes_has_no_rows_of_them():
     shown = printed(blocks_of("server"), 120)
     assert not [line for line in shown if line.startswith(("changes of tree", "time of steps with tree"))]
     whole = record("server")
-    first, plain = whole["ways"]
+    first, plain = whole["configurations"]
     several = {**first, "name": "plan", "trees": [[[0]], [[0], [1]]], "up": [4], "down": [2]}
-    lines = printed(SERVING.blocks({**whole, "ways": [several, plain]}), 120)
+    lines = printed(SERVING.blocks({**whole, "configurations": [several, plain]}), 120)
     for label in ("changes of tree per second", "time of steps with tree 1, %"):
         (row,) = [line for line in lines if line.startswith(label)]
         assert len(re.findall(r"\[", row)) == 1, row  # none of plain decoding, which has no tree

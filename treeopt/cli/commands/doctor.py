@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from treeopt.api.run_models import quiet_libraries
-from treeopt.cli.options import general, models_and_prompts, printing
+from treeopt.cli.options import general, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import TreeoptError
 from treeopt.storage.installed_packages import installed_versions
@@ -18,7 +18,7 @@ EXAMPLES = examples("treeopt doctor", "treeopt doctor --device cpu --json")
 
 
 @click.command(cls=Command, epilog=EXAMPLES)
-@models_and_prompts.device
+@general.device
 @general.as_json
 @general.verbose
 def doctor(device: str, as_json: bool) -> None:
@@ -54,4 +54,4 @@ def _device(device: str) -> dict[str, Any]:
         return {"device": facts(device), "trials": [asdict(trial) for trial in trials(device)]}
     except (ImportError, OSError, TreeoptError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return {"trials": [{"name": f"the device {device} can be used", "holds": False, "told": reason}]}
+        return {"trials": [{"name": f"the device {device} can be used", "holds": False, "detail": reason}]}

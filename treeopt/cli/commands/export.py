@@ -9,8 +9,9 @@ import click
 
 from treeopt.api.messages import warn
 from treeopt.cli.options import output_files, printing
-from treeopt.cli.options.engine_choice import EngineName
+from treeopt.cli.options.completed_names import EngineName
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.setup_file import setup_options
 from treeopt.cli.options.value_types import Whole
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warnings
 from treeopt.engines import ENGINES
@@ -71,6 +72,7 @@ def own_options(command: Any) -> Any:
     "width and size (openvino, sglang, tensorrt-llm), which the plan does not predict.",
 )
 @own_options
+@setup_options(renamed={"drafter": "model"})
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),

@@ -6,32 +6,18 @@ from typing import Any
 
 import click
 
-from treeopt.api.profile_steps import profile_with
-from treeopt.api.run_models import Models
-from treeopt.api.run_prompts import Prompts
-from treeopt.api.runners import EngineChoice
-from treeopt.api.token_sampling import Sampling
-from treeopt.cli.options import general, models_and_prompts, output_files, printing
-from treeopt.cli.options.engine_choice import engine
+from treeopt.api import profile_steps
+from treeopt.api.profile_steps import ProfileSettings
+from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.value_types import Numbers, Real, Whole, numbers_text
-from treeopt.cli.options.verification_rule import sampling
-from treeopt.defaults import (
-    BUDGET_S,
-    ENGINE_LENGTH,
-    ENGINE_ROUNDS,
-    NODES,
-    POLICIES_S,
-    PROFILED_BATCHES,
-    ROUNDS,
-    STEPS,
-)
+from treeopt.cli.options.settings_options import MODELS, options_of
+from treeopt.cli.options.setup_file import setup_options
 from treeopt.errors import counted
 from treeopt.storage import work_file
 
 SECTIONS = {
     "Models": "target drafter",
-    "Prompts": "prompts_file requests new_tokens",
+    "Prompts": "prompts requests new_tokens",
     "Measuring": "batch max_nodes budget_s engine",
     "Output": "output force",
 }
@@ -45,71 +31,12 @@ EXAMPLES = examples(
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
-@models_and_prompts.models_or_shapes
-@models_and_prompts.prompts_or_random
-@models_and_prompts.new_tokens
-@click.option(
-    "--batch",
-    type=Numbers(),
-    default=numbers_text(PROFILED_BATCHES),
-    show_default=True,
-    help="Batch sizes; 1-32 doubles from 1 to 32.",
-)
-@click.option(
-    "--context",
-    "contexts",
-    type=Numbers("context lengths"),
-    default=(),
-    help="Prompt lengths in tokens, such as 64,512, cut from the given prompts. Default: prompts as they are.",
-)
+@options_of(ProfileSettings, types=MODELS, without=("texts",))
+@setup_options()
 @click.option("--output", type=general.FILE, required=True, help="Write the profile to this file (.json).")
 @general.force
-@click.option(
-    "--max-nodes", type=click.IntRange(1, NODES), default=NODES, show_default=True, help="Largest tree, in nodes."
-)
-@click.option(
-    "--max-depth",
-    type=Whole(min=1),
-    help="Deepest tree; default all levels that the drafter has, at most 8. With --engine: the longest draft; default "
-    f"{ENGINE_LENGTH}.",
-)
-@click.option(
-    "--rounds",
-    type=Whole(min=2),
-    help=f"Maximum number of blocks per tree and batch size; default {ROUNDS}, with --engine {ENGINE_ROUNDS}.",
-)
-@click.option(
-    "--steps",
-    type=Whole(min=1),
-    default=STEPS,
-    show_default=True,
-    help="Maximum number of steps per block.",
-)
-@click.option(
-    "--budget",
-    "budget_s",
-    type=Real(min=0, min_open=True),
-    help="Seconds that measuring may take: fewer rounds, then the least important sizes are left out. Default "
-    f"{BUDGET_S:g}, with --policies {BUDGET_S + POLICIES_S:g}; no limit with several processes.",
-)
-@click.option(
-    "--policies", is_flag=True, help="Also measure dynamic trees, for `treeopt search --policy` to price them."
-)
-@sampling
-@general.graphs
-@engine
 @general.quiet
-def profile(
-    models: Models,
-    prompts: Prompts,
-    engine: EngineChoice,
-    batch: tuple[int, ...],
-    output: Path,
-    sampling: Sampling,
-    *,
-    force: bool,
-    **settings: Any,
-) -> None:
+def profile(settings: ProfileSettings, output: Path, *, force: bool) -> None:
     """Measure plain and speculative steps in the real loop, over batch sizes, contexts, tree sizes, depths and widths.
 
     With --engine an inference engine is measured instead: chains of 1 to --max-depth drafted tokens, with --policies
@@ -123,8 +50,7 @@ def profile(
     """
     output_files.check_output(output, force=force)
     work = work_file.beside(output)
-    settings |= {"batches": batch, "sampling": sampling, "engine": engine, "work": work}
-    measured = profile_with(models, prompts, progress=printing.progress, **settings)
+    measured = profile_steps.profile(settings=settings, work=work, progress=printing.progress)
     if not printing.is_main_process():
         return
     from simulate.profiles.profile import save_profile

@@ -6,7 +6,7 @@ import click
 
 from treeopt.api import search_trace
 from treeopt.cli.options import general, output_files, printing
-from treeopt.cli.options.engine_choice import LIMITING
+from treeopt.cli.options.completed_names import LIMITING
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.what_to_draft import NamedTree

@@ -1,37 +1,26 @@
 """`treeopt validate`: predicted against measured."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from treeopt.api import validate_plan
-from treeopt.api.run_models import Models
-from treeopt.api.run_prompts import Prompts
-from treeopt.api.runners import EngineChoice
-from treeopt.api.token_sampling import Sampling
-from treeopt.cli.options import general, models_and_prompts, output_files, printing
-from treeopt.cli.options.engine_choice import engine
+from treeopt.api.validate_plan import ValidateSettings
+from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.value_types import Numbers, Whole, numbers_text
-from treeopt.cli.options.verification_rule import sampling
-from treeopt.comparison.trees_of_size import USUAL, parse_sizes
-from treeopt.defaults import BLOCKS, VALIDATED_BATCHES
+from treeopt.cli.options.settings_options import MODELS, options_of
+from treeopt.cli.options.setup_file import setup_options
 from treeopt.errors import UsageError
 from treeopt.storage import work_file
 from treeopt.storage.atomic_files import write_text
 
-if TYPE_CHECKING:
-    from simulate.validation.prediction_sources import Sources
-
-SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in USUAL)
 REPLAY = "replay:"
 SECTIONS = {
     "Models": "target drafter",
-    "Prompts": "prompts_file skip requests",
-    "Prediction": "plan_file trace_file batch engine",
+    "Prompts": "prompts skip requests",
+    "Prediction": "plan trace batch engine",
     "Output": "output force as_json",
 }
 EXAMPLES = examples(
@@ -44,42 +33,26 @@ EXAMPLES = examples(
 )
 
 
+class Acceptance(click.ParamType):  # type: ignore[type-arg]
+    """`live`, or the trace whose acceptance is replayed: `replay:TRACE.npz`."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | None:
+        """Return the trace; None for `live`."""
+        if value == "live":
+            return None
+        if not str(value).startswith(REPLAY) or value == REPLAY:
+            raise UsageError(f"--acceptance must be live or {REPLAY}TRACE.npz, got {value}")
+        return Path(value.removeprefix(REPLAY))
+
+
+TYPES = {**MODELS, **dict.fromkeys(("plan", "trace", "profile"), general.FILE), "replay": Acceptance()}
+
+
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
-@models_and_prompts.models_or_shapes
-@models_and_prompts.prompts_or_random
-@models_and_prompts.new_tokens
-@click.option("--plan", "plan_file", type=general.FILE, help="The plan to check; or --trace to make one.")
-@click.option("--trace", "trace_file", type=general.FILE, help="Search this trace for the plan to check.")
-@click.option("--profile", "profile_file", type=general.FILE, help="Step times for the search.")
-@click.option(
-    "--batch",
-    type=Numbers(),
-    help=f"Batch sizes to search for; default {numbers_text(VALIDATED_BATCHES)}.",
-)
-@click.option("--shapes", "sizes", help=f"Also measure trees of these sizes, chosen on the trace; default {SHAPES}.")
-@click.option(
-    "--predictions",
-    "predictions_file",
-    type=general.FILE,
-    help="Write the predictions to this file before anything is measured; default beside --output. Without --plan and "
-    "--trace, read the predictions from it; a file that was changed is an error.",
-)
-@click.option(
-    "--acceptance",
-    default="live",
-    show_default=True,
-    help="live: the models decide; replay:TRACE.npz: accepted lengths are those of the trace's requests.",
-)
-@click.option(
-    "--blocks",
-    type=Whole(min=2),
-    default=BLOCKS,
-    show_default=True,
-    help="Number of blocks that the prompts are split into.",
-)
-@sampling
-@general.graphs
-@engine
+@options_of(ValidateSettings, types=TYPES, without=("texts",))
+@setup_options()
 @click.option("--output", type=general.FILE, help="Write the comparison to this file (.json).")
 @general.table
 @general.force
@@ -87,22 +60,7 @@ EXAMPLES = examples(
 @general.verbose
 @general.quiet
 def validate(
-    models: Models,
-    prompts: Prompts,
-    sampling: Sampling,
-    engine: EngineChoice,
-    plan_file: Path | None,
-    trace_file: Path | None,
-    profile_file: Path | None,
-    sizes: str | None,
-    predictions_file: Path | None,
-    acceptance: str,
-    output: Path | None,
-    table_file: Path | None,
-    as_json: bool,
-    *,
-    force: bool,
-    **settings: Any,
+    settings: ValidateSettings, output: Path | None, table_file: Path | None, as_json: bool, *, force: bool
 ) -> None:
     """Run trees in the real loop and print predicted beside measured, for each batch size.
 
@@ -119,16 +77,17 @@ def validate(
     there.
     """
     printing.hold_warnings()
-    from simulate.validation.prediction_sources import Sources
-
-    work, replay = None if output is None else work_file.beside(output), _replayed(acceptance)
-    sized = None if sizes is None else parse_sizes(sizes)
-    sources = Sources(plan_file, trace_file, profile_file, settings.pop("batch"), sized, predictions_file, replay)
-    if output and predictions_file is None and (plan_file or trace_file):
-        sources = replace(sources, predictions=output.with_suffix(".predictions.json"))
-    _check_outputs(sources, output, table_file, resumed=work is not None and work.exists(), force=force)
-    settings |= {"sampling": sampling, "engine": engine, "work": work, "progress": printing.progress}
-    record = validate_plan.validate_with(models, prompts, sources, **settings)
+    work = None if output is None else work_file.beside(output)
+    written = settings.plan is not None or settings.trace is not None
+    if output and settings.predictions is None and written:
+        settings = settings.changed(predictions=output.with_suffix(".predictions.json"))
+    reads = {"acceptance": settings.replay, "predictions": None if written else settings.predictions}
+    output_files.check_output(output, reads=reads, force=force)
+    output_files.check_output(table_file, "--table", reads=reads, force=force)
+    if written:  # predictions of a validation that resumes are made again
+        resumed = work is not None and work.exists()
+        output_files.check_output(settings.predictions, "--predictions", reads=reads, force=force or resumed)
+    record = validate_plan.validate(settings=settings, work=work, progress=printing.progress)
     if not printing.is_main_process():
         return
     if output:
@@ -139,25 +98,4 @@ def validate(
     if as_json:
         printing.print_json(record)
         return
-    printing.show("validation", record, plan=None if plan_file is None else str(plan_file))
-
-
-def _check_outputs(
-    sources: "Sources", output: Path | None, table_file: Path | None, *, resumed: bool, force: bool
-) -> None:
-    """Check the files that are written; predictions of a validation that resumes are made again."""
-    written = sources.plan is not None or sources.trace is not None
-    reads = {"acceptance": sources.replay, "predictions": None if written else sources.predictions}
-    output_files.check_output(output, reads=reads, force=force)
-    output_files.check_output(table_file, "--table", reads=reads, force=force)
-    if written:
-        output_files.check_output(sources.predictions, "--predictions", reads=reads, force=force or resumed)
-
-
-def _replayed(acceptance: str) -> Path | None:
-    """Return the trace of `--acceptance replay:TRACE.npz`; None for `live`."""
-    if acceptance == "live":
-        return None
-    if not acceptance.startswith(REPLAY) or acceptance == REPLAY:
-        raise UsageError(f"--acceptance must be live or {REPLAY}TRACE.npz, got {acceptance}")
-    return Path(acceptance.removeprefix(REPLAY))
+    printing.show("validation", record, plan=None if settings.plan is None else str(settings.plan))

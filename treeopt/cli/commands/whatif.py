@@ -11,8 +11,7 @@ from simulate.profiles.profile import save_profile
 from simulate.whatif.whatif_settings import LINKS, PRICES, WhatIfSettings
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.options import general, output_files, printing
-from treeopt.cli.options.completed_names import Devices, Model
-from treeopt.cli.options.engine_choice import LIMITING
+from treeopt.cli.options.completed_names import LIMITING, Devices, Model
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
 from treeopt.errors import UsageError

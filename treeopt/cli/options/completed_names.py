@@ -1,11 +1,13 @@
 """Names that a shell completes: models and shapes, devices of data/hardware.json, published trees."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
+
+from treeopt.engines import ENGINES, GONE, gone
 
 
 class Model(click.Path):
@@ -41,6 +43,33 @@ class Devices(click.ParamType):  # type: ignore[type-arg]
         """Return devices whose names begin as the last one that was typed."""
         before, comma, last = incomplete.rpartition(",") if self.several else ("", "", incomplete)
         return _items(device_names(), last, prefix=before + comma)
+
+
+class EngineName(click.Choice):  # type: ignore[type-arg]
+    """The name of an engine; one that treeopt no longer knows is refused with what to use."""
+
+    def __init__(self, names: Callable[[], tuple[str, ...]]) -> None:
+        """Take the names that `names` returns."""
+        self._names = names
+        super().__init__(())
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names."""
+        return self._names()
+
+    @choices.setter
+    def choices(self, names: Sequence[str]) -> None:
+        """Leave the names to the registry."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name."""
+        if value not in ENGINES and value in GONE:  # looks into other packages, too
+            self.fail(gone(value), param, ctx)
+        return super().convert(value, param, ctx)
+
+
+LIMITING = EngineName(ENGINES.limiting)
 
 
 def device_names() -> list[str]:

@@ -1,14 +1,10 @@
 """Options that several commands share."""
 
-from collections.abc import Callable
-from dataclasses import fields
-from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import click
 
-from treeopt.cli.options.value_types import Numbers, TableFile, Tokens, Whole
+from treeopt.cli.options.value_types import TableFile, Tokens, Whole
 from treeopt.defaults import NODES
 from treeopt.tree import MAX_NODES
 
@@ -25,7 +21,6 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the result
 seed = click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of every random choice."
 )
-batches = click.option("--batch", type=Numbers(), required=True, help="Batch sizes, such as 4 or 1,2,4,8.")
 max_nodes = click.option(
     "--max-nodes",
     type=click.IntRange(1, MAX_NODES),
@@ -42,7 +37,12 @@ context = click.option(
     help="Tokens in the cache per sequence, such as 512 or 8k; default as profiled, the shortest of several contexts.",
 )
 force = click.option("--force", is_flag=True, help="Overwrite existing files without asking.")
-graphs = click.option("--graphs", is_flag=True, help="On CUDA, replay steps from CUDA graphs.")
+device = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Where to run: cpu, cuda, cuda:1, ...; auto: cuda where there is one, else cpu.",
+)
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -66,19 +66,3 @@ quiet = click.option(
     callback=_remember,
     help="Print neither progress nor notes on stderr; warnings and errors stay.",
 )
-
-
-def bundle(name: str, kind: type, *given: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a decorator that adds options to a command, which gets them as one argument `name` of dataclass `kind`."""
-
-    def decorate(command: Any) -> Any:
-        @wraps(command)
-        def bundled(**values: Any) -> Any:
-            own = {field.name: values.pop(field.name) for field in fields(kind) if field.name in values}
-            return command(**{name: kind(**own)}, **values)
-
-        for option in reversed(given):
-            bundled = option(bundled)
-        return bundled
-
-    return decorate

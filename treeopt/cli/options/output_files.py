@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Parameters that name what is written; others are read.
-WRITTEN = ("output", "rest", "predictions_file", "plans", "tables", "table_file")
+WRITTEN = ("output", "rest", "predictions", "parts", "write_setup", "plans", "tables", "table_file")
 NOTHING: Mapping[str, Path | None] = {}
 # Schema of a file that takes minutes of a machine -> the word for it.
 COSTLY = {"profile": "a profile", "validation": "a validation", "decode": "decoded texts"}

@@ -8,14 +8,21 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from treeopt.cli.options.value_types import Numbers, Real, Tokens, Whole, numbers_text
+from treeopt.cli.options.completed_names import EngineName, Model
+from treeopt.cli.options.value_types import Address, Names, Numbers, Real, Tokens, Whole, numbers_text
 from treeopt.cli.options.what_to_draft import Dynamic, Static
+from treeopt.engines import ENGINES
 from treeopt.policies import Policy
 from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of
 from treeopt.tree import Tree
 
 Decorator = Callable[[Any], Any]
 BY_MEANING: Mapping[str, Any] = {}
+MODELS: Mapping[str, Any] = {
+    **dict.fromkeys(("target", "drafter"), Model()),
+    "urls": Address(),
+    "engine": EngineName(ENGINES.driven),
+}
 
 
 def options_of(
@@ -68,7 +75,7 @@ def _option(each: "Field[Any]", type_: Any, *, required: bool) -> Decorator:
     settings: dict[str, Any] = {"help": meaning.help, "required": required}
     if not required:
         default: Any = each.default
-        settings["default"] = numbers_text(default) if default and _item(kind) is int else default
+        settings["default"] = numbers_text(default) if default and kind == tuple[int, ...] else default
         settings["show_default"] = default not in (None, (), "", frozenset())
     several = get_origin(kind) is tuple and _item(kind) is not int and not getattr(type_, "whole", False)
     return click.option(*names, type=type_ or _type(each, kind), multiple=several, **settings)
@@ -88,6 +95,8 @@ def _type(each: "Field[Any]", kind: Any) -> Any:
     meaning, item = meaning_of(each), _item(kind)
     if get_origin(item) is Literal:
         return click.Choice(get_args(item))
+    if get_origin(kind) is frozenset:
+        return Names(meaning.names(), meaning.form)
     if names := meaning.names():
         return click.Choice(names)
     if item is int and get_origin(kind) is tuple:

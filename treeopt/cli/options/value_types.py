@@ -1,6 +1,7 @@
 """Values of options: finite numbers, numbers of tokens, lists of whole numbers, files for tables."""
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,38 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # which click takes f
             form = f"whole numbers in 1..{LARGEST} such as 1,2,8 or 512,8k or 1-64"
             self.fail(f"{value!r} is not a list of {self.noun}, {form}", param, ctx)
         return tuple(dict.fromkeys(numbers))
+
+
+class Address(click.ParamType):  # type: ignore[type-arg]
+    """A server's address with the draft length that it runs, such as `3=http://127.0.0.1:8000`."""
+
+    name = "k=url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, str]:
+        """Return the draft length and the address."""
+        if isinstance(value, tuple):
+            return value
+        length, equals, url = str(value).partition("=")
+        if not equals or not (length.isascii() and length.isdigit()) or len(length) > 3:
+            self.fail(f"{value!r} must be like 3=http://127.0.0.1:8000, the draft length and the address", param, ctx)
+        return int(length), url
+
+
+class Names(click.ParamType):  # type: ignore[type-arg]
+    """Names between commas, each of them one of several."""
+
+    def __init__(self, choices: Collection[str], noun: str) -> None:
+        """Take these names; the noun stands for them in help texts."""
+        self.choices, self.name = choices, noun
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[str]:
+        """Return the names."""
+        if isinstance(value, frozenset):
+            return value
+        names = frozenset(name.strip() for name in str(value).split(",") if name.strip())
+        if unknown := sorted(names - set(self.choices)):
+            self.fail(f"{unknown[0]!r} is none of {', '.join(self.choices)}", param, ctx)
+        return names
 
 
 def numbers_text(numbers: tuple[int, ...]) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,15 @@ import click
 from click.shell_completion import CompletionItem
 
 from treeopt.api.file_loading import load_tree
-from treeopt.cli.options import general
-from treeopt.cli.options.value_types import Whole
-from treeopt.errors import PlanError, TreeError, TreeoptError, UsageError
-from treeopt.plans.plan import Choice, Plan
-from treeopt.plans.plan_json import load_plan
-from treeopt.policies import DynamicTree, OptTree, Policy
-from treeopt.tree import EMPTY, Tree
+from treeopt.errors import TreeError, TreeoptError
+from treeopt.policies import DynamicTree, OptTree
+from treeopt.policies.policy import setting_names
+from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import holds_a_tree, named_tree
 from treeopt.tree_files.paper_trees import published_trees
 from treeopt.tree_files.tree_text import value_in_text
 
-SETTINGS = {kind: tuple(field.name for field in fields(kind) if field.repr) for kind in (DynamicTree, OptTree)}
+SETTINGS = {kind: setting_names(kind) for kind in (DynamicTree, OptTree)}
 SPELLED = frozenset("[({\n")  # characters of a tree that is given itself: of lists, and of YAML over several lines
 
 
@@ -124,63 +120,3 @@ class Dynamic(click.ParamType):  # type: ignore[type-arg]
             return kind(**given)
         except TreeError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
-
-
-@dataclass(frozen=True)
-class Trees:
-    """The drafted trees that a command was given, and the batch size."""
-
-    plan_file: Path | None
-    tree: Tree | None
-    dynamic: DynamicTree | OptTree | None
-    batch: int | None
-
-    def chosen(self) -> tuple[Tree | Policy, int, Plan | None]:
-        """Return tree or policy, batch size and the plan they come from, if any; the empty tree decodes plainly.
-
-        Raises:
-            UsageError: more than one was given, or the plan is for several batch sizes.
-            PlanError: the plan has no such batch size, or its choice is a bound, which nothing can run.
-        """
-        given = [shape for shape in (self.tree, self.dynamic) if shape is not None]
-        if len(given) + (self.plan_file is not None) > 1:
-            raise UsageError("give one of --plan, --tree and --dynamic")
-        if self.plan_file is None:
-            return (given[0] if given else EMPTY), self.batch or 1, None
-        plan = load_plan(self.plan_file)
-        if self.batch is None and len(plan.entries) > 1:
-            sizes = ", ".join(str(entry.batch) for entry in plan.entries)
-            raise UsageError(f"{self.plan_file}: is for batch {sizes}: choose one with --batch")
-        entry = plan.entry(self.batch)
-        return _shape(entry.choice), entry.batch, plan
-
-
-def _shape(choice: Choice) -> Tree | Policy:
-    if choice.grown is None:
-        return choice.tree or EMPTY
-    if choice.grown.policy is None:
-        raise PlanError(f"the plan's choice {choice.grown.kind} is a bound, not a policy that can run")
-    return choice.grown.policy
-
-
-trees = general.bundle(
-    "trees",
-    Trees,
-    click.option(
-        "--plan", "plan_file", type=general.FILE, help="Decode with the plan's configuration for the batch size."
-    ),
-    click.option(
-        "--tree",
-        type=Static(),
-        help="A static tree: the length of a chain, rank paths as any engine spells them, FILE[:NAME] with these or a "
-        "growmap, or the name of a published tree such as medusa/mc_sim_7b_63.",
-    ),
-    click.option(
-        "--dynamic",
-        type=Dynamic(),
-        help="A dynamic policy that extends paths where the drafter is confident: "
-        f"nodes=60,depth=6 [,{'=,'.join(SETTINGS[DynamicTree][2:])}=]; or one that adds a level while it gains enough: "
-        f"nodes=60,depth=6,threshold=0.1 [,{'=,'.join(SETTINGS[OptTree][3:])}=].",
-    ),
-    click.option("--batch", type=Whole(min=1), help="Requests decoded together; default 1, or the plan's only size."),
-)

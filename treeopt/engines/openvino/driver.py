@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from treeopt.constraints.size_rules import pool
+from treeopt.constraints import pool
 from treeopt.engines.connections.worker_process import GRACE_S, WorkerProcess
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
 from treeopt.engines.model_files import model_name

@@ -5,9 +5,8 @@ stretches of equal slope: y_k states that stretch k is reached and z_k how far, 
 a straight line is one z.
 
 Nodes that are no candidates, of any rank that the rules allow, are represented by their number at each level and the
-number of nodes that only they continue. They take up size, feed the drafter, keep the caps on children and levels, and
-are worth as much as the best of them may be worth, 0 where all nodes of any value are candidates. They may break only
-the order in which siblings are continued and the pool of candidates, which can only raise the optimum.
+number of nodes that only they continue. They take up size, feed the drafter, and are worth as much as the best of them
+may be worth, 0 where all nodes of any value are candidates.
 """
 
 import math
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.constraints import Limits, pool
+from treeopt.constraints import Limits
 from treeopt.cost_model import CostParts
 from treeopt.searchers.constrained_trees.node_pool import Nodes
 
@@ -40,7 +39,7 @@ class Formulation:
         model: variables and rules.
         taken: one boolean per node.
         pads: number of nodes at depth 1, 2, ... that are no candidates.
-        opened: for depth 0 (the root), 1, ..., terms whose sum is the number of nodes that only such nodes continue.
+        opened: number of nodes at depth 0 (the root), 1, ... that only such nodes continue.
         gain: terms of the expected tokens, without the bonus.
         seconds: terms of the step's time.
         fixed_s: the part of the step's time that no variable changes.
@@ -49,7 +48,7 @@ class Formulation:
     model: "cp_model.CpModel"
     taken: list[Any]
     pads: list[Any] = field(default_factory=list)
-    opened: list[list[Any]] = field(default_factory=list)
+    opened: list[Any] = field(default_factory=list)
     gain: list[Term] = field(default_factory=list)
     seconds: list[Term] = field(default_factory=list)
     fixed_s: float = 0.0
@@ -63,7 +62,7 @@ class Formulation:
 
 
 def formulate(nodes: Nodes, limits: Limits, verify: Sequence[Point], draft: NDArray[np.float64]) -> Formulation:
-    """Return the programme of all trees of at least one node within the limits, except uniform ones, of any ranks.
+    """Return the programme of all trees of at least one node within the limits, of any ranks.
 
     Args:
         nodes: candidates.
@@ -78,26 +77,18 @@ def formulate(nodes: Nodes, limits: Limits, verify: Sequence[Point], draft: NDAr
     form = Formulation(model, taken)
     worth = np.where(nodes.known, nodes.value, nodes.beyond)
     form.gain = [(float(value), variable) for value, variable in zip(worth, taken, strict=True) if value > 0]
-    expanded, lone = _precede(model, nodes, limits, taken)
-    deeper = _levels(form, nodes, limits, expanded, lone, draft, verify[-1][0])
-    count = sum(taken) + sum(form.pads)
-    _cost(form, count, verify)
-    _caps(model, nodes, limits, taken)
+    expanded = _precede(model, nodes, limits, taken)
+    deeper = _levels(form, nodes, limits, expanded, draft, verify[-1][0])
+    _cost(form, sum(taken) + sum(form.pads), verify)
     if limits.min_depth > 1:
         model.add_bool_or(deeper[limits.min_depth - 1 : limits.min_depth])
-    if limits.pool:
-        outside = model.new_bool_var("")  # true if there are nodes beyond the candidates
-        model.add(sum(form.pads) >= 1).only_enforce_if(outside)
-        model.add(sum(form.pads) == 0).only_enforce_if(outside.negated())
-        _fits_pool(model, nodes, taken, deeper, count, outside)
     return form
 
 
 def tables(parts: CostParts, limits: Limits, *, size: int, depth: int) -> tuple[list[Point], NDArray[np.float64]]:
-    """Return the known costs of trees of 1 to `size` nodes, where allowed, and 1 to `depth` levels."""
+    """Return the known costs of trees of 1 to `size` nodes and 1 to `depth` levels."""
     largest = min(size, len(parts.verify_s) - 2)
-    sizes = [n for n in range(1, largest + 1) if limits.sizes is None or n in limits.sizes]
-    verify = [(n, float(parts.verify_s[n + 1])) for n in sizes if np.isfinite(parts.verify_s[n + 1])]
+    verify = [(n, float(parts.verify_s[n + 1])) for n in range(1, largest + 1) if np.isfinite(parts.verify_s[n + 1])]
     draft = parts.draft_s[: min(depth, limits.depth), :]
     first = np.arange(len(draft)) == 0  # the drafter is fed the root alone
     known = np.where(first, np.isfinite(draft[:, 1:2]).all(axis=1), np.isfinite(draft[:, 1:]).any(axis=1))
@@ -109,34 +100,29 @@ def _levels(
     nodes: Nodes,
     limits: Limits,
     expanded: dict[int, Any],
-    lone: dict[int, Any],
     draft: NDArray[np.float64],
     size: int,
 ) -> list[Any]:
     """Add each level's width, the nodes that feed it and their cost; return a boolean per depth that has nodes."""
     model = form.model
-    children = min(limits.ranks, limits.children, size)
+    children = min(limits.ranks, size)
     form.fixed_s += float(draft[0, 1])
     deeper = [model.new_constant(1)]
     fed: Any = 1
-    form.opened = [[] for _ in draft]
+    form.opened.append(0)
     for level in range(1, len(draft) + 1):
         on_level = np.flatnonzero(nodes.depth == level).tolist()
-        pads = model.new_int_var(0, min(limits.level(level), size), "")
+        pads = model.new_int_var(0, size, "")
         form.pads.append(pads)
         if nodes.beyond > 0:
             form.gain.append((nodes.beyond, pads))
         width = sum(form.taken[node] for node in on_level) + pads
         model.add(width <= children * fed)
-        if limits.level(level) < size:
-            model.add(width <= limits.level(level))
-        if level > 1:
-            model.add(pads >= sum(form.opened[level - 1]))
+        model.add(pads >= form.opened[-1])
         if level == len(draft):
             break
-        opened = model.new_int_var(0, size, "")
-        form.opened[level] = [opened, *(lone[node] for node in on_level if node in lone)]
-        fed = sum(expanded[node] for node in on_level if node in expanded) + opened
+        form.opened.append(model.new_int_var(0, size, ""))
+        fed = sum(expanded[node] for node in on_level if node in expanded) + form.opened[-1]
         model.add(fed <= width)
         points = [(count, float(cost)) for count, cost in enumerate(draft[level].tolist()[: size + 1])]
         deeper.append(_cost(form, fed, [point for point in points if math.isfinite(point[1])]))
@@ -194,73 +180,24 @@ def _stretches(points: Sequence[Point]) -> list[tuple[int, int]]:
     return runs
 
 
-def _precede(
-    model: "cp_model.CpModel", nodes: Nodes, limits: Limits, taken: Sequence[Any]
-) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Require parents, better siblings and better continued siblings.
-
-    Returns:
-        a boolean for each node that is continued, and for each that may be continued only by nodes that are no
-        candidates.
-    """
+def _precede(model: "cp_model.CpModel", nodes: Nodes, limits: Limits, taken: Sequence[Any]) -> dict[int, Any]:
+    """Require parents and better siblings; return a boolean for each node that is continued."""
     expanded: dict[int, Any] = {}
-    lone: dict[int, Any] = {}
     for above in range(-1, len(nodes.value)):
         start, end = nodes.first[above + 1 : above + 3].tolist()
         if start == end:
             continue
-        ordered = limits.contiguous or (limits.contiguous_root and above < 0)
-        if ordered:
+        if limits.contiguous:
             for node in range(start + 1, end):
                 model.add_implication(taken[node], taken[node - 1])
         if above < 0:
             continue
-        if ordered:
+        if limits.contiguous:
             expanded[above] = taken[start]
         else:
             expanded[above] = model.new_bool_var("")
             for node in range(start, end):
                 model.add_implication(taken[node], expanded[above])
-            if limits.expand_prefix:
-                lone[above] = model.new_bool_var("")
-                model.add_implication(lone[above], expanded[above])
-                for node in range(start, end):
-                    model.add_implication(lone[above], taken[node].negated())
-            others = [lone[above]] if above in lone else []
-            model.add_bool_or([*taken[start:end], *others]).only_enforce_if(expanded[above])
+            model.add_bool_or(taken[start:end]).only_enforce_if(expanded[above])
         model.add_implication(expanded[above], taken[above])
-    if limits.expand_prefix:
-        for node, variable in expanded.items():
-            if nodes.rank[node]:
-                model.add_implication(variable, expanded[node - 1])
-    return expanded, lone
-
-
-def _caps(model: "cp_model.CpModel", nodes: Nodes, limits: Limits, taken: Sequence[Any]) -> None:
-    for above in range(-1, len(nodes.value)):
-        start, end = nodes.first[above + 1 : above + 3].tolist()
-        if end - start > limits.children:
-            model.add(sum(taken[start:end]) <= limits.children)
-
-
-def _fits_pool(
-    model: "cp_model.CpModel", nodes: Nodes, taken: Sequence[Any], deeper: Sequence[Any], count: Any, outside: Any
-) -> None:
-    """Allow no more nodes than the engine has candidates at that depth and branching."""
-    families = [nodes.first[i : i + 2].tolist() for i in range(len(nodes.value) + 1)]
-    widest = max(end - start for start, end in families)
-    wider: list[Any] = []  # booleans: some node has 2, 3, ... children
-    for width in range(2, widest + 1):
-        having = []
-        for start, end in families:
-            if end - start >= width:
-                one = model.new_bool_var("")
-                model.add(sum(taken[start:end]) >= width).only_enforce_if(one)
-                having.append(one)
-        wide = model.new_bool_var("")
-        model.add_bool_or(having).only_enforce_if(wide)
-        wider.append(wide)
-    for depth in range(1, len(deeper) + 1):
-        for width in range(1, widest + 1):
-            narrower = [variable.negated() for variable in (*deeper[depth : depth + 1], *wider[width - 1 : width])]
-            model.add(count <= pool(depth=depth, width=width)).only_enforce_if([*narrower, outside.negated()])
+    return expanded

@@ -3,7 +3,7 @@
 Proves: a bound on the tokens per second of every tree that keeps the rules, also when the work is cut short. Dinkelbach
 (1967): with price λ, if no tree has E(T) − λ C(T) > F, then none has E(T) / C(T) > λ + F / C_min. E is averaged over
 anchors and ignores the walk. "Every tree" means trees of any ranks that the drafter has, also trees filled up with
-nodes without value because a larger size costs less or is the only one allowed.
+nodes without value because a larger size costs less.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.constraints import Constraint, Limits, broken, joined
+from treeopt.constraints import Constraint, broken, joined
 from treeopt.cost_model import CostParts
 from treeopt.errors import CostError, EngineError, UsageError
-from treeopt.searchers.constrained_trees.choose_method import Fitting, fitting, offered, within
+from treeopt.searchers.constrained_trees.choose_method import Fitting, fitting, offered
 from treeopt.searchers.constrained_trees.cpsat_integer_programme import SCALE, Formulation, Point, formulate, tables
-from treeopt.searchers.constrained_trees.filler_nodes import placed
 from treeopt.searchers.constrained_trees.node_pool import Nodes
 from treeopt.searchers.static_trees.best_first import Frontier
 from treeopt.tree import Path, Tree
@@ -93,7 +92,7 @@ def refine(
         nodes: largest size wanted.
         depth: deepest level wanted.
         width: number of ranks that the drafter has, 0 to `width` − 1; None for any that the rules allow.
-        known: trees that keep the rules, to start from; default those of `fitting`. Uniform trees are all tried.
+        known: trees that keep the rules, to start from; default those of `fitting`.
         candidates: number of nodes, the most valuable ones, that are modelled one by one.
         work: work of the solver in CP-SAT's deterministic time, of which 0.25 takes about a second; the result at that
             point is returned, and with one worker does not depend on the machine's load.
@@ -109,9 +108,7 @@ def refine(
         raise UsageError(f"candidates, workers and work must be positive, got {candidates}, {workers} and {work}")
     limits = offered(joined(rules), width)
     no_tree: EngineError | None = None
-    if limits.uniform:
-        known = within(frontier, limits, nodes=nodes, depth=depth, padded=True)
-    elif known is None:
+    if known is None:
         try:
             known = fitting(frontier, rules, nodes=nodes, depth=depth, width=width)
         except EngineError as error:  # a grown tree may be missed
@@ -123,15 +120,9 @@ def refine(
         min_s = _min_s(verify, draft, limits.min_depth)
         best = None if known is None else _cheapest(known, parts)
         largest = verify[-1][0]
-        if limits.uniform and known is not None:
-            bound = _uniform_bound(known, parts, frontier.floor * largest)
-        else:
-            solve = _Solver(formulate(chosen, limits, verify, draft), work, workers, seed)
-            bound = (1 + float(np.sort(chosen.value)[::-1][:largest].sum()) + chosen.beyond * largest) / min_s
-            pricer = _Pricer(frontier, chosen, parts, limits, rules)
-            best, bound = _dinkelbach(solve, pricer, best, bound, min_s)
-    if best is None and limits.uniform:
-        fitting(frontier, rules, nodes=nodes, depth=depth, width=width)  # raises the error that names the rule
+        solve = _Solver(formulate(chosen, limits, verify, draft), work, workers, seed)
+        bound = (1 + float(np.sort(chosen.value)[::-1][:largest].sum()) + chosen.beyond * largest) / min_s
+        best, bound = _dinkelbach(solve, _Pricer(frontier, chosen, parts, rules, limits.ranks), best, bound, min_s)
     if best is None:
         best = _chain(frontier, parts, rules, nodes=min(nodes, depth))
     if best is None:
@@ -204,8 +195,7 @@ class _Solver:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None, np.inf
         taken = np.array([solver.boolean_value(variable) for variable in self.form.taken], dtype=np.bool_)
-        pads = [solver.value(variable) for variable in self.form.pads]
-        return _Chosen(taken, pads, [sum(map(solver.value, terms)) for terms in self.form.opened]), bound
+        return _Chosen(taken, list(map(solver.value, self.form.pads)), list(map(solver.value, self.form.opened))), bound
 
 
 def _nodes_of(nodes: Nodes, tree: Tree) -> NDArray[np.bool_]:
@@ -227,15 +217,15 @@ class _Pricer:
     """Makes trees from solutions of the programme, with their prices."""
 
     def __init__(
-        self, frontier: Frontier, nodes: Nodes, parts: CostParts, limits: Limits, rules: Sequence[Constraint]
+        self, frontier: Frontier, nodes: Nodes, parts: CostParts, rules: Sequence[Constraint], ranks: int
     ) -> None:
-        self.nodes, self.parts, self.limits, self.rules = nodes, parts, limits, rules
+        self.nodes, self.parts, self.rules, self.ranks = nodes, parts, rules, ranks
         self.value: dict[Path, float] = dict(zip(frontier.paths, frontier.value.tolist(), strict=True))
 
     def __call__(self, chosen: _Chosen) -> _Priced | None:
         """Return the faster of the candidates alone and filled up; None if neither keeps the rules at a known cost."""
         bare = self.nodes.tree(chosen.taken)
-        full = placed(bare, self.limits, chosen.pads, chosen.opened) if sum(chosen.pads) else None
+        full = filled(bare, self.ranks, chosen.pads, chosen.opened) if sum(chosen.pads) else None
         trees = [self._priced(tree) for tree in (bare, full) if tree is not None]
         return max((tree for tree in trees if tree), key=lambda tree: tree.rate, default=None)
 
@@ -245,6 +235,41 @@ class _Pricer:
         seconds = self.parts.step_s(np.array([tree.nodes + 1]), np.array([tree.fed_widths]))[0]
         tokens = 1 + sum(self.value.get(path, 0.0) for path in tree.paths)
         return _Priced(tree, tokens, float(seconds)) if np.isfinite(seconds) else None
+
+
+def filled(tree: Tree, ranks: int, pads: Sequence[int], opened: Sequence[int]) -> Tree | None:
+    """Return the tree with nodes without value added at the lowest free ranks; None where they do not all fit.
+
+    Args:
+        tree: a tree of ranks below `ranks`.
+        ranks: number of ranks.
+        pads: number of nodes to add at depth 1, 2, ...
+        opened: at depth 0 (the root), 1, ..., number of nodes without children that get some.
+
+    >>> filled(Tree.chain(2), 8, [1, 2], [0, 1]).paths
+    ((0,), (1,), (0, 0), (0, 1), (1, 0))
+    """
+    children: dict[Path, set[int]] = {(): set()}  # their ranks
+    for path in tree.paths:
+        children[path] = set()
+        children[path[:-1]].add(path[-1])
+    parents: list[Path] = [()]
+    for count, new in zip(pads, opened, strict=True):
+        ends = sorted((path for path in parents if path and not children[path]), key=lambda path: (path[-1], path))
+        if new > min(count, len(ends)):
+            return None
+        free = ends[:new]
+        for path in parents:
+            if children[path] or not path or path in free:
+                free += [path] * (ranks - len(children[path]) - (path in ends))
+        for path in free[:count]:
+            rank = next(rank for rank in range(ranks) if rank not in children[path])
+            children[path].add(rank)
+            children[*path, rank] = set()
+        if len(free) < count:
+            return None
+        parents = sorted((*path, rank) for path in parents for rank in children[path])
+    return Tree.from_paths(path for path in children if path)
 
 
 def _cheapest(known: Fitting, parts: CostParts) -> _Priced | None:
@@ -265,12 +290,6 @@ def _chain(frontier: Frontier, parts: CostParts, rules: Sequence[Constraint], *,
         if broken(tree, rules) is None and np.isfinite(seconds):
             chains.append(_Priced(tree, 1 + sum(values.get(path, 0.0) for path in tree.paths), seconds))
     return max(chains, key=lambda chain: chain.rate, default=None)
-
-
-def _uniform_bound(known: Fitting, parts: CostParts, beyond: float) -> float:
-    """Return a bound on all uniform trees, which are known; nodes outside the pool may be worth `beyond` together."""
-    seconds = parts.step_s(known.nodes + 1, known.widths)
-    return float(((known.tokens + beyond) / seconds).max(initial=0.0))
 
 
 def _min_s(verify: Sequence[Point], draft: NDArray[np.float64], min_depth: int) -> float:

@@ -6,8 +6,7 @@ sibling i and those after it,
 
     X(i, m) = max over j of value(i) + below(i, j) + X(i + 1, m − 1 − j),
 
-where below(i, j) is the same for the children of i. If ranks may be skipped, X(i + 1, m) competes; if only the best
-siblings may be continued, m siblings without children compete.
+where below(i, j) is the same for the children of i. If ranks may be skipped, X(i + 1, m) competes.
 """
 
 from dataclasses import dataclass
@@ -49,17 +48,15 @@ def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> Selection:
 
     Args:
         nodes: nodes to choose from.
-        limits: `contiguous`, `contiguous_root` and `expand_prefix` are obeyed, the others are ignored.
+        limits: `contiguous` is obeyed, the others are ignored.
         size: largest tree.
         depth: deepest cap.
 
     Raises:
-        UsageError: `expand_prefix` without `contiguous`, or a size without meaning.
+        UsageError: a size without meaning.
     """
     if size < 0 or depth < 0:
         raise UsageError(f"size and depth must be 0 or more, got {size} and {depth}")
-    if limits.expand_prefix and not limits.contiguous:
-        raise UsageError("expand_prefix needs contiguous ranks here")
     caps = np.arange(1, depth + 1)
     values = np.where(nodes.depth[:, None] <= caps, nodes.value[:, None], -np.inf)
     lists: dict[int, Values] = {}
@@ -68,21 +65,15 @@ def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> Selection:
     for above in range(len(nodes.value) - 1, -2, -1):
         start, end = nodes.first[above + 1 : above + 3].tolist()
         after = none
-        tail = none  # values of siblings without children
         for node in range(end - 1, start - 1, -1):
             below = lists.pop(node, none)
-            if limits.expand_prefix:
-                below = np.where(np.arange(below.shape[1]) == 0, -np.inf, below)
-                tail = np.concatenate([none, values[node][:, None] + tail], axis=1)[:, : size + 1]
-                other = tail
-            else:
-                other = none if limits.contiguous or (limits.contiguous_root and above < 0) else after
+            other = none if limits.contiguous else after
             after, steps[node] = _take(values[node][:, None], below, after, other, size)
         if above < 0 or end > start:
             lists[above] = after
     value = np.full((depth, size + 1), -np.inf)
     value[:, : lists[-1].shape[1]] = lists[-1]
-    return Selection(value, _read_off(nodes, limits, steps, np.where(np.isfinite(value), np.arange(size + 1), 0)))
+    return Selection(value, _read_off(nodes, steps, np.where(np.isfinite(value), np.arange(size + 1), 0)))
 
 
 def _take(value: Values, below: Values, after: Values, other: Values, size: int) -> tuple[Values, _Step]:
@@ -105,7 +96,7 @@ def _take(value: Values, below: Values, after: Values, other: Values, size: int)
     return np.where(chosen, best, without), _Step(split, chosen)
 
 
-def _read_off(nodes: Nodes, limits: Limits, steps: dict[int, _Step], wanted: Counts) -> NDArray[np.bool_]:
+def _read_off(nodes: Nodes, steps: dict[int, _Step], wanted: Counts) -> NDArray[np.bool_]:
     """Return the nodes of the best trees of the wanted sizes, for all trees at once."""
     taken = np.zeros((len(nodes.value), *wanted.shape), dtype=np.bool_)
     left = {-1: wanted}
@@ -115,17 +106,12 @@ def _read_off(nodes: Nodes, limits: Limits, steps: dict[int, _Step], wanted: Cou
         now = left.pop(above, None)
         if now is None or not now.any():
             continue
-        tail = np.zeros_like(now)
         for node in range(start, end):
             step = steps[node]
             at = np.minimum(now, step.chosen.shape[1] - 1)
             chosen = (now > 0) & step.chosen[caps, at]
             below = np.where(chosen, step.below[caps, at], 0)
-            if limits.expand_prefix:
-                tail = np.where(chosen, 0, tail + now)
-                now = np.where(chosen, now, 0)
-            taken[node] = chosen | (tail > 0)
-            tail = np.maximum(tail - 1, 0)
+            taken[node] = chosen
             left[node] = below
             now = np.where(chosen, now - 1 - below, now)
     return taken

@@ -42,8 +42,7 @@ class Nodes:
             depth: deepest level wanted.
             most: largest number of nodes, the most valuable ones; None for all.
         """
-        ranks = min(limits.ranks, limits.children) if limits.contiguous else limits.ranks
-        kept = (pool.depth <= min(depth, limits.depth)) & (pool.rank < ranks)
+        kept = (pool.depth <= min(depth, limits.depth)) & (pool.rank < limits.ranks)
         for node in np.flatnonzero(kept & (pool.parent >= 0)).tolist():
             kept[node] = kept[pool.parent[node]]
         chosen = np.flatnonzero(kept)
@@ -54,7 +53,8 @@ class Nodes:
         place = np.full(len(kept) + 1, -1)  # the last entry maps -1, the root, to itself
         place[chosen] = np.arange(len(chosen))
         parent, rank = place[pool.parent[chosen]], pool.rank[chosen]
-        parent, rank = _with_required(parent.tolist(), rank.tolist(), limits)
+        if limits.contiguous:
+            parent, rank = _with_better_siblings(parent.tolist(), rank.tolist())
         added = len(rank) - len(chosen)
         value = np.append(pool.value[chosen], np.zeros(added))
         return cls._ordered(value, parent, rank, np.arange(len(rank)) < len(chosen), beyond)
@@ -140,45 +140,14 @@ class Nodes:
         root = self.level_widths(taken)[:, :1] > 0
         return np.concatenate([root, inner[:, :-1]], axis=1)
 
-    def branching(self, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return the largest number of children of a node or the root, in each tree: int64 (trees,).
 
-        Args:
-            taken: bool (n, trees).
-        """
-        starts = np.flatnonzero(np.diff(self.parent, prepend=-2))
-        if len(starts) == 0:
-            return np.zeros(taken.shape[1], dtype=np.int64)
-        return np.asarray(np.add.reduceat(taken, starts, axis=0, dtype=np.int64).max(axis=0))
-
-
-def _with_required(parent: list[int], rank: list[int], limits: Limits) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return parents and ranks with the nodes appended that rules require: better siblings, and children of these."""
-    index = {key: node for node, key in enumerate(zip(parent, rank, strict=True))}
-
-    def add(above: int, at: int) -> int:
-        if (above, at) not in index:
-            index[above, at] = len(rank)
-            parent.append(above)
-            rank.append(at)
-        return index[above, at]
-
-    def worst(nodes: list[int]) -> dict[int, int]:
-        largest: dict[int, int] = {}
-        for node in nodes:
-            largest[parent[node]] = max(rank[node], largest.get(parent[node], 0))
-        return largest
-
-    if limits.contiguous or limits.contiguous_root:
-        for above, largest in worst(list(range(len(rank)))).items():
-            if limits.contiguous or above < 0:
-                for at in range(largest):
-                    add(above, at)
-    if limits.expand_prefix:
-        expanded = {above for above in parent if above >= 0}
-        for above, largest in worst(sorted(expanded)).items():
-            for at in range(largest):
-                node = add(above, at)
-                if node not in expanded:
-                    add(node, 0)
+def _with_better_siblings(parent: list[int], rank: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return parents and ranks with the better siblings appended that are missing."""
+    present = set(zip(parent, rank, strict=True))
+    for above, worst in sorted(present):
+        for at in range(worst):
+            if (above, at) not in present:
+                present.add((above, at))
+                parent.append(above)
+                rank.append(at)
     return np.array(parent, dtype=np.int64), np.array(rank, dtype=np.int64)

@@ -105,8 +105,6 @@ def falling(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return result
 
 
-MOST_UNIFORM = 2**15  # nodes of uniform trees that are all counted: of 127 nodes and 8 levels there are 25 000
-
 # Children of one level, in path order: parent (index among the kept nodes above), rank and value of each.
 Children = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 # Returns the children of the nodes that were kept, which are given as indices into the children returned last.
@@ -171,7 +169,6 @@ def count_prefixes(
     shrink: float = 0.0,
     ranks: int | None = None,
     levels: int | None = None,
-    uniform: int | None = None,
 ) -> Frontier:
     """Return the best trees of up to `nodes` nodes and `depth` levels, by the frequency of rank prefixes.
 
@@ -189,8 +186,6 @@ def count_prefixes(
         shrink: pseudo-anchors of the back-off at every path; 0: raw counts. `shrinkage.fit_strength` finds a good one.
         ranks: return only nodes whose ranks are below this number; None for all.
         levels: return only nodes of this many levels; None for all. Their values do not depend on it.
-        uniform: None: return the most likely nodes. Else return all nodes that a uniform tree of at most this size may
-            hold, likely or not, if they are no more than `MOST_UNIFORM`: the most likely nodes make no uniform tree.
 
     Raises:
         UsageError: weights or shrink without meaning.
@@ -212,17 +207,9 @@ def count_prefixes(
     if not 0 <= shrink < np.inf:
         raise UsageError(f"shrink must be 0 or more and finite, got {shrink}")
     ranks = trace.width if ranks is None else ranks
-
-    def expand() -> Expand:
-        prefixes = _Prefixes(trace, weights)
-        return prefixes.shrunk(depth, shrink) if shrink else prefixes.expand
-
-    deepest = depth if levels is None else min(depth, levels)
-    if uniform is not None:
-        every = _uniform(expand(), nodes=uniform, depth=deepest, ranks=ranks)
-        if every is not None:
-            return every
-    return _grow(expand(), nodes=nodes, depth=deepest, ranks=ranks)
+    prefixes = _Prefixes(trace, weights)
+    expand = prefixes.shrunk(depth, shrink) if shrink else prefixes.expand
+    return _grow(expand, nodes=nodes, depth=depth if levels is None else min(depth, levels), ranks=ranks)
 
 
 class _Prefixes:
@@ -322,28 +309,6 @@ def _grow(expand: Expand, *, nodes: int, depth: int, ranks: int) -> Frontier:
         values.append(value[kept])
         ranked.append(rank[kept])
     return _sorted(values, parents, ranked, limit=nodes)
-
-
-def _uniform(expand: Expand, *, nodes: int, depth: int, ranks: int) -> Frontier | None:
-    """Keep all nodes of any value whose smallest uniform tree has at most `nodes` nodes; None if they are too many."""
-    values, parents, ranked = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    kept, offset = np.zeros(1, dtype=np.int64), -1
-    width, size = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)  # deepest level and nodes of that tree
-    for level in range(depth if nodes else 0):
-        parent, rank, value = expand(level, kept)
-        width = width[parent] * (rank + 1)
-        size = size[parent] + width
-        kept = np.flatnonzero((value > 0) & (rank < ranks) & (size <= nodes))
-        if len(kept) == 0:
-            break
-        if sum(map(len, values)) + len(kept) > MOST_UNIFORM:
-            return None
-        width, size = width[kept], size[kept]
-        parents.append(parent[kept] + offset)
-        offset = sum(len(v) for v in values)
-        values.append(value[kept])
-        ranked.append(rank[kept])
-    return _sorted(values, parents, ranked, limit=1 + sum(map(len, values)))
 
 
 def _sorted(

@@ -18,26 +18,16 @@ from treeopt.searchers.constrained_trees.node_pool import Nodes
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.tree import Path, Tree
 
-ORDERS = {
-    "any": Limits(),
-    "contiguous": Limits(contiguous=True),
-    "contiguous at the root": Limits(contiguous_root=True),
-    "the best siblings continued": Limits(contiguous=True, expand_prefix=True),
-}
+ORDERS = {"any": Limits(), "contiguous": Limits(contiguous=True)}
 
 
 def completed(values: dict[Path, float], limits: Limits) -> dict[Path, float]:
     """Values with 0 for all paths that the rules can require."""
     every = dict(values)
-    for path in values:
+    for path in values if limits.contiguous else ():
         for length in range(1, len(path) + 1):
             better = [(*path[: length - 1], rank) for rank in range(path[length - 1])]
-            continued = limits.expand_prefix and length < len(path)
-            if limits.contiguous or (limits.contiguous_root and length == 1) or continued:
-                every.update({one: 0.0 for one in better if one not in every})
-            if continued:
-                ends = [one for one in better if not any(other[:-1] == one for other in values)]
-                every.update({(*one, 0): 0.0 for one in ends})
+            every.update({one: 0.0 for one in better if one not in every})
     return every
 
 
@@ -86,17 +76,14 @@ def test_a_gap_is_filled_where_that_pays():
     values = {(0,): 0.5, (2,): 0.3, (2, 0): 0.25, (0, 0): 0.1}
     found = [
         select(Nodes.of(pool_of(values), limits, depth=2), limits, size=4, depth=2).value[-1].tolist()
-        for limits in (Limits(), Limits(contiguous=True), Limits(contiguous=True, expand_prefix=True))
+        for limits in ORDERS.values()
     ]
     assert found[0] == pytest.approx([0, 0.5, 0.8, 1.05, 1.15])
     assert found[1] == pytest.approx([0, 0.5, 0.6, 0.8, 1.05])
-    assert found[2] == pytest.approx([0, 0.5, 0.6, 0.8, 0.9])
 
 
-def test_orders_without_meaning_are_refused():
+def test_sizes_without_meaning_are_refused():
     nodes = Nodes.of(pool_of({(0,): 1.0}), Limits(), depth=1)
-    with pytest.raises(UsageError, match="contiguous"):
-        select(nodes, Limits(expand_prefix=True), size=1, depth=1)
     with pytest.raises(UsageError, match="got -1 and 1"):
         select(nodes, Limits(), size=-1, depth=1)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from treeopt.acceptance_rules import takes_chains_only
 from treeopt.cli.options import general, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.value_types import Numbers, numbers_text
@@ -14,7 +15,7 @@ from treeopt.planning.search_warnings import advice, interval_warnings, resembla
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.storage.provenance import assumed_in, look
 from treeopt.traces.resumable_shards import load_file_or_shards, optional_in
-from treeopt.traces.trace import CHAINS, Trace
+from treeopt.traces.trace import Trace
 
 EXAMPLES = examples(
     "treeopt trace info data/traces/medusa-t0.npz",
@@ -46,7 +47,7 @@ def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: i
     trace = load_file_or_shards(trace_file, ranks_only=True)
     ranked = with_drawn_ranks(trace, seed)
     warnings = _warnings(trace, ranked, max(nodes))
-    if learning_curve and look(trace.meta, "verification") in CHAINS:
+    if learning_curve and takes_chains_only(look(trace.meta, "verification")):
         raise TraceError("a learning curve needs trees, but the trace's rule verifies only chains")
     curves = learning_curves(ranked, nodes=nodes, depth=trace.depth, seed=seed) if learning_curve else ()
     if as_json:

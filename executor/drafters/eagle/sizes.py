@@ -1,14 +1,17 @@
-"""Configurations of EAGLE and EAGLE-3 drafters: layers, windows, fused features, vocabulary. Kinds that have no price.
+"""Sizes of EAGLE's layer, and what configurations of EAGLE and EAGLE-3 state: layers, windows, features, vocabulary.
 
 A drafter's layers are Llama's, whatever `model_type` was copied from its target. The fields are those of the projects,
 vLLM, SGLang, SpecForge, speculators, ModelOpt and NeMo Automodel.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from simulate.model_sizes.drafter_kinds import class_words
+from simulate.model_sizes.drafter_sizes import DrafterShape, decoder
 from simulate.model_sizes.hf_config import EXPERT_FIELDS, FAMILIES, LATENT_FIELDS, positive
+from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 
@@ -16,21 +19,6 @@ NESTED = ("transformer_layer_config", "model")  # where speculators and vLLM hav
 VOCABULARIES = ("draft_vocab_size", "truncated_vocab_size")
 TAPS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "layer_ids")
 SLIDING = "sliding_attention"
-_NAMED = ("architectures", "speculators_model_type", "model_type")
-# Part of a class name or field -> the kind of drafter, none of which drafts level by level as EAGLE does.
-_UNPRICED = {
-    "peagle": "P-EAGLE",
-    "paralleldrafting": "parallel drafting",
-    "dflash": "DFlash",
-    "dspark": "DSpark",
-    "domino": "Domino",
-    "jetspec": "JetSpec",
-    "mlpspeculator": "an MLP speculator",
-    "arctic": "an Arctic speculator",
-    "redrafter": "ReDrafter",
-    "mtp": "an MTP head",
-    "nextn": "an MTP head",
-}
 
 
 @dataclass(frozen=True)
@@ -89,30 +77,7 @@ def layer_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def names_drafter(config: Mapping[str, Any]) -> bool:
     """Return True if a configuration states that it is an EAGLE's, so that its layers are the drafter's own."""
     fields = ("transformer_layer_config", "eagle_config", *TAPS[:2])
-    return "eagle" in _words(config) or any(config.get(field) is not None for field in fields)
-
-
-def check_priced(config: Mapping[str, Any]) -> None:
-    """Raise CostError for kinds of drafters that have no price.
-
-    >>> check_priced({"architectures": ["DFlashDraftModel"]})
-    Traceback (most recent call last):
-    treeopt.errors.CostError: architectures: DFlash has no price: give the configuration of an EAGLE, ... drafter
-    """
-    words = _words(config) + (" paralleldrafting" if config.get("parallel_drafting") else "")
-    kind = next((kind for part, kind in _UNPRICED.items() if part in words), None)
-    kind = "DFlash" if kind is None and config.get("dflash_config") else kind
-    if kind is not None:
-        field = next((name for name in ("parallel_drafting", "dflash_config") if config.get(name)), "architectures")
-        raise CostError(
-            f"{field}: {kind} has no price: give the configuration of an EAGLE, EAGLE-3, Medusa or Hydra drafter"
-        )
-
-
-def _words(config: Mapping[str, Any]) -> str:
-    """Return what the configuration calls its class, in small letters."""
-    words = " ".join(str(config.get(name) or "") for name in _NAMED)
-    return words.lower().replace("-", "").replace("_", "")
+    return "eagle" in class_words(config) or any(config.get(field) is not None for field in fields)
 
 
 def _like_llama(config: Mapping[str, Any], inner: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -158,3 +123,50 @@ def _features(config: Mapping[str, Any], target: Shape) -> int | None:
     taps = positive("num_aux_hidden_states", stated) if taps is None and stated is not None else taps
     width = config.get("target_hidden_size")
     return (3 if taps is None else taps) * (target.hidden if width is None else positive("target_hidden_size", width))
+
+
+def eagle_shape(
+    layer: Shape, *, layers: int = 1, draft_vocab: int | None = None, groups: Experts | None = None
+) -> DrafterShape:
+    """Return EAGLE, EAGLE-2, HASS or CORAL: a fusion of token and feature, one layer, the target's LM head.
+
+    Args:
+        layer: the target, or a shape whose layers and vocabulary are the drafter's.
+        layers: decoder layers.
+        draft_vocab: rows of the LM head; None: the target's vocabulary.
+        groups: groups of the LM head's rows that CORAL's router picks from; None: all rows are multiplied.
+
+    Raises:
+        CostError: `layer` has experts; a drafter's layer has none.
+    """
+    matrices = tuple((layers, *matrix) for matrix in dense(layer).layer_matrices.values())
+    forward = decoder(layer, matrices, draft_vocab or layer.vocab, layers)
+    fc = (1, layer.hidden, 2 * layer.hidden)
+    router = () if groups is None else ((1, layer.hidden, layer.hidden), (1, groups.count, layer.hidden))
+    return DrafterShape(replace(forward, whole=(fc, *router), head_groups=groups))
+
+
+def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShape:
+    """Return the layer of an EAGLE's configuration, with CORAL's router if it states one."""
+    sizes, groups = eagle_config(config, target), config.get("router_num_groups")
+    experts = None
+    if groups is not None:
+        facts = config.get("treeopt_drafter")
+        active = facts.get("active_groups", 2) if isinstance(facts, Mapping) else 2
+        experts = Experts(positive("router_num_groups", groups), positive("active_groups", active))
+    shape = eagle_shape(sizes.layer, layers=sizes.layers, draft_vocab=sizes.vocabulary, groups=experts)
+    return windowed(shape, sizes)
+
+
+def windowed(drafter: DrafterShape, sizes: EagleConfig) -> DrafterShape:
+    """Return the drafter with the window that all its layers have."""
+    if sizes.window is None:
+        return drafter
+    return replace(drafter, level=replace(drafter.level, window=sizes.window, slides=True))
+
+
+def dense(layer: Shape) -> Shape:
+    """Return the layer's shape; raise CostError if it has experts."""
+    if layer.experts is not None:
+        raise CostError("an EAGLE drafter's layer has no experts: give the drafter's own sizes, not its target's")
+    return layer

@@ -1,26 +1,15 @@
-"""Training recipes: how each drafter is trained, as published, and how a recipe is changed by name."""
+"""Training recipes: what one states, and how it is changed by name; the recipes stand beside their drafters."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from simulate.model_sizes.drafter_kinds import DRAFTERS
 from treeopt.errors import UsageError
 
+Frequent = Callable[[int], Sequence[int]]  # the so many tokens that are most often learnt, in ascending order
 RAMPS = ("constant", "linear", "sine", "sine_r")
-# Fields that apply only to some kinds of drafter.
-KINDS_WITH = {
-    "layers": ("medusa", "hydra"),
-    "own_output": ("medusa",),
-    "prefix": ("hydra",),
-    "grounded": ("hydra",),
-    "dropout": ("hydra",),
-    "detached": ("eagle", "eagle3"),
-    "router_ce_weight": ("eagle",),
-    "router_groups": ("eagle",),
-    "active_groups": ("eagle",),
-    "draft_vocabulary": ("eagle3",),
-}
 TERMS = ("hard_ce", "soft_ce", "kl", "smooth_l1", "top_k", "csra", "router_ce")
 
 
@@ -115,11 +104,6 @@ class Recipe:
             value = getattr(self, field.name)
             if field.name in choices and value not in choices[field.name]:
                 raise UsageError(f"{field.name} must be one of {', '.join(choices[field.name])}, got {value}")
-            if value != field.default and self.kind not in KINDS_WITH.get(field.name, (self.kind,)):
-                kinds = " and ".join(KINDS_WITH[field.name])
-                raise UsageError(
-                    f"{field.name} applies only to {kinds} drafters, recipe {self.name} trains {self.kind}"
-                )
             if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"{field.name} must be a number of at least 0, got {value}")
         for name in ("depths", "top_k", "layers", "active_groups"):
@@ -154,7 +138,7 @@ class Recipe:
     def ramped(self, done: float) -> float:
         """Return the factor on the weights when the share `done` of all steps is done.
 
-        >>> MEDUSA2.ramped(0.25)
+        >>> recipes()["medusa2"].ramped(0.25)
         1.0
         """
         if self.ramp == "linear":
@@ -170,7 +154,7 @@ class Recipe:
 
         A step is seldom longer than its rate (Kingma & Ba 2015, arXiv 1412.6980, §2.1).
 
-        >>> round(EAGLE.reach(1000), 3)
+        >>> round(recipes()["eagle"].reach(1000), 3)
         0.015
         """
         mean = {"constant": 1.0, "linear": 0.5, "cosine": (1 + self.floor) / 2}[self.schedule]
@@ -180,11 +164,11 @@ class Recipe:
 def replaced(recipe: Recipe, changes: Sequence[str]) -> Recipe:
     """Return the recipe with fields changed by words such as `depths=4`; of several for one field the last counts.
 
-    >>> replaced(HASS, ["depths=4", "top_k=5"]).top_k
+    >>> replaced(recipes()["hass"], ["depths=4", "top_k=5"]).top_k
     5
 
     Raises:
-        UsageError: an unknown field, or a value that it cannot have.
+        UsageError: an unknown field, a value that it cannot have, or a field that this kind of drafter lacks.
     """
     known: dict[str, Any] = {field.name: field.type for field in fields(recipe)}
     del known["name"], known["kind"]
@@ -194,7 +178,30 @@ def replaced(recipe: Recipe, changes: Sequence[str]) -> Recipe:
         if not equals or name not in known:
             raise UsageError(f"{change!r} must be NAME=VALUE, NAME one of {', '.join(known)}")
         values[name] = _value(name, word, known[name])
-    return replace(recipe, **values)
+    changed = replace(recipe, **values)
+    check_fields(changed)
+    return changed
+
+
+def recipes() -> dict[str, Recipe]:
+    """Return the recipes of all kinds of drafters by name."""
+    trained = (kind.training for kind in DRAFTERS.values() if kind.training is not None)
+    return {recipe.name: recipe for training in trained for recipe in training.recipes if isinstance(recipe, Recipe)}
+
+
+def check_fields(recipe: Recipe) -> None:
+    """Check that no field is set which drafters of this kind lack.
+
+    Raises:
+        UsageError: names the field and the kinds that have it.
+    """
+    for field in fields(recipe):
+        kinds = [kind.name for kind in DRAFTERS.values() if kind.training and field.name in kind.training.fields]
+        if kinds and recipe.kind not in kinds and getattr(recipe, field.name) != field.default:
+            raise UsageError(
+                f"{field.name} applies only to {' and '.join(kinds)} drafters, recipe {recipe.name} trains "
+                f"{recipe.kind}"
+            )
 
 
 def _value(name: str, word: str, kind: type) -> Any:
@@ -207,102 +214,3 @@ def _value(name: str, word: str, kind: type) -> Any:
     except ValueError as error:
         expected = "an integer" if kind is int else "a number"
         raise UsageError(f"{name} must be {expected}, got {word}") from error
-
-
-# Cai et al. 2024 (arXiv 2401.10774), §2.2.1: λ_k = 0.8^k, backbone frozen; the rest from the project's training script.
-MEDUSA1 = Recipe("medusa1", "medusa", depths=5, hard_ce_weight=1.0, decay=0.8)
-
-# The same, §2.2.2, and the settings of its second stage: heads at four times the rate, LoRA on every linear layer.
-# For self-distilled text the settings are coefficient 0.01, ramp sine, lm_kl, learning rate 1e-4, warm-up 20.
-MEDUSA2 = Recipe(
-    "medusa2",
-    "medusa",
-    depths=5,
-    hard_ce_weight=1.0,
-    coefficient=0.2,
-    decay=0.8,
-    lm_weight=1.0,
-    learning_rate=5e-4,
-    heads_factor=4.0,
-    warmup=40,
-    trainable="backbone",
-)
-
-# Ankner et al. 2024 (arXiv 2402.05109): one epoch at a peak of 1e-3; depths weigh the same.
-HYDRA = Recipe("hydra", "hydra", depths=4, hard_ce_weight=1.0, learning_rate=1e-3, warmup=100)
-
-# The same: prefix attention, deeper heads, the target's distribution as teacher, ten epochs; figures of the project's
-# own command (the paper says 1e-3).
-HYDRA_PLUS = replace(
-    HYDRA,
-    name="hydra++",
-    hard_ce_weight=0.0,
-    soft_ce_weight=1.0,
-    learning_rate=5e-4,
-    floor=0.33,
-    weight_decay=0.1,
-    layers=4,
-    prefix=True,
-    dropout=0.2,
-)
-
-# Li et al. 2024 (arXiv 2401.15077), §4.1 for the weights; noise, betas, clipping and the 2000 steps of warm-up in
-# 800 000 from the project's training script.
-EAGLE = Recipe(
-    "eagle",
-    "eagle",
-    depths=1,
-    smooth_l1_weight=1.0,
-    soft_ce_weight=0.1,
-    noise="uniform",
-    noise_scale=0.2,
-    learning_rate=3e-5,
-    beta2=0.95,
-    warmup=0.0025,
-    schedule="linear",
-    clip=0.5,
-    clip_by="value",
-)
-
-# Zhang et al. 2024 (arXiv 2408.15766): three steps. The published schedule has two stages: 40 epochs of this with
-# top_k_weight 0, then 10 more from there at a learning rate of 1e-5.
-HASS = replace(EAGLE, name="hass", depths=3, top_k_weight=1.0, detached=True, warmup=0.01)
-
-# Weng et al. 2025 (arXiv 2502.16880): HASS's steps with representations aligned across them. csra_weight is 0.2 for
-# Qwen2.5-7B, 0.15 for Llama-3-8B, 0.1 or less for larger ones: about what makes it as large as the regression.
-CORAL = replace(HASS, name="coral", smooth_l1_weight=0.5, top_k_weight=0.0, csra_weight=0.2)
-
-# The same paper's second stage: only the router learns. The paper gives no settings of the optimiser.
-CORAL_ROUTER = replace(
-    HASS,
-    name="coral-router",
-    smooth_l1_weight=0.0,
-    soft_ce_weight=0.0,
-    top_k_weight=0.0,
-    router_ce_weight=1.0,
-    noise="none",
-    learning_rate=1e-3,
-    trainable="router",
-    router_groups=16,
-)
-
-# Li et al. 2025 (arXiv 2503.01840): seven steps, step j (from 0) weighs 0.8^j, gradients flow between steps; figures
-# of the project's training configuration.
-EAGLE3 = Recipe(
-    "eagle3",
-    "eagle3",
-    depths=7,
-    soft_ce_weight=1.0,
-    coefficient=1.25,
-    decay=0.8,
-    learning_rate=5e-5,
-    beta2=0.95,
-    warmup=0.015,
-    schedule="linear",
-    clip=0.5,
-    draft_vocabulary=32000,
-)
-
-RECIPES = {
-    recipe.name: recipe for recipe in (MEDUSA1, MEDUSA2, HYDRA, HYDRA_PLUS, EAGLE, HASS, CORAL, CORAL_ROUTER, EAGLE3)
-}

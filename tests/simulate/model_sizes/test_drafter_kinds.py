@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from simulate.whatif.drafter_kinds import kind_by_layers, kind_of_drafter
+from simulate.model_sizes.drafter_kinds import kind_by_layers, kind_of_drafter
 from simulate.whatif.priced_devices import drafter_kind
 from tests.helpers.command_line import done, refused, run, small_trace
 from treeopt.errors import CostError, UsageError

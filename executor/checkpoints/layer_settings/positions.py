@@ -1,0 +1,291 @@
+"""Positions of a drafter's layer: the rotary embedding and the window that config.json gives it.
+
+`rope_theta` and `rope_scaling` may stand beside or inside `rope_parameters`, which may have an entry for each type of
+layer. transformers fills in the rest and says what is missing or impossible; its warnings are errors here. Fields that
+are absent have Llama's values, see `layer_config`. Layers are counted from the drafter's own first one, as vLLM does.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from executor.checkpoints.tensors.lazy_tensors import Stored
+from executor.target.positions.field_names import (
+    BASES,
+    DICTIONARIES,
+    FULL,
+    GLOBAL_BASES,
+    LOCAL_BASES,
+    SHARES,
+    SLIDING,
+    WIDTHS,
+)
+from treeopt.errors import ExecutorError
+
+Fields = Mapping[str, Any]
+
+LENGTH = "original_max_position_embeddings"
+WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "attention_chunk_size")
+ROTARY = (*BASES, *LOCAL_BASES, *GLOBAL_BASES, *DICTIONARIES, *SHARES, *WIDTHS, LENGTH)
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ALIASES = {"su": "longrope", "mrope": "default"}  # mrope: positions in an image and in time; equal for text
+LISTS = ("short_factor", "long_factor")  # a number for each pair of a head's entries
+MAY_BE_ZERO = ("mscale", "mscale_all_dim")
+# Fields of a dictionary that change nothing with these values; None: with any.
+NEUTRAL: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("type", "mrope_section", "mrope_interleaved", "finetuned", *SHARES)),
+    **dict.fromkeys(("attn_factor", "extrapolation_factor"), (1,)),
+}
+# Warnings of transformers about numbers that it uses.
+REMARKS = ("does not match", "Please set the `factor` field", "must be less than max_position_embeddings")
+
+
+def positive(stored: Stored, given: Fields, name: str, usual: float, *, within: str = "", least: float = 0) -> float:
+    """Return a positive number of the configuration, or `usual` where it is absent; `within` is the part it stands in.
+
+    Raises:
+        ExecutorError: it is none, or not above `least`.
+    """
+    value = given.get(name)
+    if value is None:
+        return usual
+    number = isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
+    if not number or not least < value < math.inf:
+        field = f"{within}.{name}" if within else name
+        raise ExecutorError(f"{stored.where}: {field} must be a positive number, found {value!r:.60}")
+    return float(value)
+
+
+def rotary(
+    stored: Stored, given: Fields, base: Fields, *, layer_type: str, width: int, positions: int, context: int | None
+) -> dict[str, Any]:
+    """Return the dictionary of rotary positions that transformers takes.
+
+    Args:
+        stored: the checkpoint, for messages.
+        given: the fields of the layer's configuration.
+        base: the dictionary where `given` says nothing.
+        layer_type: `full_attention` or `sliding_attention`.
+        width: of a head.
+        positions: `max_position_embeddings`.
+        context: tokens of the longest text that the target takes; None: no limit.
+
+    Raises:
+        ExecutorError: names a field that is not supported or impossible, or two that contradict each other.
+    """
+    parts = {name: _dictionary(stored, given, name, layer_type) for name in DICTIONARIES}
+    for part in (given, *parts.values()):
+        shares = [name for name in SHARES if part.get(name) not in (None, 1)]
+        if partly := shares + [name for name in WIDTHS if part.get(name) not in (None, 0, width)]:
+            raise ExecutorError(
+                f"{stored.where}: {partly[0]} {part[partly[0]]!r:.40}: a drafter that rotates only a part of its heads "
+                f"(of {width}) is not supported"
+            )
+    theta = _base(stored, given, layer_type)
+    if theta is None and not any(parts.values()):
+        return dict(base)
+    within = next((name for name in DICTIONARIES if parts[name].keys() - {"rope_theta"}), DICTIONARIES[0])
+    rope: dict[str, Any] = {}
+    for name, part in parts.items():
+        read = _read(stored, name, part)
+        for key in rope.keys() & read.keys():
+            if rope[key] != read[key]:
+                raise ExecutorError(
+                    f"{stored.where}: rope_parameters {rope!r:.120} and rope_scaling {read!r:.120} contradict each "
+                    "other: remove one"
+                )
+        rope |= read
+    if theta is not None:
+        rope.setdefault("rope_theta", theta[1])
+        _check_base(stored, given, theta, positive(stored, rope, "rope_theta", 0, within=within))
+    rope.setdefault("rope_type", "default")
+    rope["rope_theta"] = positive(stored, rope, "rope_theta", float(base["rope_theta"]), within=within)
+    if rope["rope_type"] in ("yarn", "llama3", "longrope"):
+        _set_trained_length(stored, given, rope, within, positions)
+    _check_numbers(stored, rope, within)
+    _check_length(stored, rope, positions, context)
+    return rope
+
+
+@contextmanager
+def warnings_refused() -> Iterator[None]:
+    """Raise what transformers warns of in positions as ValueError."""
+    logger = logging.getLogger("transformers.modeling_rope_utils")
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    level, propagates = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagates
+    if wrong := [text for text in messages if not any(remark in text for remark in REMARKS)]:
+        raise ValueError(wrong[0])
+
+
+def _dictionary(stored: Stored, given: Fields, name: str, layer_type: str) -> dict[str, Any]:
+    """Return one of the dictionaries for this type of layer, {} without one."""
+    held = given.get(name) or {}
+    if not isinstance(held, dict):
+        raise ExecutorError(f"{stored.where}: {name} must be an object, found {held!r:.60}")
+    by_type = _by_type(held)
+    if by_type and not isinstance(by_type.get(layer_type), dict):
+        raise ExecutorError(f"{stored.where}: {name} must have an object for {layer_type}, found {sorted(by_type)}")
+    common = {key: value for key, value in held.items() if key not in by_type}
+    return {key: value for key, value in (common | by_type.get(layer_type, {})).items() if value is not None}
+
+
+def _by_type(held: Fields) -> dict[str, Any]:
+    return {key: value for key, value in held.items() if key.endswith("_attention")}
+
+
+def _read(stored: Stored, name: str, part: Fields) -> dict[str, Any]:
+    """Return the fields of a dictionary without those that change nothing; refuse an unknown kind."""
+    said = {key: str(part[key]) for key in ("rope_type", "type") if part.get(key)}
+    kinds = {ALIASES.get(kind, kind) for kind in said.values()}
+    if len(kinds) > 1:
+        raise ExecutorError(
+            f"{stored.where}: {name} has rope_type {said['rope_type']!r} and type {said['type']!r}, which contradict "
+            "each other: remove one"
+        )
+    if unknown := kinds - {*KINDS}:
+        raise ExecutorError(
+            f"{stored.where}: the decoder layer must be one of Llama's kind: rope_type {min(unknown)!r} is not one of "
+            f"{', '.join(KINDS)}"
+        )
+    fields = {key: value for key, value in part.items() if not _is_neutral(key, value)} | dict.fromkeys(
+        ("rope_type",) if kinds else (), *kinds
+    )
+    if kinds <= {"default"}:  # files copied from others have these
+        fields = {key: value for key, value in fields.items() if key != LENGTH and (key, value) != ("factor", 1)}
+    return fields
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    return name in NEUTRAL and (NEUTRAL[name] is None or value in (NEUTRAL[name] or ()))
+
+
+def _base(stored: Stored, given: Fields, layer_type: str) -> tuple[str, float] | None:
+    """Return the base that stands outside the dictionaries, and its field; None without one."""
+    own = LOCAL_BASES if layer_type == SLIDING else GLOBAL_BASES
+    names = [name for name in own if given.get(name) is not None]
+    names = names or [name for name in BASES if given.get(name) is not None]
+    values = {positive(stored, given, name, 0) for name in names}
+    if len(values) > 1:
+        raise ExecutorError(f"{stored.where}: {' and '.join(names)} differ")
+    return (names[0], values.pop()) if values else None
+
+
+def _check_base(stored: Stored, given: Fields, outside: tuple[str, float], inner: float) -> None:
+    """Refuse a base in a dictionary that differs from the one outside, unless that is another type of layer's."""
+    name, theta = outside
+    parts = [part for field in DICTIONARIES for part in _by_type(given.get(field) or {}).values()]
+    if inner != theta and not any(isinstance(part, dict) and part.get("rope_theta") == theta for part in parts):
+        within = next(field for field in DICTIONARIES if given.get(field))
+        raise ExecutorError(
+            f"{stored.where}: {name} is {theta:g} and {within}.rope_theta {inner:g}, which contradict each other: "
+            "remove one"
+        )
+
+
+def _set_trained_length(stored: Stored, given: Fields, rope: dict[str, Any], within: str, positions: int) -> None:
+    """Fill in the length before scaling where it stands beside the dictionaries, as in Phi-3's files, or nowhere."""
+    outside = given.get(LENGTH)
+    if outside is not None and rope.setdefault(LENGTH, outside) != outside:
+        raise ExecutorError(f"{stored.where}: {LENGTH} is {outside} and, in the rotary positions, {rope[LENGTH]}")
+    if LENGTH not in rope:
+        rope[LENGTH] = positions
+        stored.assume(
+            f"{within}.{LENGTH} is missing: max_position_embeddings, {positions}, is taken, as in transformers"
+        )
+
+
+def _check_numbers(stored: Stored, rope: dict[str, Any], within: str) -> None:
+    """Check that all numbers are finite and positive, as transformers does not."""
+    for name, value in rope.items():
+        if name in LISTS:
+            if not isinstance(value, list):
+                raise ExecutorError(f"{stored.where}: {within}.{name} must be a list of numbers, found {value!r:.60}")
+            for place, entry in enumerate(value):
+                positive(stored, {f"{name}[{place}]": entry}, f"{name}[{place}]", 1, within=within)
+        elif name not in ("rope_type", "truncate"):
+            positive(stored, rope, name, 1, within=within, least=-1e-300 if name in MAY_BE_ZERO else 0)
+    if positive(stored, rope, LENGTH, 2, within=within) <= 1:
+        raise ExecutorError(f"{stored.where}: {within}.{LENGTH} must be more than 1, found {rope[LENGTH]!r}")
+    if not isinstance(rope.get("truncate", True), bool):
+        raise ExecutorError(f"{stored.where}: {within}.truncate must be true or false, found {rope['truncate']!r:.60}")
+
+
+def _check_length(stored: Stored, rope: Fields, positions: int, context: int | None) -> None:
+    """Refuse positions that change with the length of the text: cached keys would have other ones."""
+    if rope["rope_type"] == "dynamic" and (context is None or context > positions):
+        raise ExecutorError(
+            f"{stored.where}: dynamic rotary positions change when one sequence grows beyond max_position_embeddings, "
+            f"{positions}, and the target takes longer texts; not supported"
+        )
+    lists = [rope.get(name) for name in LISTS]
+    if rope["rope_type"] == "longrope" and None not in lists and lists[0] != lists[1] and positions > rope[LENGTH]:
+        raise ExecutorError(
+            f"{stored.where}: longrope with a short_factor that differs from long_factor changes all positions when "
+            "one sequence grows long; not supported"
+        )
+
+
+# --- windows
+
+
+def layer_type(stored: Stored, given: Fields, number: int) -> str:
+    """Return the type of layer `number`.
+
+    Raises:
+        ExecutorError: it is neither full nor sliding attention, or the configuration does not say which.
+    """
+    types = given.get("layer_types")
+    if types is None:
+        if given.get("use_sliding_window") is True and given.get("sliding_window") is not None:
+            raise ExecutorError(
+                f"{stored.where}: use_sliding_window is true, but no layer_types says which layers of the drafter "
+                f"slide: add layer_types, such as [{SLIDING!r}]"
+            )
+        return FULL
+    if not isinstance(types, list) or number >= len(types):
+        raise ExecutorError(f"{stored.where}: layer_types must have an entry for layer {number}, found {types!r:.60}")
+    if types[number] not in (FULL, SLIDING):
+        raise ExecutorError(
+            f"{stored.where}: layer_types[{number}] must be {FULL} or {SLIDING}, found {types[number]!r:.40}"
+        )
+    return str(types[number])
+
+
+def window_of(stored: Stored, given: Fields, number: int) -> int | None:
+    """Return the positions that a query of layer `number` sees, its own included; None for all.
+
+    Raises:
+        ExecutorError: a sliding layer without a window; see also `layer_type`.
+    """
+    width, chunk = given.get("sliding_window"), given.get("attention_chunk_size")
+    if chunk is not None:
+        stored.assume(f"attention_chunk_size {chunk!r:.40} is not applied: no drafter's class in vLLM or SGLang does")
+    if layer_type(stored, given, number) == FULL:
+        if width is not None and given.get("layer_types") is None and given.get("use_sliding_window") is None:
+            stored.assume(
+                f"sliding_window {width} without layer_types is not applied, as in vLLM; write layer_types "
+                f"[{SLIDING!r}] for a drafter that was trained with it"
+            )
+        return None
+    if width is None or given.get("use_sliding_window") is False:
+        raise ExecutorError(
+            f"{stored.where}: layer_types[{number}] is {SLIDING}, but sliding_window is {width!r} and "
+            f"use_sliding_window {given.get('use_sliding_window')!r}: give the window, or write {FULL}"
+        )
+    window = positive(stored, given, "sliding_window", 0)
+    if window != int(window):
+        raise ExecutorError(f"{stored.where}: sliding_window must be a whole number, found {width!r}")
+    return int(window)

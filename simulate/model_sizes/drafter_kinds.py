@@ -1,0 +1,305 @@
+"""Kinds of drafters: what the entry of a kind says, and the kind that a configuration states.
+
+Entries stand in `executor.drafters`, one folder a kind, and are found by name when they are asked for. Nothing here or
+in an entry imports torch: what needs it is named as `module:name`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulate.model_sizes.drafter_sizes import DrafterShape, no_work
+from simulate.model_sizes.hf_config import parsed
+from simulate.model_sizes.model_shape import Shape
+from simulate.model_sizes.named_shapes import shape_name
+from treeopt.errors import CostError
+from treeopt.registry import Named, Registry
+
+Config = Mapping[str, Any] | Path | str  # a config.json's content, its path, or the path of its folder
+Fields = Mapping[str, Any]  # the content of a config.json
+Recognise = Callable[[Mapping[str, Sequence[int]]], bool]
+
+
+def nothing_assumed(config: Fields | None, target: Shape, drafter: DrafterShape) -> Sequence[str]:
+    """Return no assumptions; see `Sizes.assumed`."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a kind computes and reads, for step times on hardware that was not measured.
+
+    Attributes:
+        shape: the sizes by the content of a config.json, the drafter's or where it has none the target's, and the
+            target if it is known. Raises CostError where a field is wrong, missing or not covered.
+        own_config: the target's config.json cannot stand in for the drafter's.
+        any_width: it may be of another width than the target.
+        any_vocabulary: it may score fewer tokens than the target.
+        assumed: sentences on what is assumed, by the drafter's config.json (None without one), the target and the
+            drafter's sizes.
+    """
+
+    shape: Callable[[Fields, Shape | None], DrafterShape]
+    own_config: bool = False
+    any_width: bool = False
+    any_vocabulary: bool = False
+    assumed: Callable[[Fields | None, Shape, DrafterShape], Sequence[str]] = nothing_assumed
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """A drafter of random weights, whose speed is that of a trained one.
+
+    Attributes:
+        option: the option that asks for it: a word, or a word and a letter for a number, such as `medusa:K`.
+        number: what the number counts.
+        most: largest number; 0 for an option without one.
+        make: `module:function`, called with the target, the number (0 without one) and `packed`, see `load_target`.
+    """
+
+    option: str
+    make: str
+    number: str = ""
+    most: int = 0
+
+    def __str__(self) -> str:
+        """Return the option with its meaning."""
+        return self.option if not self.most else f"{self.option} ({self.number}, at most {self.most})"
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a kind.
+
+    Attributes:
+        recognise: whether tensors are this kind's, by name -> shape; each name stands there as the file has it, and as
+            readers spell it (`executor.checkpoints.tensors.detect_layout`).
+        read: `module:function` of the stored tensors and the target; returns the drafter.
+        write: `module:function` of drafter, layout (None: the default), target (None: unknown) and the target's name;
+            returns the content of the files.
+        layouts: the names that `write` knows beside its default.
+        names: names of files that hold nothing else, most usual first.
+        known_as: the layouts that are read, for the documentation.
+    """
+
+    recognise: Recognise
+    read: str
+    write: str
+    layouts: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    known_as: str = ""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a kind is trained.
+
+    Attributes:
+        recipes: `executor.drafters.base.recipe.Recipe` of this kind.
+        untrained: `module:function` of recipe, target, and a function that returns the so many tokens that are most
+            often learnt; returns the drafter that training begins with.
+        fields: fields of a recipe that other kinds lack.
+        resumed: `module:function` of recipe and a drafter to start from, which it may change in place or replace;
+            "": it is taken as it is.
+    """
+
+    recipes: tuple[Named, ...]
+    untrained: str
+    fields: tuple[str, ...] = ()
+    resumed: str = ""
+
+
+@dataclass(frozen=True)
+class DrafterKind:
+    """A kind of drafter.
+
+    A kind may lack any part: drafters without weights have neither sizes nor files, and `named` makes them. A kind
+    that lives in the target's own checkpoint is made by `named` too, which reads the target's folder. Several tokens
+    from one forward, confidences and blocks are the drafter's own matter; `parallel` says how its time grows.
+
+    Attributes:
+        name: as traces, profiles and `--kind` have it.
+        title: in sentences, such as `Medusa heads`.
+        words: parts of class names in a config.json that state it, in small letters without `-` and `_`.
+        fields: fields of a config.json that only this kind has.
+        priority: kinds of higher priority are asked first whether a configuration or tensors are theirs.
+        parallel: drafts all levels in one forward of the root.
+        sizes: its sizes; None for a kind without a model, whose drafting costs next to nothing.
+        named: `module:function` of a name and the target, for a kind that needs no files: `NAME` or `NAME:...` in place
+            of a path; returns the drafter, or raises UsageError.
+        files: its files; None for a kind that has none, or is a whole model.
+        training: how it is trained; None if it is not.
+        random: random weights for timing; None without.
+        reads: `module:function` of drafter and target: weights that one forward reads; "" if it is not known.
+    """
+
+    name: str
+    title: str
+    words: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    priority: int = 0
+    parallel: bool = False
+    sizes: Sizes | None = None
+    named: str = ""
+    files: Files | None = None
+    training: Training | None = None
+    random: RandomWeights | None = None
+    reads: str = ""
+
+
+DRAFTERS: Registry[DrafterKind] = Registry("drafter", "executor.drafters", group="treeopt.drafters")
+# Fields that name a class, of treeopt, transformers, vLLM, SGLang and speculators.
+NAMES = ("treeopt_drafter", "speculators_model_type", "architectures", "model_type")
+# Part of a class name or field -> a kind that treeopt does not have.
+_UNKNOWN = {
+    "peagle": "P-EAGLE",
+    "paralleldrafting": "parallel drafting",
+    "dflash": "DFlash",
+    "dspark": "DSpark",
+    "domino": "Domino",
+    "jetspec": "JetSpec",
+    "mlpspeculator": "an MLP speculator",
+    "arctic": "an Arctic speculator",
+    "redrafter": "ReDrafter",
+    "mtp": "an MTP head",
+    "nextn": "an MTP head",
+}
+
+
+def by_priority() -> list[DrafterKind]:
+    """Return all kinds, those of highest priority first."""
+    return sorted(DRAFTERS.values(), key=lambda kind: (-kind.priority, kind.name))
+
+
+def kind_of_name(name: str) -> DrafterKind | None:
+    """Return the kind that a name in place of a path asks for; None for a path.
+
+    >>> kind_of_name("data/models/stdlib-eagle") is None
+    True
+    """
+    kind = known_kind(name)
+    return kind if kind is not None and kind.named else None
+
+
+def known_kind(name: str) -> DrafterKind | None:
+    """Return the kind of a recorded name, such as `prompt-lookup:vllm`; None for an unknown one."""
+    first = name.partition(":")[0]
+    return DRAFTERS[first] if first in DRAFTERS else None  # noqa: SIM401 - an unknown name is a UsageError
+
+
+def without_sizes() -> list[str]:
+    """Return the names of the kinds without a model."""
+    return [kind.name for kind in DRAFTERS.values() if kind.sizes is None]
+
+
+def kind_of_drafter(drafter: Config) -> str | None:
+    """Return the kind of drafter that a configuration states; None if it states none.
+
+    Args:
+        drafter: a config.json's content, its path, the path of its folder, a shape's name, or `prompt-lookup`.
+
+    Raises:
+        CostError: the file cannot be read; names it.
+
+    >>> kind_of_drafter({"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1})
+    'eagle3'
+    >>> kind_of_drafter({"medusa_num_heads": 5}), kind_of_drafter("1b"), kind_of_drafter("prompt-lookup")
+    ('medusa', 'language-model', 'prompt-lookup')
+    """
+    if str(drafter) in without_sizes():
+        return str(drafter)
+    return "language-model" if shape_name(drafter) is not None else parsed(drafter, _stated_kind)
+
+
+def kind_by_layers(drafter: Config) -> str | None:
+    """Return the kind that a configuration without a name suggests: one layer is an EAGLE's, more are a model's.
+
+    >>> kind_by_layers({"model_type": "llama", "num_hidden_layers": 30})
+    'language-model'
+    """
+    layers = parsed(drafter, lambda config: config.get("num_hidden_layers"))
+    return None if type(layers) is not int else "eagle" if layers == 1 else "language-model"
+
+
+def drafter_shape(config: Config, *, kind: str, target: Shape | None = None) -> DrafterShape:
+    """Return the sizes of the drafter that a config.json describes.
+
+    Args:
+        config: as for `Shape.from_config`; for heads and layers made like the target's, its config also works.
+        kind: the drafter's.
+        target: the target; heads need it, since their own configuration does not state their sizes.
+
+    Raises:
+        UsageError: another kind.
+        CostError: names file and field.
+    """
+    sizes = DRAFTERS[kind].sizes
+    if sizes is None:
+        return no_work()
+
+    def read(content: Fields) -> DrafterShape:
+        _check_known(content)
+        return sizes.shape(content, target)
+
+    return parsed(config, read)
+
+
+def assumptions(config: Config | None, drafter: DrafterShape, *, kind: str, target: Shape) -> list[str]:
+    """Return what the sizes of a drafter assume, and where they do not fit the target; `config` is the drafter's."""
+    sizes, head = DRAFTERS[kind].sizes, drafter.level.head
+    if sizes is None or head is None:
+        return []
+    content: Fields | None = None if config is None else parsed(config, dict)
+    warnings = list(sizes.assumed(content, target, drafter))
+    tokens, hidden = head
+    if not sizes.any_width and target.hidden not in (hidden, (content or {}).get("target_hidden_size")):
+        warnings.append(f"the drafter's hidden size is {hidden}, the target's {target.hidden}")
+    if not sizes.any_vocabulary and tokens != target.vocab:
+        warnings.append(f"the drafter knows {tokens} tokens, the target {target.vocab}")
+    return warnings
+
+
+def class_words(config: Fields, names: Sequence[str] = NAMES[1:]) -> str:
+    """Return what a configuration calls its class, in small letters without `-` and `_`."""
+    return _plain(" ".join(str(config.get(name) or "") for name in names))
+
+
+def _check_known(config: Fields) -> None:
+    """Raise CostError for kinds that treeopt does not have.
+
+    >>> _check_known({"architectures": ["DFlashDraftModel"]})
+    Traceback (most recent call last):
+    treeopt.errors.CostError: architectures: DFlash has no price: give the configuration of an EAGLE, ... drafter
+    """
+    known = {word for kind in DRAFTERS.values() for word in kind.words}
+    words = class_words(config) + (" paralleldrafting" if config.get("parallel_drafting") else "")
+    kind = next((kind for part, kind in _UNKNOWN.items() if part in words and part not in known), None)
+    kind = "DFlash" if kind is None and config.get("dflash_config") and "dflash" not in known else kind
+    if kind is not None:
+        field = next((name for name in ("parallel_drafting", "dflash_config") if config.get(name)), "architectures")
+        raise CostError(
+            f"{field}: {kind} has no price: give the configuration of an EAGLE, EAGLE-3, Medusa or Hydra drafter"
+        )
+
+
+def _stated_kind(config: Fields) -> str | None:
+    """Return the kind that the names or fields of a configuration state."""
+    for name in NAMES:
+        value = config.get(name)
+        words = value.get("kind") if isinstance(value, Mapping) else value
+        found = _kind_in(" ".join(map(str, words)) if isinstance(words, list) else str(words or ""))
+        if found is not None:
+            return found
+    kinds = (kind for kind in by_priority() for field in kind.fields if config.get(field) is not None)
+    return next((kind.name for kind in kinds), None)
+
+
+def _kind_in(words: str) -> str | None:
+    """Return the kind that a class name holds; the longest of several names counts."""
+    named = [(len(word), kind.name) for kind in DRAFTERS.values() for word in kind.words if word in _plain(words)]
+    return max(named)[1] if named else None
+
+
+def _plain(words: str) -> str:
+    return words.lower().replace("-", "").replace("_", "")

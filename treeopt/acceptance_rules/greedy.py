@@ -1,0 +1,10 @@
+"""The rule `greedy`: the greedy rule."""
+
+from treeopt.acceptance_rules import AcceptanceRule
+
+ENTRY = AcceptanceRule(
+    name="greedy",
+    accepts="the target's argmax",
+    rule="executor.verification.acceptance_rules:Greedy",
+    takes=(),
+)

@@ -1,0 +1,9 @@
+"""The rule `sample-and-match`: sampling the target and matching."""
+
+from treeopt.acceptance_rules import AcceptanceRule
+
+ENTRY = AcceptanceRule(
+    name="sample-and-match",
+    accepts="the tokens that the target samples; candidates of any origin, if siblings are distinct",
+    rule="executor.verification.sample_and_match:SampleAndMatch",
+)

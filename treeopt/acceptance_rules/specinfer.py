@@ -1,0 +1,10 @@
+"""The rule `specinfer`: SpecInfer's rule."""
+
+from treeopt.acceptance_rules import AcceptanceRule
+
+ENTRY = AcceptanceRule(
+    name="specinfer",
+    accepts="siblings drawn with replacement",
+    rule="executor.verification.multi_round_rejection:SpecInfer",
+    draws=True,
+)
