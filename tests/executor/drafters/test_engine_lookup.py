@@ -225,27 +225,6 @@ def test_names_give_the_engines_defaults():
     assert len({json.dumps(identity(target, load_drafter(name, target))["drafter"]) for name in expected}) == 7
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("prompt-lookup:sglang", "SGLang's NGRAM drafts from one trie .* cannot be replayed"),
-        ("prompt-lookup:sglang:3", "cannot be replayed"),
-        ("prompt-lookup:vllm:", "must be prompt-lookup:vllm or prompt-lookup:vllm:MIN-MAX"),
-        ("prompt-lookup:vllm:x", "must be prompt-lookup:vllm or"),
-        ("prompt-lookup:vllm:1-2-3", "must be prompt-lookup:vllm or"),
-        ("prompt-lookup:vllm:4-2", "shortest match must be in 1..2 .* got 4"),
-        ("prompt-lookup:vllm:0-2", "shortest match must be in 1..2"),
-        ("prompt-lookup:llama.cpp:3", "give both sizes"),
-        ("prompt-lookup:llama.cpp:0-3", "the match must be in 1..1024 tokens, got 0"),
-        ("prompt-lookup:transformers:1-2", "give one number"),
-        ("prompt-lookup:tgi", "must be prompt-lookup or prompt-lookup:N"),
-    ],
-)
-def test_names_that_are_refused(name, message):
-    with pytest.raises(UsageError, match=message):
-        load_drafter(name, small_target())
-
-
 def test_what_needs_probabilities_is_refused():
     target = small_target()
     drafter = load_drafter("prompt-lookup:vllm", target)
