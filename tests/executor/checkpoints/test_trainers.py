@@ -41,16 +41,11 @@ def same(found, due, target) -> bool:
 # --- rows of the LM head
 
 
-@pytest.mark.parametrize("kind", ["reversed", "random", "swapped"])
 @pytest.mark.parametrize("chosen", [True, False])
-def test_rows_may_be_in_any_order(tmp_path, target, plain, kind, chosen):
+def test_rows_may_be_in_any_order(tmp_path, target, plain, chosen):
     drafter, tensors, config = plain
     rows = len(tensors["d2t"])
-    order = {
-        "reversed": torch.arange(rows).flip(0),
-        "random": torch.randperm(rows, generator=torch.Generator().manual_seed(3)),
-        "swapped": torch.tensor([1, 0, *range(2, rows)]),
-    }[kind]
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(3))
     ids = tensors["d2t"] + torch.arange(rows)
     moved = {"lm_head.weight": tensors["lm_head.weight"][order], "d2t": ids[order] - torch.arange(rows)}
     left = {} if chosen else {"t2d"}
@@ -104,11 +99,9 @@ def test_layouts_that_lack_the_variants_say_so(tmp_path, target, layout):
     ("said", "windows"),
     [
         ({"layer_types": ["sliding_attention"], "sliding_window": 3}, (3,)),
-        ({"layer_types": ["sliding_attention"], "sliding_window": 3, "use_sliding_window": True}, (3,)),
         ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}, (None,)),
         ({"sliding_window": 3, "use_sliding_window": False}, (None,)),
         ({"sliding_window": 3}, (None,)),
-        ({"layer_types": None, "sliding_window": None}, (None,)),
     ],
 )
 def test_windows_by_layer_types(tmp_path, target, plain, said, windows):
@@ -148,21 +141,6 @@ def test_sglangs_names_of_deeper_layers(tmp_path, target):
     assert_same(load_drafter(tmp_path / "b", target), drafter, target)
 
 
-def test_norms_of_queries_and_keys_change_what_is_drafted(tmp_path, target, plain):
-    drafter, tensors, config = plain
-    norms = {f"layers.0.self_attn.{part}_norm.weight": torch.ones(8) for part in "qk"}
-    put_down(tmp_path, tensors | norms, config)
-    found = load_drafter(tmp_path, target)
-    assert found.head_norms
-    assert not same(found, drafter, target)
-
-
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "draft_model.", "eagle_module.", "module._orig_mod.model."])
-def test_prefixes_of_wrappers(tmp_path, target, plain, prefix):
-    put_down(tmp_path, {prefix + name: value for name, value in plain[1].items()}, plain[2])
-    assert_same(load_drafter(tmp_path, target), plain[0], target)
-
-
 def test_modelopts_name_of_the_lm_head_before_its_export(tmp_path, target, plain):
     renamed = {f"eagle_module.{name.replace('lm_head', 'eagle_lm_head')}": value for name, value in plain[1].items()}
     put_down(tmp_path, renamed, plain[2])
@@ -177,13 +155,10 @@ def test_modelopts_name_of_the_lm_head_before_its_export(tmp_path, target, plain
     [
         ({"norm_output": True, "architectures": ["Eagle3LlamaForCausalLM"]}, "", True, ""),
         ({"norm_output": True, "architectures": ["LlamaEagle3DraftModel"]}, "model.", True, ""),
-        ({"norm_output": True, **FORGE}, "model.", True, ""),
-        ({"norm_output": True, "parallel_drafting": False, **FORGE}, "", True, ""),
         ({"norm_output": True, "num_aux_hidden_states": 3, **FORGE}, "", True, ""),
         ({"eagle_config": {"norm_output": True}, "architectures": ["Eagle3LlamaForCausalLM"]}, "", True, ""),
         ({"norm_output": True, **FORGE}, "", False, "norm_output true is taken for SpecForge's"),
         ({"norm_output": False, **FORGE}, "", False, "norm_output false is taken for SpecForge's since"),
-        ({"norm_output": False, **FORGE}, "model.", False, ""),
         (FORGE, "", False, ""),
     ],
 )
@@ -205,7 +180,7 @@ def test_newer_speculators_name_of_the_norms_before_fc(tmp_path, target):
     assert_same(load_drafter(tmp_path / "b", target), drafter, target)
 
 
-@pytest.mark.parametrize("field", ["use_mtp_layernorm", "use_last_layernorm", "use_input_layernorm_in_first_layer"])
+@pytest.mark.parametrize("field", ["use_mtp_layernorm", "use_input_layernorm_in_first_layer"])
 def test_modelopts_other_norms_are_refused(tmp_path, target, plain, field):
     put_down(tmp_path, plain[1], plain[2] | {"eagle_config": {field: field == "use_mtp_layernorm"}})
     with pytest.raises(ExecutorError, match=f"{field} .* is not supported"):
@@ -248,12 +223,6 @@ def test_no_field_of_public_configurations_is_refused():
                 ]
     assert len(fields) > 60
     assert sorted(name for name in fields if is_positional(name)) == []
-
-
-def test_deepspecs_target_layers_are_outputs(tmp_path, target, plain):
-    config = {key: value for key, value in plain[2].items() if "layer_ids" not in key}
-    put_down(tmp_path, plain[1], config | {"target_layer_ids": [1, 3, 5]})
-    assert load_drafter(tmp_path, target).taps == (2, 4, 6)
 
 
 def test_heads_need_not_divide_the_width(tmp_path, target, plain):

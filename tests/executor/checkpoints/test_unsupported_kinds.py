@@ -50,20 +50,12 @@ def refusal(folder, target) -> str:
     [
         ({"mask_hidden": (1, 1, 96)}, {}, "P-EAGLE"),
         ({}, {"parallel_drafting": True}, "P-EAGLE"),
-        ({}, {"architectures": ["PEagleDraftModel"]}, "P-EAGLE"),
-        ({}, {"speculators_model_type": "peagle"}, "P-EAGLE"),
-        ({"mask_embedding": (1, 96)}, {"ptd_token_id": 0}, "parallel drafting"),
         ({}, {"pard_token": 60}, "PARD"),
         ({"layers.0.self_attn.q_a_proj.weight": (4, 64)}, {}, "MLA drafters"),
-        ({"layers.0.self_attn.kv_b_proj.weight": (4, 64)}, {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "MLA"),
         ({"layers.0.mlp.experts.0.up_proj.weight": (4, 32)}, {}, "EAGLE drafters with experts"),
-        ({"layers.0.block_sparse_moe.gate.weight": (4, 32)}, {}, "EAGLE drafters with experts"),
         ({"layers.0.self_attn.qkv_proj.weight": (4, 64)}, {}, "fused projections"),
-        ({"layers.0.mlp.gate_up_proj.weight": (4, 64)}, {}, "fused projections"),
         ({}, {"dflash_config": {"target_layer_ids": [1]}}, "DFlash is not supported"),
-        ({"hidden_norm.weight": (32,)}, {}, "DFlash is not supported"),
         ({}, {"architectures": ["DSparkDraftModel"]}, "DSpark"),
-        ({"layers.0.self_attn.q_proj.weight_scale": ()}, {}, "quantised drafters"),
         ({"layers.0.self_attn.q_proj.qweight": (4,)}, {"quantization_config": {"quant_method": "awq"}}, "(awq)"),
     ],
 )
@@ -76,7 +68,7 @@ def test_relatives_of_eagle_are_named(tmp_path, target, eagle3, more, said, word
     assert "needed" in message
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
 def test_narrow_types_are_quantised_drafters(tmp_path, target, eagle3, dtype):
     tensors = {name: t.to(dtype) if name.endswith("proj.weight") else t for name, t in eagle3[0].items()}
     put_down(tmp_path, tensors, eagle3[1] | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}})
@@ -94,15 +86,12 @@ def test_a_copied_quantisation_of_plain_tensors_changes_nothing(tmp_path, target
     [
         (layer("model.layers.12.", **{"eh_proj.weight": (32, 64), "enorm.weight": (32,)}), {}),
         (layer("model.mtp_layers.0.", **{"input_proj.weight": (32, 64), "token_layernorm.weight": (32,)}), {}),
-        (layer("mtp.layers.0."), {}),
         (
             layer("model.layers.0.", **{"eh_proj.weight": (32, 64)})
             | {"model.embed_tokens.weight": torch.ones(61, 32)},
             {},
         ),
-        (layer("model.layers.0."), {"architectures": ["Qwen3NextMTP"]}),
         (layer("model.layers.0."), {"model_type": "deepseek_mtp"}),
-        (layer("model.layers.0."), {"architectures": ["DeepseekV3ForCausalLMNextN"]}),
     ],
 )
 def test_mtp_heads_are_named(tmp_path, target, tensors, said):
@@ -114,13 +103,10 @@ def test_mtp_heads_are_named(tmp_path, target, tensors, said):
     ("tensors", "said", "word"),
     [
         ({"speculator.emb.0.weight": (61, 32)}, {"model_type": "mlp_speculator"}, "MLP speculators"),
-        ({"speculator.head.0.weight": (61, 32)}, {}, "MLP speculators"),
         ({f"{part}.{k}.weight": (32, 32) for part in ("emb", "proj", "ln", "head") for k in (0, 1)}, {}, "MLP specul"),
         ({"eagle_linear.weight": (32, 64), "layers.0.attention.wq.weight": (32, 32)}, {}, "in Mistral's own format"),
-        ({"fc.weight": (32, 64), "layers.0.attention.wq.weight": (32, 32)}, {}, "in Mistral's own format"),
         ({"speculator.x.weight": (61, 32)}, {"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]}, "recurrent"),
         ({"base_model.model.layers.0.q_proj.lora_A.weight": (4, 32)}, {}, "LoRA adapters"),
-        ({"encoder.block.0.weight": (4, 32)}, {}, "neither a drafter that treeopt knows nor a whole language model"),
         ({"heads.0.weight": (61, 32), "gate": (3,)}, {}, "its tensors are gate, heads.0.weight"),
     ],
 )
@@ -138,7 +124,7 @@ def test_a_language_model_with_an_mtp_layer_beside_its_own_is_one(tmp_path, targ
     assert isinstance(load_drafter(tmp_path, target), LanguageModel)
 
 
-@pytest.mark.parametrize("said", [{"pard_token": 0}, {"spd_type": "pard"}, {"spd_type": "PARD", "pard_token": 60}])
+@pytest.mark.parametrize("said", [{"pard_token": 0}, {"spd_type": "PARD"}])
 def test_a_language_model_that_drafts_in_parallel_is_named(tmp_path, target, said):
     small_model().save_pretrained(tmp_path)
     put_down(tmp_path, tensors_of_folder(tmp_path), config_of(tmp_path) | said)
@@ -151,7 +137,7 @@ def tensors_of_folder(folder):
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("prefix", ["spec_model.", "language_model.model.", "base_model.model.", "eagle3.", "x.y.z."])
+@pytest.mark.parametrize("prefix", ["language_model.model.", "x.y.z."])
 @pytest.mark.parametrize("vocabulary", [True, False])
 def test_a_prefix_that_no_reader_knows_is_found_by_what_follows(tmp_path, target, eagle3, prefix, vocabulary):
     tensors, config = eagle3
@@ -167,8 +153,8 @@ def test_other_names_beside_a_prefix_are_refused(tmp_path, target, eagle3):
     assert "neither a drafter that treeopt knows nor a whole language model" in refusal(tmp_path, target)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "language_model.", "base."])
-def test_a_language_model_under_a_prefix_is_refused_with_both_names(tmp_path, target, prefix):
+def test_a_language_model_under_a_prefix_is_refused_with_both_names(tmp_path, target):
+    prefix = "language_model."
     model = small_model()
     model.save_pretrained(tmp_path)
     put_down(tmp_path, {prefix + name: t for name, t in tensors_of_folder(tmp_path).items()})
@@ -177,8 +163,8 @@ def test_a_language_model_under_a_prefix_is_refused_with_both_names(tmp_path, ta
     assert f"instead there are {prefix}lm_head.weight" in message
 
 
-@pytest.mark.parametrize("prefix", ["adapter.layers.0.", "clover_head.0.", "draft.blocks.0."])
-def test_an_unknown_drafter_with_embeddings_is_refused_with_the_names_of_its_tensors(tmp_path, target, prefix):
+def test_an_unknown_drafter_with_embeddings_is_refused_with_the_names_of_its_tensors(tmp_path, target):
+    prefix = "adapter.layers.0."
     embeddings = {"embed_tokens.weight": torch.ones(VOCABULARY, HIDDEN)}
     put_down(tmp_path, layer(prefix) | embeddings, LLAMA | {"intermediate_size": 48, "num_hidden_layers": 1})
     message = refusal(tmp_path, target)
