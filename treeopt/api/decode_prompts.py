@@ -261,8 +261,9 @@ class _Run:
         if write:
             note([self.decoder.memory(prompts, new_tokens=new_tokens)])
         gathered, text, records = Gathered(), TextStream(self.requests.tokenizer), []
+        steps = self.decoder.steps(prompts, new_tokens=new_tokens, stop=self.stop)
         with _writer(self.settings.output if write else None, meta) as put, self.watcher.running(len(waiting)):
-            for step in self.decoder.steps(prompts, new_tokens=new_tokens, stop=self.stop):
+            for step in steps:
                 if self.watcher.streams:
                     self.watcher.piece(text.put(step.committed[0], last=step.ended[0]))
                 for place, generation in gathered.add(step):
