@@ -133,7 +133,7 @@ def save_drafter(
         UsageError: not a layout of this drafter.
         ExecutorError: the layout cannot express this drafter.
     """
-    kind = known_kind(drafter.kind)
+    kind = known_kind(getattr(drafter, "kind", ""))
     if kind is None or kind.files is None:
         raise ExecutorError(f"a {type(drafter).__name__} has no layout on disk")
     if layout is not None and layout not in kind.files.layouts:

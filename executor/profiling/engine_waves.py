@@ -82,12 +82,12 @@ class EngineWaves:
     def __exit__(self, *_: object) -> None:
         """Leave the engine to its runner."""
 
-    def order(self, ways: Sequence[Configuration], number: int) -> list[list[Visit]]:
+    def order(self, configurations: Sequence[Configuration], number: int) -> list[list[Visit]]:
         """Return the runs of a round, one group: drafts in random order, since engines are launched by draft."""
         rng = np.random.default_rng([self.settings.seed, number])
-        trees, visits = list(dict.fromkeys(way.tree for way in ways)), list[Visit]()
+        trees, visits = list(dict.fromkeys(configuration.tree for configuration in configurations)), list[Visit]()
         for place in rng.permutation(len(trees)).tolist():
-            same = [index for index, way in enumerate(ways) if way.tree == trees[place]]
+            same = [index for index, configuration in enumerate(configurations) if configuration.tree == trees[place]]
             visits += [(index, number) for index in rng.permutation(same).tolist()]
         return [visits]
 
@@ -112,7 +112,7 @@ class EngineWaves:
 
     def profile(
         self,
-        ways: Sequence[Configuration],
+        configurations: Sequence[Configuration],
         rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]],
         *,
         prefill: Prefill | None,
@@ -122,9 +122,9 @@ class EngineWaves:
         runs: dict[Configuration, list[Run]] = {}
         for groups in rounds:
             for index, run in (visit for group in groups for visit in group):
-                runs.setdefault(ways[index], []).append(run)
+                runs.setdefault(configurations[index], []).append(run)
         lengths = self.settings.context or [len(prompt) for prompt in self._prompts]
-        chains = [same for way, same in runs.items() if isinstance(draft_of(way.tree), int)]
+        chains = [same for configuration, same in runs.items() if isinstance(draft_of(configuration.tree), int)]
         meta = {
             **meta,
             "spread": _spread(runs),
@@ -220,12 +220,18 @@ def _spread(runs: Runs) -> list[dict[str, Any]]:
     Steps that drafted nothing count. `mean_drafted` has the tokens drafted per step and row, if the engine reports it.
     """
     rows = []
-    for way, same in _ordered(runs):
-        draft = _draft(way)
+    for configuration, same in _ordered(runs):
+        draft = _draft(configuration)
         low, middle, high = np.quantile(_seconds(same), [0, 0.5, 1]).tolist()
         mean = {} if isinstance(draft, DynamicTree) else {"mean_drafted": _mean_drafted(same)}
         drafted = settings_of(draft) if isinstance(draft, DynamicTree) else draft
         rows.append(
-            {"batch": way.batch, "drafted": drafted, "context": way.context, "step_s": [low, middle, high], **mean}
+            {
+                "batch": configuration.batch,
+                "drafted": drafted,
+                "context": configuration.context,
+                "step_s": [low, middle, high],
+                **mean,
+            }
         )
     return rows

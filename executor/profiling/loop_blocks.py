@@ -104,18 +104,18 @@ class LoopBlocks:
             return False
         return True
 
-    def order(self, ways: Sequence[Configuration], number: int) -> list[list[Visit]]:
+    def order(self, configurations: Sequence[Configuration], number: int) -> list[list[Visit]]:
         """Return the blocks of a round, place by place in random order: index, round, and which of its blocks there.
 
         Within a place its trees come in random order, with a plain block before every few: all are compared with it.
         Trees whose acceptance is imposed come last, since their prompts have lengths of their own.
         """
         rng = np.random.default_rng([self.settings.seed, number])
-        groups, places = list[list[Visit]](), places_of(ways)
+        groups, places = list[list[Visit]](), places_of(configurations)
         for indices in [places[i] for i in rng.permutation(len(places)).tolist()]:
-            plain = next(i for i in indices if not ways[i].tree.nodes)
+            plain = next(i for i in indices if not configurations[i].tree.nodes)
             trees = rng.permutation([i for i in indices if i != plain]).tolist()
-            trees.sort(key=lambda i: ways[i].imposed is not None)
+            trees.sort(key=lambda i: configurations[i].imposed is not None)
             visits: list[Visit] = []
             for turn, first in enumerate(range(0, len(trees), TOGETHER)):
                 visits += [(plain, number, turn), *((i, number, 0) for i in trees[first : first + TOGETHER])]
@@ -239,7 +239,7 @@ class LoopBlocks:
 
     def profile(
         self,
-        ways: Sequence[Configuration],
+        configurations: Sequence[Configuration],
         rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]],
         *,
         prefill: Prefill | None,
@@ -248,14 +248,14 @@ class LoopBlocks:
         """Fit the profile.
 
         Args:
-            ways: the configurations.
+            configurations: the configurations.
             rounds: of each the places, of each the runs in the order in which they were made, with their configuration.
             prefill: seconds of reading prompts.
             meta: provenance.
         """
         lengths = [len(prompt) for prompt in self._prompts]
         low, high = min(lengths), max(lengths) + self.settings.new_tokens
-        cells, longest = self._cells(ways, rounds)
+        cells, longest = self._cells(configurations, rounds)
         if self.settings.context:
             low, high = self.settings.context[0], longest
         meta = {**meta, "prompts": len(self._prompts), "clock_mhz": clock_mhz(self.runner.target.device)}
@@ -263,13 +263,13 @@ class LoopBlocks:
         return replace(profile, prefill=prefill)
 
     def _cells(
-        self, ways: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
+        self, configurations: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
     ) -> tuple[list[Cell], int]:
         """Return a cell per configuration, and the longest length of a sequence."""
         cells, longest = list[Cell](), 0.0
-        for place in places_of(ways):
+        for place in places_of(configurations):
             blocks, spread = remove_drift([next(p for p in places if p[0][0] in place) for places in rounds])
-            measured = {ways[index]: same for index, same in blocks.items()}
+            measured = {configurations[index]: same for index, same in blocks.items()}
             lengths = [run.context for c, same in measured.items() if c.imposed is None for run in same]
             at_context = self.context if self.settings.context == () else float(np.mean(lengths))
             cells += [cell_of(c, same, context=at_context, spread=spread) for c, same in measured.items()]
@@ -294,10 +294,10 @@ def _checked(runner: LoopRunner, drafter: Drafter, prompts: Sequence[Tokens], se
     return replace(settings, max_depth=depth, rounds=settings.rounds or ROUNDS)
 
 
-def places_of(ways: Sequence[Configuration]) -> list[list[int]]:
+def places_of(configurations: Sequence[Configuration]) -> list[list[int]]:
     """Return the configurations of each batch size and context, by index."""
     places: dict[tuple[int, int | None], list[int]] = {}
-    for index, configuration in enumerate(ways):
+    for index, configuration in enumerate(configurations):
         places.setdefault((configuration.batch, configuration.context), []).append(index)
     return list(places.values())
 

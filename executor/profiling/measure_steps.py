@@ -43,7 +43,7 @@ class Timing(Protocol):
     def ranked(self) -> list[tuple[int, Configuration]]:
         """All configurations with their importance, the most important first."""
 
-    def order(self, ways: Sequence[Configuration], number: int) -> list[list[Visit]]:
+    def order(self, configurations: Sequence[Configuration], number: int) -> list[list[Visit]]:
         """Return the blocks of a round in groups that are compared; a visit is an index, the round, and more."""
 
     def block(self, configuration: Configuration, number: int) -> Run:
@@ -57,7 +57,7 @@ class Timing(Protocol):
 
     def profile(
         self,
-        ways: Sequence[Configuration],
+        configurations: Sequence[Configuration],
         rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]],
         *,
         prefill: Prefill | None,
@@ -131,17 +131,17 @@ class Measurement:
         if planned is None:
             _ = self.prefill  # first: what it takes is missing from the budget of the configurations
             fit = self._fit_budget(ranked)
-            planned = Planned(len(fit.ways), fit.rounds, self._looked_s)
+            planned = Planned(len(fit.configurations), fit.rounds, self._looked_s)
             self._work.put("planned", asdict(planned), worth_keeping=False)
         self._looked_s = planned.took_s
-        return Schedule(every[: planned.ways], planned.rounds, every[planned.ways :])
+        return Schedule(every[: planned.configurations], planned.rounds, every[planned.configurations :])
 
     def _planned(self, count: int, required: int) -> "Planned | None":
         """Return the schedule that was decided on before an interruption, if one was."""
         planned = next(iter(self._work.pieces("planned", Planned)), None)
         rounds = self.settings.rounds or 0
-        if planned and not (required <= planned.ways <= count and FEWEST <= planned.rounds <= rounds):
-            raise self._work.damaged(f"planned: {planned.ways} configurations in {planned.rounds} rounds")
+        if planned and not (required <= planned.configurations <= count and FEWEST <= planned.rounds <= rounds):
+            raise self._work.damaged(f"planned: {planned.configurations} configurations in {planned.rounds} rounds")
         return planned
 
     @cached_property
@@ -163,7 +163,7 @@ class Measurement:
     @cached_property
     def _rounds(self) -> list[list[list[Visit]]]:
         """The groups of visits of each round."""
-        return [self._timing.order(self.schedule.ways, number) for number in range(self.schedule.rounds)]
+        return [self._timing.order(self.schedule.configurations, number) for number in range(self.schedule.rounds)]
 
     @cached_property
     def _visits(self) -> Visits:
@@ -186,7 +186,7 @@ class Measurement:
         if schedule.left_out:
             some = "; ".join(map(str, schedule.left_out[:SHOWN])) + ("; ..." if len(schedule.left_out) > SHOWN else "")
             LOG.info(
-                f"{schedule.rounds} rounds of {len(schedule.ways)} configurations fit the budget; "
+                f"{schedule.rounds} rounds of {len(schedule.configurations)} configurations fit the budget; "
                 f"{len(schedule.left_out)} are left out: {some}"
             )
         if self.left < self.blocks:
@@ -194,13 +194,13 @@ class Measurement:
 
     def run(self, progress: Callable[[int], None] = lambda blocks: None) -> Profile:
         """Measure what is not done, and make the profile. A round that would pass the budget is not begun."""
-        ways, runs, made = self.schedule.ways, self._visits.runs, 0
+        configurations, runs, made = self.schedule.configurations, self._visits.runs, 0
         limit, took = self.settings.budget_s, list[float]()
         for groups in self._rounds:
             if limit is not None and made >= FEWEST and self._looked_s + sum(took) + max(took) > limit:
                 break
             for group in groups:
-                self._visits.make(group, lambda visit: self._timing.block(ways[visit[0]], visit[1]), progress)
+                self._visits.make(group, lambda visit: self._timing.block(configurations[visit[0]], visit[1]), progress)
             took.append(sum(runs[visit].wall_s for group in groups for visit in group))
             made += 1
         prefill = self.prefill
@@ -212,7 +212,7 @@ class Measurement:
             "provenance": self.runner.provenance,
         }
         rounds = [[[(visit[0], runs[visit]) for visit in group] for group in groups] for groups in self._rounds[:made]]
-        return self._timing.profile(ways, rounds, prefill=prefill, meta=meta)
+        return self._timing.profile(configurations, rounds, prefill=prefill, meta=meta)
 
     def _fit_budget(self, ranked: Sequence[tuple[int, Configuration]]) -> "Schedule":
         """Look at each batch size and context, and schedule what fits the budget."""
@@ -229,7 +229,7 @@ class Measurement:
 class Planned:
     """A schedule in a work file: the first configurations by importance, rounds, and the seconds before."""
 
-    ways: Count
+    configurations: Count
     rounds: Count
     took_s: NotNegative
 
@@ -239,12 +239,12 @@ class Schedule:
     """The configurations that are measured.
 
     Attributes:
-        ways: configurations in the order of importance.
+        configurations: configurations in the order of importance.
         rounds: blocks of each.
         left_out: configurations that did not fit.
     """
 
-    ways: tuple[Configuration, ...]
+    configurations: tuple[Configuration, ...]
     rounds: int
     left_out: tuple[Configuration, ...] = ()
 

@@ -5,9 +5,7 @@
 * `new_drafter`: the drafter that training begins with.
 * `target_training`: training the target too (Medusa-2), whole or with LoRA.
 * `loss_module`: the loss of a drafter, from rows of tokens to a number.
-* `loss_terms`: the terms of the loss, by name.
-* `coral_loss`: CORAL's terms.
-* `loss_anchors`: the supervised positions that the terms read.
+* `loss_terms`: the terms of the loss, by name, and the supervised positions that they read.
 * `text_files`: training texts, read from files.
 * `token_rows`: texts as rows of tokens.
 * `self_distill`: text that the target writes itself.

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from executor.checkpoints import save_drafter
-from executor.drafters.ngram.drafter import NGram
-from executor.drafters.ngram.token_counts import MAX_ORDER
+from executor.drafters.ngram.drafter import MAX_ORDER, NGram
 from executor.prompts.data_files import Item, items_of
 from executor.prompts.prompt_files import prompt_of
 from executor.prompts.reading_report import Report

@@ -18,8 +18,7 @@ from executor.recording.teacher_forced import rank_of
 from executor.target.causal_model import Outputs
 from executor.target.target_model import Target
 from executor.train.feature_store import FeatureStore
-from executor.train.loss_anchors import Anchors
-from executor.train.loss_terms import TERMS, hard_ce, kl
+from executor.train.loss_terms import TERMS, Anchors, hard_ce, kl
 from treeopt.errors import ExecutorError
 
 TOPS = (1, 2, 4, 8)

@@ -28,13 +28,10 @@ from executor.train.text_files import Text
 from executor.train.token_rows import tokenizer_hash
 from executor.verification.acceptance_rules import Rule, make_rule
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError
 from treeopt.storage.atomic_files import write_text
-from treeopt.storage.json_lines import appended, read_lines
-from treeopt.storage.json_records import RecordError, get
-from treeopt.storage.provenance import this_run
+from treeopt.storage.work_file import WorkFile, beside
 
-SCHEMA = "treeopt.self-distill/2"
 CHUNKS = 4  # batches written together
 
 
@@ -71,7 +68,7 @@ def rewrite(
 
     The turns of users and the system stay, each answer is the target's own; a text without turns is cut into stretches
     whose beginnings are continued. A conversation ends before the turn whose answer the target's context does not
-    hold. An unfinished file beside `output` is resumed.
+    hold. What a work file beside `output` holds is not written again.
 
     Args:
         target: the model that writes.
@@ -82,33 +79,30 @@ def rewrite(
         progress: called with the number of texts finished.
 
     Raises:
-        UsageError: an unfinished file belongs to other texts, another target or other settings.
+        UsageError: the work file belongs to other texts, another target or other settings.
         ExecutorError: not even the first answer fits the target's context, or the target lacks a token of its prompt;
             names the text.
     """
     prompts = [prompt for text in texts for prompt in _prompts(tokenizer, text, writing)]
     for text in prompts:
         _check_room(target, tokenizer, text, writing)
-    meta = {**_meta(target, prompts, writing), "provenance": this_run()}
-    unfinished = output.with_name(output.name + ".unfinished")
-    done = _resumed(unfinished, meta)
-    progress(len(done))
     size = CHUNKS * writing.batch
-    with appended(unfinished, {"schema": SCHEMA, "meta": meta}) as put:
-        for start in range(len(done) // size * size, len(prompts), size):
+    with WorkFile(beside(output), _settings(target, prompts, writing)) as work:
+        records: list[dict[str, Any]] = work.pieces("text", dict)
+        progress(len(records))
+        for start in range(len(records) // size * size, len(prompts), size):
             rule = _rule(target, writing, start // size)
             chunk = prompts[start : start + size]
             written = _written(target, tokenizer, chunk, writing, rule)
-            for record in written[max(0, len(done) - start) :]:
-                put(record)
+            for record in written[max(0, len(records) - start) :]:
+                work.put("text", record)
+                records.append(record)
                 progress(1)
     if target.cache is not None:
         target.cache.release()
         target.cache = None
-    lines = read_lines(unfinished, SCHEMA)
-    assert lines is not None
-    write_text(output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in lines[1]))
-    unfinished.unlink()
+    write_text(output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    work.remove()
 
 
 def rewritten(
@@ -168,27 +162,11 @@ def before_tools(turns: Turns) -> Turns:
     return turns[:count]
 
 
-def _meta(target: Target, prompts: Sequence[Text], writing: Writing) -> dict[str, Any]:
+def _settings(target: Target, prompts: Sequence[Text], writing: Writing) -> dict[str, Any]:
+    """Return what the texts depend on."""
     asked = [[text.turns, text.text, *([text.extras] if text.extras else [])] for text in prompts]
     digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     return {**identity(target, None), "writing": vars(writing), "asked": len(prompts), "asked_sha256": digest}
-
-
-def _resumed(unfinished: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the records of an unfinished file; check that it belongs to this target and these texts."""
-    try:
-        lines = read_lines(unfinished, SCHEMA)
-        if lines is None:
-            return []
-        was = get(lines[0], "meta", dict, "line 1")
-    except RecordError as error:
-        raise UsageError(f"{unfinished}: {error}") from error
-    for key, value in json.loads(json.dumps(meta)).items():
-        if key != "provenance" and was.get(key) != value:
-            raise UsageError(
-                f"{unfinished}: was begun with {key} {was.get(key)}, not {value}; remove it to start again"
-            )
-    return lines[1]
 
 
 def _rule(target: Target, writing: Writing, chunk: int) -> Rule:

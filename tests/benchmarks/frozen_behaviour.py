@@ -117,6 +117,8 @@ def plain(value: Any) -> Any:
         return float(f"{value:.12g}") if np.isfinite(value) else repr(value)
     if isinstance(value, np.generic):
         return plain(value.item())
+    if hasattr(value, "dequantize") and type(value).__name__ != "Parameter" and type(value).__module__ != "torch":
+        value = value.dequantize()
     if hasattr(value, "detach"):
         value = value.detach().cpu().float().numpy()
     if isinstance(value, np.ndarray):

@@ -21,6 +21,7 @@ SHARE = 0.02  # by which a number may differ: processors round sums in different
 TEXTS = ("text/plain", "text/html")
 PICTURE = "image/png"
 FORGET = "%reset -f"
+PICTURES = 'import altair; altair.renderers.enable("png")'
 TIMEOUT_S = 120
 
 
@@ -49,8 +50,10 @@ def executed_in_one_kernel(paths: Sequence[Path]) -> dict[Path, NotebookNode]:
 
 
 def _execute(notebook: NotebookNode, folder: Path, **settings: Any) -> None:
-    """Run a notebook in a folder, and leave what does not differ from run to run in its cells."""
+    """Run a notebook in a folder, charts as pictures, and leave what does not differ from run to run in its cells."""
+    notebook.cells.insert(0, new_code_cell(PICTURES))
     NotebookClient(notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": str(folder)}}, **settings).execute()
+    del notebook.cells[0]
     for cell in notebook.cells:
         cell.metadata = NotebookNode()
         if cell.cell_type == "code":

@@ -123,8 +123,9 @@ def open_runner(
         )
         record = engine.models_record(models)
         return EngineRunner(lambda concurrency: engine.driver(models, concurrency=concurrency), models=record)
-    models = models.or_shape()
-    target, drafter = load_target_and_drafter(models)
+    if models.drafter is None:
+        raise UsageError("give --drafter, which drafts; or --engine, which may load its own")
+    target, drafter = load_target_and_drafter(models.or_shape())
     from executor.runners.loop_runner import LoopRunner
 
     return LoopRunner(target, drafter, rule=sampling.rule_for(target), graphs=graphs)

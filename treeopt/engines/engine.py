@@ -26,6 +26,7 @@ from treeopt.plans.plan import Plan, PlanEntry
 from treeopt.registry import load
 from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
 from treeopt.storage.provenance import look
+from treeopt.traces.importers.counter_names import CounterNames
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -110,7 +111,7 @@ class Engine:
     sequences: int | None = None
     driver: str = ""
     launched: bool = True
-    metrics: Any = None
+    metrics: CounterNames | None = None
 
     @property
     def cannot_run(self) -> CannotRun | None:

@@ -9,6 +9,7 @@ import shlex
 from treeopt.constraints import ChainOnly
 from treeopt.engines.engine import Engine, ExportJob, Method
 from treeopt.engines.export import DRAFTER, Export
+from treeopt.traces.importers.counter_names import CounterNames
 
 TITLE = "LMDeploy 0.18.0"
 
@@ -30,6 +31,7 @@ def write(job: ExportJob) -> Export:
 ENTRY = Engine(
     name="lmdeploy",
     title=TITLE,
+    metrics=CounterNames("lmdeploy:spec_decode_"),
     rules=(ChainOnly(source="num_speculative_tokens of SpeculativeConfig"),),
     methods={  # values of `--speculative-algorithm`
         "eagle": Method.of("eagle"),

@@ -23,6 +23,7 @@ from treeopt.engines.dynamic_trees import DynamicTrees
 from treeopt.engines.engine import Engine, ExportJob, Method, Option
 from treeopt.engines.export import DRAFTER, Export, Fit, listed, tiers
 from treeopt.errors import EngineError, UsageError
+from treeopt.traces.importers.counter_names import CounterNames
 
 Bounds = Literal["lower", "upper"]
 
@@ -153,6 +154,9 @@ METHODS = {  # values of `decoding_type`
 ENTRY = Engine(
     name="tensorrt-llm",
     title=TITLE,
+    metrics=CounterNames(
+        "trtllm_spec_decode_", "accepted_tokens_total", "token_position", "drafted_tokens_total", steps=None
+    ),
     rules=(ChainOnly(source="static trees removed from speculative_config, #18210"),),
     trees=TREES,
     methods=METHODS,

@@ -166,11 +166,19 @@ def _priced(device: Device) -> Line:
     return Line("condition", f"{STEP_TIMES} predicted for {device.hardware} from {sizes}; nothing was measured.")
 
 
-def panel(*groups: Mapping[str, Any]) -> "Html":
-    """Return the controls, a group below the other."""
-    from marimo import vstack
+def panel(*groups: tuple[bool, Mapping[str, Any]]) -> "Html":
+    """Return the controls, a group below the other; those that are not shown stay, so that they keep their values.
 
-    return vstack([vstack(list(group.values()), gap=1) for group in groups if group], gap=1.5)
+    Args:
+        groups: whether a group is shown, and its elements.
+    """
+    from marimo import Html, vstack
+
+    parts = (
+        f'<div style="display: {"block" if shown else "none"}">{vstack(list(elements.values()), gap=1)}</div>'
+        for shown, elements in groups
+    )
+    return Html(f'<div class="panel">{"".join(parts)}</div>')
 
 
 def _sentence(line: str) -> str:

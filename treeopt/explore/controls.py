@@ -26,15 +26,19 @@ def files_of(meta: "AppMeta") -> Mapping[str, Any]:
     return meta.request.meta if meta.request else {}
 
 
-def source(offer: Offer) -> "ui.dictionary":
-    """Return `trace` and `source`: the recorded acceptance, and where step times come from."""
-    sources = SOURCES if offer.profiles else (PREDICTED,)
-    return _group(trace=_choice("Trace", list(offer.traces)), source=_choice("Step times", sources))
+def trace(offer: Offer) -> "ui.dropdown":
+    """Return the choice of the recorded acceptance."""
+    return _choice("Trace", list(offer.traces))
 
 
-def measured(offer: Offer, trace: str) -> "ui.dictionary":
-    """Return `profile`, the best one for the trace first; nothing if none is offered."""
-    return _group(profile=_choice("Profile", offer.profiles_for(trace))) if offer.profiles else _group()
+def source(offer: Offer) -> "ui.dropdown":
+    """Return the choice where step times come from; apart from the trace, whose change makes other controls anew."""
+    return _choice("Step times", SOURCES if offer.profiles else (PREDICTED,))
+
+
+def measured(offer: Offer, name: str) -> "ui.dictionary":
+    """Return `profile`, the best one for the trace of this name first; nothing if none is offered."""
+    return _group(profile=_choice("Profile", offer.profiles_for(name))) if offer.profiles else _group()
 
 
 def predicted(offer: Offer) -> "ui.dictionary":

@@ -26,38 +26,37 @@ def _():
 
 @app.cell
 def _(controls, offer):
-    source, predicted, limits = controls.source(offer), controls.predicted(offer), controls.limits()
-    return limits, predicted, source
-
-
-@app.cell
-def _(source):
-    trace = source.value["trace"]
-    return (trace,)
+    trace, source = controls.trace(offer), controls.source(offer)
+    predicted, limits = controls.predicted(offer), controls.limits()
+    return limits, predicted, source, trace
 
 
 @app.cell
 def _(controls, offer, trace):
-    measured, depth = controls.measured(offer, trace), controls.depth(offer.trace(trace).depth)
+    measured, depth = controls.measured(offer, trace.value), controls.depth(offer.trace(trace.value).depth)
     return depth, measured
 
 
 @app.cell
-def _(MEASURED, answers, depth, limits, measured, mo, offer, answer_parts, predicted, source):
-    known = {**source.value, **measured.value}
-    policies = answers.takes_policies(known, offer)
-    steps = measured if source.value["source"] == MEASURED else predicted
-    asked = {name: element for name, element in limits.elements.items() if policies or name != "dynamic"}
-    asked = {"depth": depth, **asked}
-    order = ("batches", "engine", "objective", "nodes", "depth", "tpot", "dynamic", "price")
-    asked = {name: asked[name] for name in order if name in asked}
-    mo.Html(f'<div class="panel">{answer_parts.panel(source.elements, steps.elements, asked)}</div>')
-    return (policies,)
+def _(MEASURED, answer_parts, answers, depth, limits, measured, offer, predicted, source, trace):
+    origin = {"trace": trace.value, "source": source.value, **measured.value}
+    policies, by_profile = answers.takes_policies(origin, offer), source.value == MEASURED
+    of_trees = ("batches", "engine", "objective", "nodes")
+    answer_parts.panel(
+        (True, {"trace": trace, "source": source}),
+        (by_profile, measured.elements),
+        (not by_profile, predicted.elements),
+        (True, {**{name: limits.elements[name] for name in of_trees}, "depth": depth}),
+        (True, {"tpot": limits.elements["tpot"]}),
+        (policies, {"dynamic": limits.elements["dynamic"]}),
+        (True, {"price": limits.elements["price"]}),
+    )
+    return origin, policies
 
 
 @app.cell
-def _(TreeoptError, answers, depth, limits, measured, mo, offer, answer_parts, policies, predicted, source):
-    values = {**source.value, **measured.value, **predicted.value, **limits.value, "depth": depth.value}
+def _(TreeoptError, answer_parts, answers, depth, limits, mo, offer, origin, policies, predicted):
+    values = {**origin, **predicted.value, **limits.value, "depth": depth.value}
     price = values.pop("price")
     mo.output.replace(answer_parts.searching(policies=policies and values["dynamic"] != "none"))
     answer = answers.attempt(values, offer)

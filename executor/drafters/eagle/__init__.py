@@ -2,7 +2,6 @@
 
 * `drafter`: the network, and CORAL's LM-head router.
 * `checkpoint`: files of the reference, vLLM and speculators.
-* `folded_bias`: EAGLE for vLLM, whose bias after `fc` becomes part of the drafter's embeddings.
 * `sizes`: what configurations of EAGLE and EAGLE-3 drafters state.
 """
 

@@ -4,16 +4,34 @@ The first layer is `midlayer.*` (reference) or `layers.0.*` (vLLM, speculators),
 others are `layers.1.*` and so on. The other tensors: `norm.weight`; `fc.weight`, unless the drafter reads the target's
 last feature alone; the drafter's LM head (if there is none, the target's is used); `d2t` and `t2d`; optionally
 embeddings, `fc_norm.{i}` or `input_norm`, and norms of queries and keys.
+
+Vocabulary. `d2t`, int64 (drafted,): row i of the LM head scores token i + d2t[i]. `t2d`, bool (vocabulary,): the tokens
+drafted.
+
+Norms. In vLLM, SGLang, speculators, NeMo Automodel and TorchSpec `norm_output` means that the next pair reads the
+output of the last norm. In SpecForge before its pull request 879 it meant that the LM head reads it, as in all of
+EAGLE-3. Both write the class LlamaForCausalLMEagle3; fields and names that only the others have tell them apart.
+
+Layers of the target. Numbers at the top level, and `layer_ids` in `eagle_config`, count as Hugging Face's
+`hidden_states`: number i is the input of layer i. vLLM and speculators read them so. The other numbers in
+`eagle_config` are SpecForge's and count outputs of layers; SGLang adds 1 to them for most targets. Where they are
+EAGLE's usual three, or name an input that is no layer's output, they count inputs too, as SGLang reads them for
+DeepSeek's kind (sglang#25454); and for gpt-oss always (sglang#32334). DeepSpec's `target_layer_ids` count outputs.
+Engines collect features in the order of the layers, so that the order of numbers says nothing; an empty list names the
+usual layers. With `use_aux_hidden_state` false a drafter reads the input of the target's LM head alone.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
+from executor.checkpoints.layer_settings.config_fields import eagle_fields
 from executor.checkpoints.layer_settings.layer_config import config_of, layer_fields
 from executor.checkpoints.layer_settings.positions import window_of
 from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes, layer_switches, note_missing
@@ -22,10 +40,7 @@ from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from executor.checkpoints.tensors.parameter_names import fill_module, layer_name
 from executor.checkpoints.tensors.target_copies import embedding_of, head_of, is_embedding
 from executor.drafters.eagle.checkpoint import EMBEDDINGS, HEAD, without_frequencies
-from executor.drafters.eagle3.d2t_vocabulary import drafted_ids
-from executor.drafters.eagle3.drafter import Eagle3
-from executor.drafters.eagle3.norms import norm_options
-from executor.drafters.eagle3.target_layers import reads_last_feature, taps_of
+from executor.drafters.eagle3.drafter import Eagle3, usual_taps
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
 
@@ -183,3 +198,258 @@ def _matrix(stored: Stored, name: str) -> tuple[int, int]:
     if len(entry.shape) != 2 or not all(entry.shape):
         raise ExecutorError(f"{stored.path}: {entry.key} must have two dimensions, found {entry.shape}")
     return entry.shape[0], entry.shape[1]
+
+
+def drafted_ids(stored: Stored, rows: int, target: Target) -> Tensor | None:
+    """Return the token of each of `rows` rows of the LM head, int64 (rows,); None for all tokens in order.
+
+    Trainers write the rows in any order: of token ids, or of how often the tokens occur.
+
+    Raises:
+        ExecutorError: d2t or t2d have wrong shapes, contradict each other, or do not name tokens of the target.
+    """
+    known = target.vocabulary
+    chosen = stored.integers("t2d", (known,)).bool() if "t2d" in stored.entries else None
+    if chosen is not None and int(chosen.sum()) != rows:
+        raise ExecutorError(
+            f"{stored.path}: t2d must name {rows} tokens as lm_head has rows, found {int(chosen.sum())}"
+        )
+    if "d2t" in stored.entries:
+        ids = _ids(stored, rows, known)
+        if chosen is not None and not bool(chosen[ids].all()):
+            first = int((~chosen[ids]).nonzero()[0])
+            raise ExecutorError(f"{stored.path}: row {first} of lm_head is token {int(ids[first])}, which t2d lacks")
+    elif chosen is not None:
+        ids = chosen.nonzero()[:, 0]
+    elif rows == known:
+        return None
+    else:
+        raise ExecutorError(f"{stored.path}: lm_head has {rows} rows for {known} tokens, and d2t is missing")
+    return None if rows == known and torch.equal(ids, torch.arange(known)) else ids
+
+
+def _ids(stored: Stored, rows: int, known: int) -> Tensor:
+    key = stored.entries["d2t"].key
+    offsets = stored.integers("d2t", (rows,))
+    if bool(((offsets < -known) | (offsets > known)).any()):  # or their sums could wrap around
+        raise ExecutorError(f"{stored.path}: {key} must lead to tokens 0 to {known - 1}")
+    ids = torch.arange(rows) + offsets
+    wrong = (ids < 0) | (ids >= known)
+    if bool(wrong.any()):
+        first = int(wrong.nonzero()[0])
+        raise ExecutorError(
+            f"{stored.path}: {key} must lead to tokens 0 to {known - 1}, entry {first} leads to {int(ids[first])}"
+        )
+    order = ids.argsort(stable=True)
+    twice = (ids[order][1:] == ids[order][:-1]).nonzero()[:, 0]
+    if len(twice):
+        pair = sorted(int(entry) for entry in order[int(twice[0]) : int(twice[0]) + 2])
+        raise ExecutorError(
+            f"{stored.path}: {key} must lead to each token once, entries {pair[0]} and {pair[1]} lead to "
+            f"{int(ids[pair[0]])}"
+        )
+    return ids
+
+
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+# Fields that SpecForge does not write beside this class.
+NOT_SPECFORGE = ("parallel_drafting", "target_hidden_size", "num_aux_hidden_states", "speculators_model_type")
+NORM_FIELDS = ("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc")
+# NVIDIA ModelOpt's fields, and the only values that are EAGLE-3's.
+MODELOPT = {"use_mtp_layernorm": False, "use_last_layernorm": True, "use_input_layernorm_in_first_layer": True}
+
+
+def norm_options(stored: Stored) -> dict[str, Any]:
+    """Return the variants of `Eagle3`: the norms by the tensors, their order by the configuration.
+
+    Raises:
+        ExecutorError: the configuration contradicts itself or the tensors, or leaves out what readers differ in.
+    """
+    single, per_tap = "input_norm.weight" in stored.entries, any(n.startswith("fc_norm.") for n in stored.entries)
+    if single and per_tap:
+        raise ExecutorError(f"{stored.path}: holds both input_norm and fc_norm")
+    norms: Literal["none", "fc", "input"] = "input" if single else "fc" if per_tap else "none"
+    given = {name: _flag(stored, name) for name in NORM_FIELDS}
+    for name, expected in MODELOPT.items():
+        if _flag(stored, name) not in (None, expected):
+            raise ExecutorError(
+                f"{stored.where}: {name} {str(not expected).lower()} is not supported: EAGLE-3 has "
+                f"{str(expected).lower()}"
+            )
+    for name, tensor, present in (
+        ("fc_norm", "fc_norm.0.weight", per_tap),
+        ("norm_before_fc", "input_norm.weight", single),
+    ):
+        if given[name] is not None and given[name] != present:
+            verb = "holds" if present else "lacks"
+            raise ExecutorError(
+                f"{stored.where}: {name} is {str(given[name]).lower()}, but {stored.path.name} {verb} {tensor}"
+            )
+    before = given["norm_before_residual"]
+    if "speculators_model_type" in stored.config and before is None:
+        raise ExecutorError(
+            f"{stored.where}: norm_before_residual is missing: speculators reads that as false, vLLM as true; add the "
+            "value that the drafter was trained with"
+        )
+    fed = _feeds_normed(stored, given["norm_output"])
+    return {"norms": norms, "norm_before_residual": bool(before), "feeds_normed": fed}
+
+
+def _flag(stored: Stored, name: str) -> bool | None:
+    """Return a field of treeopt's own section, else of the file or its `eagle_config`; None where it is absent."""
+    parts = [stored.config, eagle_fields(stored)]
+    values = [stored.facts[name]] if name in stored.facts else [part[name] for part in parts if name in part]
+    values = [value for value in values if value is not None]
+    for value in values:
+        if not isinstance(value, bool):
+            raise ExecutorError(f"{stored.where}: {name} must be true or false, found {value!r}")
+    if len(set(values)) > 1:
+        raise ExecutorError(f"{stored.where}: {name} differs from the one in eagle_config")
+    return values[0] if values else None
+
+
+def _feeds_normed(stored: Stored, norm_output: bool | None) -> bool:
+    """Return whether the next pair reads the last norm's output, by the checkpoint's `norm_output`."""
+    # A checkpoint that treeopt wrote also states the fact in treeopt's own section, with the usual meaning.
+    if norm_output is None or "norm_output" in stored.facts or _is_not_specforge(stored):
+        return bool(norm_output)
+    if norm_output:
+        stored.assume(
+            "norm_output true is taken for SpecForge's before its pull request 879: the LM head reads the last norm, "
+            "the next pair does not; if the next pair reads it too, add target_hidden_size, as NeMo Automodel has it"
+        )
+    else:
+        stored.assume(
+            "norm_output false is taken for SpecForge's since its pull request 879, as in vLLM and SGLang: the LM head "
+            "reads the last norm, the next pair does not"
+        )
+    return False
+
+
+def _is_not_specforge(stored: Stored) -> bool:
+    if ARCHITECTURE not in str(stored.config.get("architectures")):
+        return True
+    names = [entry.key.removeprefix("module.") for entry in stored.entries.values()]
+    return any(name in stored.config for name in NOT_SPECFORGE) or any(name.startswith("model.") for name in names)
+
+
+LAYER_LISTS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+OUTPUT_LISTS = ("target_layer_ids",)  # DeepSpec's, outputs of layers
+Named = tuple[str, list[int]]  # a field, and its list
+INPUTS, OUTPUTS = "hidden_states", "layer_outputs"
+BOUNDARIES = ("gpt_oss",)  # targets for which engines count inputs everywhere
+
+
+def taps_of(stored: Stored, wide: int, target: Target) -> tuple[int, ...]:
+    """Return the layers whose inputs are read; together they are `wide`.
+
+    Raises:
+        ExecutorError: the configuration names layers that do not fit `wide`, or none and there are not three.
+    """
+    if reads_last_feature(stored):
+        if wide != target.hidden:
+            raise ExecutorError(
+                f"{stored.path}: fc.weight must read {target.hidden} features, the target's last ones, as "
+                f"{stored.where} has use_aux_hidden_state false, found {wide}"
+            )
+        return ()
+    config = target.model.config.get_text_config()
+    layers = int(config.num_hidden_layers)
+    ids, convention = _named_layers(stored, layers, str(config.model_type))
+    count = 3 if ids is None else len(ids)
+    if count * target.hidden != wide:
+        which = f"the three usual layers, as {stored.where} names none" if ids is None else f"layers {ids}"
+        raise ExecutorError(
+            f"{stored.path}: fc.weight must read {count} x {target.hidden} features of {which}, found {wide}"
+        )
+    if ids is None:
+        return usual_taps(layers)
+    taps = tuple(i + 1 if convention == OUTPUTS else i for i in ids)
+    if not all(0 <= tap <= layers for tap in taps):
+        raise ExecutorError(
+            f"{stored.where}: {LAYER_LISTS[0]} must name layers of the target's {layers}, found {ids!r}"
+        )
+    if stored.facts.get("aux_layers") is not None:  # treeopt's own, also of targets with few layers
+        return taps
+    if len(set(taps)) < count:
+        raise ExecutorError(f"{stored.where}: {LAYER_LISTS[0]} must name each layer once, found {ids!r}")
+    return tuple(sorted(taps))
+
+
+def reads_last_feature(stored: Stored) -> bool:
+    """Return whether the drafter reads the input of the target's LM head, and no other layers.
+
+    Raises:
+        ExecutorError: the field is neither true nor false.
+    """
+    if stored.facts.get("aux_layers") is not None:
+        return bool(stored.facts["aux_layers"] == [])
+    parts = [stored.config, eagle_fields(stored)]
+    values = [part["use_aux_hidden_state"] for part in parts if part.get("use_aux_hidden_state") is not None]
+    if any(not isinstance(value, bool) for value in values) or len(set(values)) > 1:
+        raise ExecutorError(f"{stored.where}: use_aux_hidden_state must be true or false, found {values}")
+    return False in values
+
+
+def convention_of(ids: Sequence[int], layers: int) -> str:
+    """Return whether the numbers in `eagle_config` count inputs or outputs of layers.
+
+    >>> convention_of([1, 15, 28], 32), convention_of([2, 16, 29], 32)
+    ('layer_outputs', 'hidden_states')
+    """
+    return INPUTS if tuple(ids) == usual_taps(layers) or layers in ids else OUTPUTS
+
+
+def _named_layers(stored: Stored, layers: int, target: str) -> tuple[list[int] | None, str]:
+    """Return the numbers in the configuration, None without any; and their convention.
+
+    Args:
+        stored: the checkpoint.
+        layers: of the target.
+        target: its `model_type`.
+    """
+    if stored.facts.get("aux_layers") is not None:
+        ids = _checked(stored, LAYER_LISTS[0], stored.facts["aux_layers"])
+        return ids, str(stored.facts.get("aux_convention"))
+    nested = eagle_fields(stored)
+    inputs = _lists(stored, stored.config, LAYER_LISTS) + _lists(stored, nested, ("layer_ids",), "eagle_config.")
+    inputs += [(name, [i + 1 for i in ids]) for name, ids in _lists(stored, stored.config, OUTPUT_LISTS)]
+    others = _lists(stored, nested, LAYER_LISTS, "eagle_config.")
+    _check_same(stored, inputs, others)
+    if inputs or not others or target in BOUNDARIES:
+        return next((ids for _, ids in inputs or others), None), INPUTS
+    ids = others[0][1]
+    convention = convention_of(ids, layers)
+    if convention == OUTPUTS and ARCHITECTURE not in str(stored.config.get("architectures")):
+        stored.assume(
+            f"the layers {ids} of eagle_config are taken for outputs of layers, as SpecForge and SGLang count them; "
+            "vLLM counts inputs; numbers outside eagle_config are inputs everywhere"
+        )
+    return ids, convention
+
+
+def _lists(
+    stored: Stored, part: Mapping[str, Any], names: Sequence[str], place: str = ""
+) -> list[tuple[str, list[int]]]:
+    """Return the lists of layers in a part of the configuration, with their fields; an empty one says nothing."""
+    given = [(f"{place}{name}", part[name]) for name in names if part.get(name) not in (None, [])]
+    return [(name, _checked(stored, name, ids)) for name, ids in given]
+
+
+def _checked(stored: Stored, name: str, ids: Any) -> list[int]:
+    if not (isinstance(ids, list) and ids and all(type(i) is int for i in ids)):
+        raise ExecutorError(f"{stored.where}: {name} must be a list of layers, found {ids!r}")
+    return ids
+
+
+def _check_same(stored: Stored, inputs: list[Named], others: list[Named]) -> None:
+    """Refuse two lists of different layers; `others` may count inputs or outputs."""
+    first = next(iter(inputs or others), ("", []))
+    for name, ids in [*inputs, *others]:
+        may = [sorted(ids)]
+        if inputs and (name, ids) in others:
+            may.append([i + 1 for i in sorted(ids)])
+        if sorted(first[1]) not in may:
+            raise ExecutorError(
+                f"{stored.where}: {first[0]} {first[1]} and {name} {ids} name different layers: remove one"
+            )

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from executor.checkpoints.layer_settings.layer_config import SCALED, fields, is_scaled
 from executor.checkpoints.tensors.parameter_names import LAYER, layer_name, named
 from executor.checkpoints.tensors.write_tensors import Written
-from executor.drafters.eagle3.d2t_vocabulary import vocabulary_tensors
+from executor.drafters.eagle3.checkpoint import ARCHITECTURE, INPUTS, OUTPUTS, convention_of
 from executor.drafters.eagle3.drafter import Eagle3
-from executor.drafters.eagle3.norms import ARCHITECTURE
-from executor.drafters.eagle3.target_layers import INPUTS, OUTPUTS, convention_of
 from executor.target.positions.field_names import FULL, SLIDING
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
@@ -150,3 +151,17 @@ def _variants(drafter: Eagle3) -> dict[str, bool]:
         "fc_norm": drafter.norms == "fc",
         "norm_before_fc": drafter.norms == "input",
     }
+
+
+def vocabulary_tensors(ids: Tensor | None, known: int) -> dict[str, Tensor]:
+    """Return `d2t` and `t2d` for the drafted tokens; {} if all tokens are drafted.
+
+    >>> vocabulary_tensors(torch.tensor([1, 3]), 4)["d2t"]
+    tensor([1, 2])
+    """
+    if ids is None:
+        return {}
+    ids = ids.cpu()
+    chosen = torch.zeros(known, dtype=torch.bool)
+    chosen[ids] = True
+    return {"d2t": ids - torch.arange(len(ids)), "t2d": chosen}

@@ -1,9 +1,7 @@
 """Drafters that copy from the text itself: prompt lookup as treeopt has it, and as engines have it.
 
-* `committed_texts`: the committed text of each sequence, which all of them read.
-* `drafter`: treeopt's own, a distribution over the vocabulary.
+* `drafter`: the committed texts, and treeopt's own rule, a distribution over the vocabulary.
 * `engine_rules`: the rules of vLLM, llama.cpp and transformers, which propose one piece or nothing.
-* `engine_lookup`: a drafter that follows one of these rules.
 * `lookup_names`: names such as `prompt-lookup:5` and `prompt-lookup:vllm:2-4`.
 """
 

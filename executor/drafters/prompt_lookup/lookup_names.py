@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.prompt_lookup.drafter import PromptLookup
-from executor.drafters.prompt_lookup.engine_lookup import EngineLookup
-from executor.drafters.prompt_lookup.engine_rules import EngineRule, LlamaCpp, Transformers, Vllm
+from executor.drafters.prompt_lookup.engine_rules import EngineLookup, EngineRule, LlamaCpp, Transformers, Vllm
 from executor.target.target_model import Target
 from executor.target.tokenizer import end_tokens
 from treeopt.errors import UsageError

@@ -590,7 +590,7 @@ def test_layouts_that_cannot_say_it(tmp_path, target):
         save(made("eagle", target), "medusa-v1")
     with pytest.raises(UsageError, match=r"layout of EAGLE-3 must be one of .* got eagle"):
         save(made("eagle3", target), "eagle")
-    with pytest.raises(UsageError, match="layout of Hydra heads must be hydra, got x"):
+    with pytest.raises(UsageError, match="layout of Hydra heads must be one of hydra, got x"):
         save(made("hydra", target), "x")
     with pytest.raises(ExecutorError, match="medusa-v2 has no output layers"):
         save(made("medusa", target), "medusa-v2")

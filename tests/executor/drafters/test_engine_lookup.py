@@ -11,8 +11,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from executor.checkpoints import load_drafter
 from executor.decoding.decoder import Decoder
-from executor.drafters.prompt_lookup.engine_lookup import EngineLookup
-from executor.drafters.prompt_lookup.engine_rules import NOTHING, LlamaCpp, Transformers, Vllm
+from executor.drafters.prompt_lookup.engine_rules import NOTHING, EngineLookup, LlamaCpp, Transformers, Vllm
 from executor.models.fingerprint import identity
 from executor.prompts.prompt_files import Prompt, encode, read_prompts
 from executor.recording.collect_trace import collect
@@ -224,27 +223,6 @@ def test_names_give_the_engines_defaults():
         assert drafter.kind == ":".join(name.split(":")[:2])
     assert load_drafter("prompt-lookup:llama.cpp:3-6", target).max_depth == 6
     assert len({json.dumps(identity(target, load_drafter(name, target))["drafter"]) for name in expected}) == 7
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("prompt-lookup:sglang", "SGLang's NGRAM drafts from one trie .* cannot be replayed"),
-        ("prompt-lookup:sglang:3", "cannot be replayed"),
-        ("prompt-lookup:vllm:", "must be prompt-lookup:vllm or prompt-lookup:vllm:MIN-MAX"),
-        ("prompt-lookup:vllm:x", "must be prompt-lookup:vllm or"),
-        ("prompt-lookup:vllm:1-2-3", "must be prompt-lookup:vllm or"),
-        ("prompt-lookup:vllm:4-2", "shortest match must be in 1..2 .* got 4"),
-        ("prompt-lookup:vllm:0-2", "shortest match must be in 1..2"),
-        ("prompt-lookup:llama.cpp:3", "give both sizes"),
-        ("prompt-lookup:llama.cpp:0-3", "the match must be in 1..1024 tokens, got 0"),
-        ("prompt-lookup:transformers:1-2", "give one number"),
-        ("prompt-lookup:tgi", "must be prompt-lookup or prompt-lookup:N"),
-    ],
-)
-def test_names_that_are_refused(name, message):
-    with pytest.raises(UsageError, match=message):
-        load_drafter(name, small_target())
 
 
 def test_what_needs_probabilities_is_refused():

@@ -188,16 +188,6 @@ def test_teacher_forced_scores_are_the_model_s_own_guesses():
         torch.testing.assert_close(forced.scores[:, : 20 - k], plain[:, k:])
 
 
-def test_refusals(references):
-    target = small_target()
-    with pytest.raises(ExecutorError, match="another copy of the model"):
-        Decoder(target, LanguageModel(target), tree=Tree.chain(2)).generate([[1]], new_tokens=2)
-    with pytest.raises(ExecutorError, match="the drafter drafts 64 at most"):
-        Decoder(target, drafter(), tree=Tree.chain(65))
-    with pytest.raises(ExecutorError, match="wants 62 children of 61 tokens"):
-        Decoder(target, drafter(), tree=DynamicTree(nodes=4, depth=2, width=62))
-
-
 def test_greedy_candidates_are_the_best():
     assert Greedy().candidates(torch.tensor([0.0, 3.0, 1.0]), 2).tolist() == [1, 2]
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -12,9 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from scipy.stats import chisquare
-from torch import Tensor
 
 from executor.checkpoints import load_drafter, save_drafter
 from executor.decoding.batch_rows import Rows
@@ -31,7 +29,7 @@ from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.target.tokenizer import load_tokenizer
-from executor.train.count_ngrams import build, main
+from executor.train.count_ngrams import main
 from executor.verification.acceptance_rules import Greedy, Rule, make_rule
 from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft
@@ -39,7 +37,7 @@ from tests.executor.decoding.test_cuda_graphs import Recorder
 from tests.helpers.drafters import admitted
 from tests.helpers.models import VOCABULARY, generated, random_prompts, small_model, small_target
 from tests.helpers.slow_params import slow_unless
-from treeopt.errors import ExecutorError, TreeoptError, UsageError
+from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
 from treeopt.storage.atomic_files import shipped
@@ -357,52 +355,6 @@ def test_what_differs_has_another_hash():
     assert weights_hash(PromptLookup(3)) != weights_hash(PromptLookup(4))
 
 
-def put(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], object]:
-    return lambda tables: tables.update({name: value})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda tables: tables.pop("counts.1"), "counts.1 must be present"),
-        (lambda tables: tables.pop("grams.2"), "grams.2 must be present"),
-        (lambda tables: tables.pop("counts.2"), "counts.2 must be present"),
-        (put("weight", torch.zeros(1)), "weight must be absent"),
-        (put("counts.1", torch.zeros(60, dtype=torch.int64)), "counts.1 must count at least one token"),
-        (put("counts.1", torch.ones(60, dtype=torch.int64)), r"grams.2 must hold tokens of the vocabulary of 60"),
-        (put("counts.1", torch.ones(62, dtype=torch.int64)), r"counts.1 must be \(61,\), found \(62,\)"),
-        (put("counts.1", torch.full((61,), -1)), "counts.1 must be 0 or more: entry 0 is not"),
-        (put("counts.1", torch.full((61,), 2**60)), r"counts.1 must add up to no more than 2\*\*53"),
-        (put("counts.1", torch.ones(61)), r"counts.1 must be int32 or int64 \(n,\), found torch.float32 \(61,\)"),
-        (put("counts.2", torch.tensor([1, 0, 1])), "counts.2 must be 1 or more: entry 1 is not"),
-        (put("counts.2", torch.tensor([1, 1])), r"counts.2 must be \(3,\) to match grams.2, found \(2,\)"),
-        (
-            put("grams.2", torch.zeros(3, 3).int()),
-            r"grams.2 must be int16 or int32 \(n, 2\), found torch.int32 \(3, 3\)",
-        ),
-        (put("grams.2", torch.zeros(3, 2)), "grams.2 must be int16 or int32"),
-        (put("grams.2", torch.tensor([[0, 1], [1, -1], [1, 2]]).int()), "grams.2 must hold tokens .* entry 1 is not"),
-        (put("grams.2", torch.tensor([[0, 1], [2, 0], [1, 60]]).int()), "grams.2 must be sorted.*: entry 2 is not"),
-        (put("grams.2", torch.tensor([[0, 1], [0, 1], [1, 60]]).int()), "grams.2 must be sorted.*: entry 1 is not"),
-        (put("grams.3", torch.tensor([[0, 2, 1]]).int()), "grams.3 must continue the sequences of grams.2: entry 0"),
-    ],
-)
-def test_tensors_that_are_not_counts_are_named(tmp_path, target, change, message):
-    tables = {
-        "counts.1": torch.ones(61, dtype=torch.int64),
-        "grams.2": torch.tensor([[0, 1], [1, 0], [1, 60]]).int(),
-        "counts.2": torch.tensor([1, 2, 1]),
-        "grams.3": torch.tensor([[0, 1, 0]]).int(),
-        "counts.3": torch.tensor([1]),
-    }
-    save_file(tables, tmp_path / NGRAM_FILE)
-    assert isinstance(load_drafter(tmp_path, target), NGram)
-    change(tables)
-    save_file(tables, tmp_path / NGRAM_FILE)
-    with pytest.raises(ExecutorError, match=f"^{re.escape(str(tmp_path / NGRAM_FILE))}: {message}"):
-        load_drafter(tmp_path, target)
-
-
 def test_an_unreadable_file_is_named(tmp_path, target):
     (tmp_path / NGRAM_FILE).write_bytes(b"\x80\x04K\x01.")
     with pytest.raises(ExecutorError, match=f"{NGRAM_FILE}: not a readable safetensors file"):
@@ -421,28 +373,6 @@ def test_a_failed_save_leaves_what_was_there(tmp_path, target, monkeypatch):
         save_drafter(tmp_path, new, dtype="float32", meta={})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", NGRAM_FILE]
     assert weights_hash(load_drafter(tmp_path, target)) == weights_hash(old)
-
-
-def test_refusals(target, tmp_path):
-    other = NGram.count([[1, 2]], order=2, vocabulary=5)
-    with pytest.raises(ExecutorError, match="counted for 5 tokens, the target has 61"):
-        Decoder(target, other, tree=Tree.chain(1)).generate([[1]], new_tokens=2)
-    with pytest.raises(ExecutorError, match="text 1 holds tokens outside the vocabulary of 5"):
-        NGram.count([[1], [5]], vocabulary=5)
-    with pytest.raises(ExecutorError, match=r"counts\.1 must count at least one token"):
-        NGram.count([[]], vocabulary=5)
-    with pytest.raises(ExecutorError, match="there is no text to count"):
-        build(shipped("models/stdlib-llama"), ["", " "], tmp_path)
-    with pytest.raises(ExecutorError, match=r"order must be in 1..8, got 0"):
-        NGram.count([[1]], order=0, vocabulary=5)
-    with pytest.raises(ExecutorError, match="the drafter drafts 64 at most"):
-        Decoder(target, PromptLookup(), tree=Tree.chain(65))
-    for name in ("prompt-lookup:", "prompt-lookup:x", "prompt-lookup:-1"):
-        with pytest.raises(UsageError, match="must be prompt-lookup or"):
-            load_drafter(name, target)
-    for name in ("prompt-lookup:0", "prompt-lookup:17"):
-        with pytest.raises(TreeoptError, match="matches 1 to 16 tokens"):
-            load_drafter(name, target)
 
 
 def test_counting_text_files(tmp_path, capsys):

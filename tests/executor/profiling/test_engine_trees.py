@@ -101,7 +101,7 @@ def test_the_error_at_trees_that_were_left_out_is_recorded(profile):
 
 
 def test_trees_of_several_requests_are_refused_before_anything_is_measured():
-    wide = replace(SETTINGS, batches=(1, 4))
+    wide = replace(SETTINGS, batch=(1, 4))
     with pytest.raises(EngineError, match="dynamic trees with 1 request in flight: measure them with --batch 1"):
         measure_profile(runner(), PROMPTS, wide)
     with pytest.raises(EngineError, match="runs chains, no dynamic trees: leave out --policies"):

@@ -99,5 +99,5 @@ def test_an_interrupted_profile_resumes(tmp_path):
     resumed, whole = profile(Lookup(), work=work, progress=left.append), profile(Lookup())
     assert sum(left) == 8
     assert resumed.batches == whole.batches
-    with pytest.raises(UsageError, match=r"was begun with batches \[1, 4\], not \[1\]"):
+    with pytest.raises(UsageError, match=r"was begun with batch \[1, 4\], not \[1\]"):
         profile(Lookup(), batches=(1,), work=work)

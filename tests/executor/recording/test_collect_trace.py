@@ -260,17 +260,6 @@ def test_domains_and_provenance(recorded, tmp_path):
     assert again.meta == trace.meta
 
 
-def test_same_seed_same_trace_and_samples_are_matched_live():
-    """At T > 0 the recorded text is one sample; its ranks are those of that text, whatever the batch."""
-    target, heads = small_target(), random_heads()
-    tokens = random_prompts((9, 4, 17), seed=8)
-    settings = {"new_tokens": 20, "width": WIDTH, "temperature": 1.0, "batch": 2}
-    one, two, other = (collect(target, heads, prompts_for(tokens), tokens, seed=seed, **settings) for seed in (3, 3, 4))
-    assert np.array_equal(one.rank, two.rank)
-    assert not np.array_equal(one.rank, other.rank)
-    assert one.meta["verification"] == "sample-and-match"
-
-
 @pytest.mark.slow
 def test_sampled_traces_predict_sampled_decoding():
     """tau of live sample-and-match decoding lies where the replay of an independent trace puts it.

@@ -8,7 +8,7 @@ from executor.recording.engine_steps import engine_texts, every_anchor_trace, re
 from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import Requests
 from tests.helpers import fake_engine
-from treeopt.engines.driver import EngineRequest
+from treeopt.engines.driver import DriverSettings, EngineRequest
 from treeopt.engines.openai.driver import OpenAI
 from treeopt.errors import EngineError, UsageError
 from treeopt.replay.static_tree import replay_tree
@@ -22,8 +22,8 @@ PROMPTS = [(5, 6), (100,), (200, 201, 202), (300,)]
 def running(manner="well"):
     server = fake_engine.serve(manner, 0)
     try:
-        address = f"http://127.0.0.1:{server.server_port}"
-        with EngineRunner(lambda most: OpenAI({2: address}, timeout_s=5)) as runner:
+        urls = {2: f"http://127.0.0.1:{server.server_port}"}
+        with EngineRunner(lambda most: OpenAI(DriverSettings("openai", ".", urls=urls, timeout_s=5))) as runner:
             runner.concurrency = 2
             yield runner
     finally:

@@ -1,7 +1,5 @@
 """The target's features on disk: equal to its forward, computed once, shared, refused if they are another's."""
 
-from collections import namedtuple
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from safetensors.torch import load_file, save_file
 from executor.drafters.base.recipe import recipes, replaced
 from executor.drafters.medusa import MEDUSA2
 from executor.target.target_model import Target
-from executor.train import feature_store
 from executor.train.feature_store import FeatureStore
 from executor.train.loss_module import Lesson
 from executor.train.text_files import Rows
@@ -140,25 +137,6 @@ def test_damaged_files(tmp_path):
     (tmp_path / "target.json").write_text("{}")
     with pytest.raises(ExecutorError, match=r"target.json: schema must be 'treeopt.features/1'"):
         FeatureStore(tmp_path, target, "float32")
-
-
-def test_no_folder_and_no_room(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ExecutorError, match=r"target\.json"):
-        FeatureStore(tmp_path / "file", small_target(), "float32")
-    target, rows = small_target(), random_rows()
-    store = FeatureStore(tmp_path / "kept", target, "float32")
-    row = 10 * HIDDEN * 4
-    free = namedtuple("free", "free")
-    monkeypatch.setattr(feature_store.shutil, "disk_usage", lambda folder: free(3 * 6 * row))
-    store.check_room(rows, rows, taps=(), at_most=6)
-    with pytest.raises(ExecutorError, match="the features of 12 rows take"):
-        store.check_room(rows, rows, taps=(1,), at_most=100)
-    store.check_room(rows, rows, taps=(1,), at_most=3)
-    store.outputs(rows.tokens[:3], ())
-    store.check_room(rows, taps=(1, 2, 3, 4), at_most=3)
-    with pytest.raises(ExecutorError, match="the features of 6 rows take"):  # other layers of rows that are there
-        store.check_room(rows, taps=(1, 2, 3, 4), at_most=100)
 
 
 def test_a_target_that_learns_has_none(tmp_path):

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from executor.train import coral_loss, loss_terms
-from executor.train.loss_anchors import Anchors
-from executor.train.loss_terms import TERMS
+from executor.train import loss_terms
+from executor.train.loss_terms import TERMS, Anchors
 from treeopt.errors import ExecutorError
 
 ROWS, VOCABULARY, WIDTH, GROUPS = 5, 7, 4, 3
@@ -141,10 +140,10 @@ def test_soft_ce_is_kl_and_the_target_s_entropy():
 def test_the_contrast_in_pieces_is_the_same(monkeypatch):
     at = drawn(4)
     at.hidden.requires_grad_()
-    whole = coral_loss.csra(at)
+    whole = loss_terms.csra(at)
     (gradient,) = torch.autograd.grad(whole, at.hidden)
-    monkeypatch.setattr(coral_loss, "CHUNK", 1)
-    pieces = coral_loss.csra(at)
+    monkeypatch.setattr(loss_terms, "CHUNK", 1)
+    pieces = loss_terms.csra(at)
     torch.testing.assert_close(pieces, whole)
     torch.testing.assert_close(torch.autograd.grad(pieces, at.hidden)[0], gradient)
 
@@ -153,7 +152,7 @@ def test_only_this_depth_is_contrasted_with_a_gradient():
     at = drawn(5)
     for tensor in (at.hidden, at.earlier, at.features):
         tensor.requires_grad_()
-    coral_loss.csra(at).backward()
+    loss_terms.csra(at).backward()
     assert at.hidden.grad.abs().sum() > 0
     assert at.earlier.grad is None
     assert at.features.grad is None

@@ -184,10 +184,10 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(target, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         rewrite(target, byte_tokenizer(), texts, tmp_path / "o", WRITING, progress=stop)
     other = Writing(temperature=0.5, new_tokens=6, prompt_tokens=4, batch=2)
-    with pytest.raises(UsageError, match=r"o\.unfinished: was begun with writing .*remove it"):
+    with pytest.raises(UsageError, match=r"o\.work was begun with writing .*remove it"):
         rewrite(target, byte_tokenizer(), texts, tmp_path / "o", other)
     with pytest.raises(UsageError, match="asked"):
         rewrite(target, byte_tokenizer(), texts[:2], tmp_path / "o", WRITING)
-    (tmp_path / "o.unfinished").write_text("no\n")
+    (tmp_path / "o.work").write_text("no\n")
     with pytest.raises(UsageError, match="not JSON"):
         rewrite(target, byte_tokenizer(), texts, tmp_path / "o", WRITING)

@@ -28,9 +28,8 @@ from executor.drafters.medusa.drafter import MedusaHeads
 from executor.recording.teacher_forced import rank_of
 from executor.target.target_model import Target
 from executor.train import training_run
-from executor.train.loss_anchors import Anchors
 from executor.train.loss_module import Lesson
-from executor.train.loss_terms import TERMS
+from executor.train.loss_terms import TERMS, Anchors
 from executor.train.new_drafter import begun, continued, fresh_drafter
 from executor.train.target_training import Lora, LoraBackbone, WholeBackbone
 from executor.train.text_files import Rows

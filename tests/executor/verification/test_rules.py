@@ -382,21 +382,6 @@ def test_rules_are_what_their_names_say():
     assert len({type(rule) for rule in made.values()}) == len(RULES)
 
 
-@pytest.mark.parametrize(
-    ("name", "warp", "generator", "says"),
-    [
-        ("best", Warp(), True, "rule must be one of block, greedy, "),
-        ("greedy", Warp(), True, "greedy is for temperature 0"),
-        ("sequoia", None, True, "use rule greedy"),
-        ("typical", None, True, "use rule greedy"),
-        ("sample-and-match", Warp(), False, "needs a generator"),
-    ],
-)
-def test_rules_that_cannot_be_are_refused(name, warp, generator, says):
-    with pytest.raises(UsageError, match=says):
-        make_rule(name, warp=warp, generator=torch.Generator() if generator else None)
-
-
 @pytest.mark.parametrize("kwargs", [{"epsilon": 0.0}, {"delta": float("nan")}])
 def test_typical_refuses_borders_that_are_none(kwargs):
     with pytest.raises(UsageError, match="must be in"):

@@ -259,11 +259,11 @@ def test_a_plan_without_speculation_has_a_page_too(offer, folder, tmp_path):
 
 
 def test_without_profiles_step_times_come_from_data_sheets(offer, answered):
-    assert list(controls.source(offer).elements["source"].options) == ["measured", "from a data sheet"]
+    assert list(controls.source(offer).options) == ["measured", "from a data sheet"]
     alone = replace(offer, profiles={})
-    assert list(controls.source(alone).elements["source"].options) == ["from a data sheet"]
-    groups = (controls.source(alone), controls.predicted(alone), controls.limits())
-    values = {name: value for group in groups for name, value in group.value.items()} | {"depth": 3}
+    assert list(controls.source(alone).options) == ["from a data sheet"]
+    values = {"trace": controls.trace(alone).value, "source": controls.source(alone).value, "depth": 3}
+    values |= {**controls.predicted(alone).value, **controls.limits().value}
     assert question_of(values, deepest=3) == Question("trace.npz", Device("H100 SXM"), batches=(1, 4))
     assert isinstance(answers.attempt(values, alone), answers.Answer)
     assert controls.handover("vllm", answered.plan).value == {"method": None, "model": "", "batch": None}

@@ -169,18 +169,6 @@ def test_each_rule_warns_alone(trace, nodes, words):
     assert re.match(words, found), found
 
 
-@pytest.mark.parametrize(
-    ("trace", "nodes", "words"),
-    [
-        (plain(3), 1, "at least 4 requests, .*; this one has 3"),
-        (plain(4), 41, "a tree of 41 nodes needs at least 41 anchors, one per node; the trace has 40"),
-    ],
-)
-def test_too_little_is_refused_by_name(trace, nodes, words):
-    with pytest.raises(TraceError, match=words):
-        advice(trace, nodes)
-
-
 def of_domains(shares: np.ndarray, each: int, *, seed: int = 0) -> Trace:
     """Requests of a drafter that is right so often, by domain."""
     rng = np.random.default_rng(seed)

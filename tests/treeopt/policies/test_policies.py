@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from tests.helpers.slow_growth import AWARE, CALIBRATION, POLICIES
-from treeopt.errors import TreeError
+from tests.helpers.slow_growth import AWARE, POLICIES
 from treeopt.plans.plan_json import PolicyRecord
-from treeopt.policies import DynamicTree, OptTree
 from treeopt.policies.policy_kinds import policy_of, to_record
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import read_record
@@ -50,19 +48,3 @@ def test_what_is_wrong_is_named(record, message):
     with pytest.raises(RecordError) as refused:
         from_record(record, "policy")
     assert message in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: OptTree(nodes=8, depth=3, threshold=-0.1), "threshold must be 0 or more"),
-        (
-            lambda: OptTree(nodes=8, depth=1, threshold=0.1, beam=3),
-            "nodes must be at most the 3 candidates that are drafted, got 8",
-        ),
-        (lambda: DynamicTree(nodes=8, depth=3, beam=3, calibration=CALIBRATION), "3 depths and 3 ranks, it has"),
-    ],
-)
-def test_settings_that_cannot_be(make, message):
-    with pytest.raises(TreeError, match=message):
-        make()

@@ -19,6 +19,7 @@ from treeopt.constraints import ChainOnly, Constraint, DepthAtLeast, DepthAtMost
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
 from treeopt.engines.export import DIGITS, DRAFTER, Export
 from treeopt.storage.provenance import look
+from treeopt.traces.importers.counter_names import CounterNames
 from treeopt.traces.trace import Trace
 
 TITLE = "llama.cpp b11434"
@@ -91,9 +92,11 @@ def _ngram(*kinds: str) -> Method:
     return Method.of(*kinds, model="none", rules=(LONGEST_NGRAM,))
 
 
+CUTS = "llama.cpp cuts drafts at max_tokens, and where the drafter is not sure: most shorter drafts are of this kind"
 ENTRY = Engine(
     name="llama.cpp",
     title=TITLE,
+    metrics=CounterNames("llamacpp:spec_decode_", cuts=CUTS),
     rules=(ChainOnly(source="llama-server takes only lengths, common/arg.cpp"),),
     rules_of_trace=_shortest_draft,
     methods={  # values of `--spec-type` whose length can be set

@@ -24,6 +24,7 @@ from typing import Any
 from treeopt.constraints import ChainOnly
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
 from treeopt.engines.export import Export, Fit, tiers
+from treeopt.traces.importers.counter_names import CounterNames
 
 TITLE = "vLLM 0.33.0"
 RATES = "acceptance by position needs vLLM 0.20 or later"
@@ -94,6 +95,7 @@ def _lookup_notes(kind: object) -> list[str]:
 ENTRY = Engine(
     name="vllm",
     title=TITLE,
+    metrics=CounterNames("vllm:spec_decode_"),
     rules=(ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),),
     methods={  # vllm/config/speculative.py; it fills in `model` itself where none is required (`__post_init__`)
         "custom_class": Method.of("custom_class", model="required"),

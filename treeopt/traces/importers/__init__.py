@@ -4,7 +4,8 @@
 * `sources`: the kinds, one per file.
 * `chain_counts`: a chain's counts by position or step, and the trace made of it (`Chain`, `chain_trace`).
 * `printed_rates`: the counts behind rates by position that were rounded.
-* `counter_samples`: samples of counters in all their containers, and the names of engines' counters.
+* `counter_names`: the names of an engine's counters.
+* `counter_samples`: samples of counters in all their containers.
 * `synthetic_trace`: a trace made of frequencies, in random order.
 * `source_file`: reading a source, and its entry in a trace's `meta`.
 """

@@ -2,12 +2,11 @@
 
 Containers are Prometheus text (also behind what `kubectl logs`, a quotation or a log puts before each line), answers of
 Prometheus' own API, the objects of vLLM's `LLM.get_metrics()` as JSON, and AIPerf's scrapes
-(server_metrics_export.jsonl). Which counters an engine has says `CounterNames`.
+(server_metrics_export.jsonl). Names are as the text has them.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from treeopt.errors import TraceError
@@ -16,35 +15,10 @@ from treeopt.traces.importers.trace_source import Content
 PART = "spec_decode"  # part of the name of every sample that is read
 DIGITS = 6  # most digits of a position
 AT_ONCE = "keep one, and give an earlier one as --before"
-_LINE = re.compile(
-    r"(?:.*[\s\]|>])?((?:(?:vllm|lmdeploy|llamacpp)[:_]|trtllm_)spec_decode_\w+(?:\{.*\}|\s).*?)\s*(?:\s#\s.*)?"
-)
+_LINE = re.compile(r"(?:.*[\s\]|>])?((?:[a-z]\w*[:_])spec_decode_\w+(?:\{.*\}|\s).*?)\s*(?:\s#\s.*)?")
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 Samples = dict[Key, float]
-
-
-@dataclass(frozen=True)
-class CounterNames:
-    """The names of an engine's counters.
-
-    Attributes:
-        prefix: how all names begin.
-        accepted: accepted tokens by position.
-        position: the label of the position.
-        drafted: drafted tokens: all of them, or by position if `steps` is None.
-        steps: drafts, one for each step.
-        accepted_total: all accepted tokens.
-        cuts: what to say of drafts that were cut, which the engine does as a rule; "": they are an error.
-    """
-
-    prefix: str
-    accepted: str = "num_accepted_tokens_per_pos_total"
-    position: str = "position"
-    drafted: str = "num_draft_tokens_total"
-    steps: str | None = "num_drafts_total"
-    accepted_total: str = "num_accepted_tokens_total"
-    cuts: str = ""
 
 
 def holds_samples(content: Content) -> bool:
@@ -93,7 +67,7 @@ def _of_text(text: str) -> Samples:
         sample = _sample(line)
         if sample is None:
             raise TraceError(f"line {number} is not a sample of Prometheus text: {line[:60]!r}")
-        _add(samples, (_with_colon(sample.name), tuple(sorted(sample.labels.items()))), sample.value, f"line {number}")
+        _add(samples, (sample.name, tuple(sorted(sample.labels.items()))), sample.value, f"line {number}")
     return samples
 
 
@@ -104,7 +78,7 @@ def _of_api(content: Content) -> Samples | None:
         metric = record.get("metric")
         if not isinstance(metric, dict) or PART not in str(metric.get("__name__")):
             continue
-        name = _with_colon(str(metric["__name__"]))
+        name = str(metric["__name__"])
         if "value" not in record:
             raise TraceError(f"`{name}` has a range of time: query one moment (api/v1/query); {AT_ONCE}")
         value = record["value"]
@@ -189,11 +163,6 @@ def _add(samples: Samples, key: Key, value: float, where: str) -> None:
     if key in samples and samples[key] != value:
         raise TraceError(f"{where} repeats `{key[0]}` with another value: {AT_ONCE}")
     samples[key] = value
-
-
-def _with_colon(name: str) -> str:
-    """Return the name that an engine gives a counter; collectors write an underscore for the colon."""
-    return re.sub(r"^(vllm|lmdeploy|llamacpp)_spec", r"\1:spec", name)
 
 
 def _of_model(samples: Samples, model: str | None) -> Samples:

@@ -3,13 +3,15 @@
 Sources: vLLM 0.33.0, LMDeploy 0.18.0, llama.cpp (llama-cpp-python 0.3.36) and TensorRT-LLM (#12636).
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from treeopt.errors import TraceError
+from treeopt.registry import load
 from treeopt.traces.importers.chain_counts import Chain, chain_from_counts
+from treeopt.traces.importers.counter_names import CounterNames
 from treeopt.traces.importers.counter_samples import (
-    CounterNames,
     Key,
     by_position,
     difference,
@@ -19,18 +21,8 @@ from treeopt.traces.importers.counter_samples import (
 )
 from treeopt.traces.importers.trace_source import Content, Output, TraceSource, ask
 
-CUTS = "llama.cpp cuts drafts at max_tokens, and where the drafter is not sure: most shorter drafts are of this kind"
+ENGINES = "treeopt.engines:ENGINES"  # whose entries name their counters
 ONE_POSITION = "only position 0 is counted, where its C++ runtime puts drafts of any position: true if it drafts one"
-# Engine -> the names of its counters; the name that the trace's `meta` has.
-NAMES: Mapping[str, CounterNames] = {
-    "vllm": CounterNames("vllm:spec_decode_"),
-    "lmdeploy": CounterNames("lmdeploy:spec_decode_"),
-    "llama.cpp": CounterNames("llamacpp:spec_decode_", cuts=CUTS),
-    "tensorrt-llm": CounterNames(
-        "trtllm_spec_decode_", "accepted_tokens_total", "token_position", "drafted_tokens_total", steps=None
-    ),
-}
-IN_WORDS = {"vllm": "vLLM", "lmdeploy": "LMDeploy", "tensorrt-llm": "TensorRT-LLM"}
 
 
 def read_counters(
@@ -52,20 +44,31 @@ def read_counters(
     if before is not None:
         counts = difference(counts, _totals(samples_of(before, model)))
     engine = _engine(counts)
-    names = NAMES[engine]
+    names = _names()[engine]
     read = _by_drafted_position if names.steps is None else _by_steps
-    return replace(read(counts, names, IN_WORDS.get(engine, engine), uneven), engine=engine)
+    return replace(read(counts, names, load(ENGINES)[engine].title.partition(" ")[0], uneven), engine=engine)
+
+
+def _names() -> dict[str, CounterNames]:
+    """Return the names of the counters of each engine that has them."""
+    return {name: engine.metrics for name, engine in load(ENGINES).items() if engine.metrics is not None}
 
 
 def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
-    prefixes = tuple(names.prefix for names in NAMES.values())
-    return {key: value for key, value in samples.items() if key[0].startswith(prefixes) and key[0].endswith("_total")}
+    """Return the counters of engines, by the engine's names: collectors write an underscore for the colon."""
+    totals: dict[Key, float] = {}
+    for names in _names().values():
+        written = re.compile(re.escape(names.prefix).replace(":", "[:_]"))
+        for (name, labels), value in samples.items():
+            if (match := written.match(name)) and name.endswith("_total"):
+                totals[names.prefix + name[match.end() :], labels] = value
+    return totals
 
 
 def _engine(counts: Mapping[Key, float]) -> str:
     """Return the engine whose counters these are; engines that counted nothing stand back behind one that did."""
     engines = {}
-    for engine, names in NAMES.items():
+    for engine, names in _names().items():
         values = [value for (name, _), value in counts.items() if name.startswith(names.prefix)]
         if values:
             engines[engine] = sum(values)
@@ -128,7 +131,7 @@ ENTRY = TraceSource(
         "requests": "most texts that stand for the steps",
         "steps": "number of counted steps, for a check",
     },
-    assumes=(CUTS, ONE_POSITION),
+    assumes=(ONE_POSITION,),
     holds=holds_samples,
     chain=read_counters,
     outputs=(

@@ -127,7 +127,7 @@ def test_models_and_engines_of_one_text(tmp_path):
         chain_of(VLLM + other)
     with pytest.raises(TraceError, match="it has model model-8B, not x"):
         chain_of(VLLM, model="x")
-    with pytest.raises(TraceError, match=r"found vllm and llama\.cpp"):
+    with pytest.raises(TraceError, match=r"found llama\.cpp and vllm"):
         chain_of(VLLM + LLAMA_CPP)
     replicas = VLLM + VLLM.replace('engine="0"', 'engine="1"')
     assert chain_of(replicas) == Chain((0.8, 0.4, 0.2), 10, engine="vllm")
