@@ -151,7 +151,7 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
         >>> models = {"target": "data/models/stdlib-llama", "drafter": "data/models/stdlib-medusa"}
         >>> record = treeopt.decode(**models, texts=["def read(path):"], tree=treeopt.Tree.chain(2), new_tokens=8)
         >>> len(record["requests"][0]["tokens"]), sum(record["counts"]["accepted"].values())
-        (8, 5)
+        (8, 7)
     """
     shape, batch, plan = settings.shape()
     if watcher is not None and watcher.streams and batch > 1:
