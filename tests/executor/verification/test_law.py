@@ -266,11 +266,11 @@ def test_the_loop_is_lossless(rule, draft, tree, late):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("draft", ["copy", "near", "stranger", "medusa"])
 SAMPLING = [name for name in RULES if "generator" in RULES[name].takes]
 
 
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("draft", ["copy", "near", "stranger", "medusa"])
 @pytest.mark.parametrize(("rule", "tree"), [(rule, tree) for rule in SAMPLING for tree in TREES if allowed(rule, tree)])
 def test_the_loop_is_lossless_with_many_samples(rule, draft, tree, late):
     """False-alarm probability 1e-4 a test and 1.5e-2 for the whole grid, seeds fixed."""
