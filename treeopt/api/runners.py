@@ -68,13 +68,14 @@ class EngineSetup(Settings):
             UsageError: the engine cannot be named so.
             EngineError: it is not there.
         """
+        from simulate.model_sizes.drafter_kinds import kind_of_name
         from treeopt.engines.driver import DriverSettings
 
         assert self.engine is not None
         tokenizer = engine_tokenizer(models.target)
         count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
         drafter = None if models.drafter is None else str(models.drafter)
-        lookup = drafter if drafter is not None and drafter.startswith("prompt-lookup") else None
+        lookup = drafter if drafter is not None and kind_of_name(drafter) is not None else None
         return ENGINES[self.engine].start(
             DriverSettings(
                 self.engine,

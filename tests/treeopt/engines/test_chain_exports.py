@@ -5,15 +5,14 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.small_plans import BUSHY, GOLDEN, OPT_TREE, entry, grown, plan_of
+from tests.helpers.small_plans import GOLDEN, entry, plan_of
 from treeopt.engines import ENGINES
-from treeopt.errors import EngineError, UsageError
+from treeopt.errors import EngineError
 from treeopt.tree import Tree
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,21 +57,6 @@ def test_transformers_decodes_one_sequence() -> None:
     assert not any(
         "only batch 1" in note for note in ENGINES["transformers"].export(GOLDEN, method="assistant", batch=1).notes
     )
-
-
-@pytest.mark.parametrize(
-    ("plan", "options", "error", "message"),
-    [
-        (GOLDEN, {}, UsageError, "needs a method, one of assistant, prompt-lookup"),
-        (GOLDEN, {"method": "eagle3"}, EngineError, "cannot run method eagle3.*nearest: assistant, prompt-lookup"),
-        (GOLDEN, {"method": "prompt-lookup", "model": "m"}, UsageError, "takes no model"),
-        (plan_of(entry(1, BUSHY)), {"method": "assistant"}, EngineError, r"path \[.*nearest: chain of 3"),
-        (plan_of(grown(1, OPT_TREE)), {"method": "assistant"}, EngineError, "dynamic"),
-    ],
-)
-def test_transformers_refuses(plan: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        ENGINES["transformers"].export(plan, **options)
 
 
 @pytest.mark.slow
@@ -133,18 +117,3 @@ def test_lmdeploy_golden() -> None:
     assert result.text == flags
     assert result.launch == f"lmdeploy serve api_server c/d {flags}"
     assert "--speculative-draft-model" not in ENGINES["lmdeploy"].export(GOLDEN, method="deepseek_mtp", batch=8).launch
-
-
-@pytest.mark.parametrize(
-    ("plan", "options", "error", "message"),
-    [
-        (GOLDEN, {"method": "eagle3"}, EngineError, r"one length .*nearest: one batch size of 1, 8, 32 \(`--batch`\)"),
-        (GOLDEN, {}, UsageError, "needs a method, one of eagle, eagle3"),
-        (GOLDEN, {"method": "ngram"}, EngineError, "cannot run method ngram.*nearest: eagle, eagle3"),
-        (plan_of(entry(8, BUSHY)), {"method": "eagle"}, EngineError, r"batch 8.*path \[.*nearest: chain of 3"),
-        (plan_of(grown(1, OPT_TREE)), {"method": "eagle"}, EngineError, "dynamic"),
-    ],
-)
-def test_lmdeploy_refuses(plan: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        ENGINES["lmdeploy"].export(plan, **options)

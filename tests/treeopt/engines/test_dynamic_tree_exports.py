@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers.small_plans import BUSHY, GOLDEN, OPT_TREE, entry, grown, plan_of
 from treeopt.engines import ENGINES
 from treeopt.engines.dynamic_trees import DynamicTrees, Triple
-from treeopt.errors import EngineError, UsageError
+from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
 from treeopt.statistics.isotonic_regression import Curve
 from treeopt.tree import Tree
@@ -209,12 +209,6 @@ def test_openvino_verdicts_are_still_those_of_the_installed_release() -> None:
 def test_openvino_has_one_length_per_call() -> None:
     with pytest.raises(EngineError, match=r"OpenVINO .*one length .*nearest: one batch size of 1, 8, 32"):
         ENGINES["openvino"].export(GOLDEN, method="eagle3")
-    with pytest.raises(UsageError, match="takes no model"):
-        ENGINES["openvino"].export(GOLDEN, method="prompt-lookup", model="m", batch=1)
-    with pytest.raises(UsageError, match="needs a method, one of draft-model, eagle3, prompt-lookup"):
-        ENGINES["openvino"].export(GOLDEN, batch=1)
-    with pytest.raises(EngineError, match="cannot run method medusa"):
-        ENGINES["openvino"].export(GOLDEN, method="medusa", batch=1)
 
 
 def test_openvino_warns_of_the_layers_that_it_reads() -> None:

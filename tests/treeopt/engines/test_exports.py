@@ -36,9 +36,7 @@ from treeopt.engines.export import Export, kept_rates
 from treeopt.errors import EngineError, PlanError, TraceError, UsageError
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import save_plan
-from treeopt.policies import DynamicTree, OptTree
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.isotonic_regression import Curve
 from treeopt.traces.trace import Trace, save_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import MEDUSA, published_trees
@@ -224,17 +222,11 @@ def test_drafters_are_called_as_the_executor_calls_them(kind: str, export: Calla
     assert ("prompt_lookup_min to 1" in notes(kind)) == (kind == "prompt-lookup")
 
 
-@pytest.mark.parametrize("method", ["medusa", "mlp_speculator", "medusa3"])
-def test_vllm_lists_its_methods(method: str) -> None:
-    with pytest.raises(EngineError, match=rf"vLLM 0\.33\.0 cannot run method {method}: .*nearest: .*eagle3"):
-        ENGINES["vllm"].export(GOLDEN, method=method, model="x")
-
-
-def test_vllm_needs_method_and_model() -> None:
-    with pytest.raises(UsageError, match="needs a method, one of"):
-        ENGINES["vllm"].export(GOLDEN)
-    with pytest.raises(UsageError, match="needs a model"):
-        ENGINES["vllm"].export(GOLDEN, method="eagle")
+def test_vllm_names_methods_that_it_removed() -> None:
+    with pytest.raises(
+        EngineError, match=r"cannot run method medusa: it was removed after 0\.32\.0; nearest: .*eagle3"
+    ):
+        ENGINES["vllm"].export(GOLDEN, method="medusa", model="x")
 
 
 def test_vllm_says_where_a_schedule_is_ignored() -> None:
@@ -299,51 +291,10 @@ def test_sglang_pads_early_without_these_graph_sizes() -> None:
     assert sglang_steps(result.text, options, batch=7) == 5
 
 
-def test_sglang_golden_triple() -> None:
-    assert (BUSHY.depth, max(BUSHY.level_widths[:1]), BUSHY.nodes) == (5, 4, 15)
-    plan = plan_of(entry(4, BUSHY))
-    result = ENGINES["sglang"].export(plan, nearest="triple")
-    assert sglang_triple(result.text) == (5, 4, 16)
-    assert "the plan's prediction no longer holds" in result.notes[0]
-    assert sglang_triple(ENGINES["sglang"].export(plan, nearest="chain").text) == (3, 1, 4)
-
-
-@untimed
-@given(trees)
-def test_sglang_fills_every_triple(tree: Tree) -> None:
-    plan = plan_of(entry(1, tree))
-    try:
-        steps, topk, tokens = sglang_triple(ENGINES["sglang"].export(plan, nearest="triple").text)
-    except EngineError as error:
-        assert "offer at most" in str(error)  # noqa: PT017
-        return
-    assert tokens == tree.nodes + 1
-    assert tokens - 1 <= topk + (steps - 1) * topk * topk
-    assert (topk == 1) == (tree.depth == tree.nodes)
-
-
-def test_sglang_refuses_a_triple_beyond_its_pool() -> None:
-    plan = plan_of(entry(1, Tree.full(2, 3)))
-    with pytest.raises(EngineError, match=r"SGLang .* offer at most 10 .*nearest: a plan of policy eagle2"):
-        ENGINES["sglang"].export(plan, nearest="triple")
-    with pytest.raises(EngineError) as caught:
-        ENGINES["sglang"].export(plan)
-    assert "`triple`" not in str(caught.value)
-
-
-def test_sglang_schedules_no_triples() -> None:
-    plan = plan_of(entry(1, BUSHY), entry(4, Tree.chain(2)))
-    with pytest.raises(EngineError, match=r"SGLang .*topk 1.*nearest: one batch size of 1, 4, or `chain`"):
-        ENGINES["sglang"].export(plan, nearest="triple")
-    assert "candidate_steps" in ENGINES["sglang"].export(plan, nearest="chain").text
-
-
 def test_sglang_algorithms() -> None:
     assert "--speculative-algorithm STANDALONE " in ENGINES["sglang"].export(GOLDEN, method="standalone", batch=1).text
     with pytest.raises(EngineError, match=r"SGLang .*STANDALONE by batch size .*nearest: one batch size of 1, 8"):
         ENGINES["sglang"].export(GOLDEN, method="standalone")
-    with pytest.raises(EngineError, match=r"SGLang .* method medusa: .*nearest: EAGLE, EAGLE3"):
-        ENGINES["sglang"].export(GOLDEN, method="medusa")
 
 
 # All
@@ -417,12 +368,6 @@ def test_batch_sizes_must_be_in_the_plan_once() -> None:
         ENGINES["sglang"].export(plan_of())
 
 
-@pytest.mark.parametrize("engine", ["llama.cpp", "lmdeploy", "medusa", "transformers", "vllm"])
-def test_engines_of_chains_have_no_triple(engine: str) -> None:
-    with pytest.raises(UsageError, match=rf"^{ENGINES[engine].title} has no dynamic tree: nearest must be chain$"):
-        ENGINES[engine].export(GOLDEN, nearest="triple")
-
-
 # Command
 
 
@@ -466,33 +411,6 @@ def test_command_prints_json(saved: Path) -> None:
         "launch": f"vllm serve TARGET {expected.flags}",
         "file": "",
     }
-
-
-@pytest.mark.parametrize(
-    ("args", "error", "message"),
-    [
-        (["--format", "medusa", "--method", "eagle"], UsageError, "--method does not apply to --format medusa"),
-        (["--format", "vllm"], UsageError, "needs a method"),
-        (["--format", "medusa", "--batch", "64"], EngineError, "not to speculate"),
-        (
-            ["--format", "medusa", "--batch", "8", "--output", "absent/list.json"],
-            UsageError,
-            "there is no folder",
-        ),
-    ],
-)
-def test_command_raises_for_its_group(saved: Path, args: list[str], error: type[Exception], message: str) -> None:
-    result = invoke(saved, *args)
-    assert type(result.exception) is error
-    assert message in str(result.exception)
-
-
-def test_command_reports_a_missing_plan(tmp_path: Path) -> None:
-    assert isinstance(invoke(tmp_path / "none.json", "--format", "medusa").exception, PlanError)
-
-
-def test_command_rejects_unknown_engines(saved: Path) -> None:
-    assert invoke(saved, "--format", "tgi").exit_code == 2
 
 
 def test_command_loads_nothing_heavy() -> None:
@@ -609,33 +527,6 @@ def test_command_imposes_a_traces_acceptance(saved: Path, tmp_path: Path, trace:
     save_trace(drawn_trace([[0.5]], [9] * 12, depth=1, rng=np.random.default_rng(0)), shallow)
     short = invoke(saved, "--format", "sglang", "--batch", "8", "--replay", shallow)
     assert str(short.exception).startswith(f"{shallow}: the tree ")
-
-
-# Policies
-
-
-def test_sglang_runs_the_policy_that_it_has() -> None:
-    result = ENGINES["sglang"].export(plan_of(grown(2, DynamicTree(nodes=15, depth=5, beam=4))))
-    assert sglang_triple(result.text) == (5, 4, 16)
-    assert "planned for batch 2 only" in result.notes
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        OPT_TREE,
-        DynamicTree(nodes=15, depth=5, beam=4, width=3),
-        DynamicTree(nodes=15, depth=5, beam=4, min_probability=0.1),
-        DynamicTree(nodes=15, depth=5, beam=4, budget=20),
-        DynamicTree(nodes=6, depth=2, beam=2, width=2, calibration=((Curve((0.5,), (0.5,)),) * 2,) * 2),
-    ],
-)
-def test_sglang_refuses_other_policies(policy: DynamicTree | OptTree) -> None:
-    with pytest.raises(EngineError, match=r"SGLang .* cannot run policy (eagle2|opt-tree) \(batch 2\).*nearest"):
-        ENGINES["sglang"].export(plan_of(grown(2, policy)))
-    assert (
-        "was replaced by a chain of 3" in ENGINES["sglang"].export(plan_of(grown(2, policy)), nearest="chain").notes[0]
-    )
 
 
 @pytest.mark.parametrize("name", ENGINES.exporting())

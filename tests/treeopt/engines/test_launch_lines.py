@@ -15,7 +15,6 @@ from tests.helpers.small_plans import EAGLE3, GOLDEN, entry, grown, plan_of
 from treeopt.cli import main
 from treeopt.cli.commands.export import export as command
 from treeopt.engines import ENGINES
-from treeopt.errors import UsageError
 from treeopt.plans.plan_json import save_plan
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
@@ -154,14 +153,6 @@ def test_command_writes_the_file_and_prints_what_reads_it(saved: Path, tmp_path:
         "trtllm-serve TARGET --config treeopt_tensorrt_llm.yaml",
         "treeopt_tensorrt_llm.yaml",
     )
-
-
-def test_command_names_options_as_they_are_typed(saved: Path) -> None:
-    refused = invoke(saved, "--format", "vllm", "--schedule-bounds", "lower")
-    assert type(refused.exception) is UsageError
-    assert "--schedule-bounds does not apply to --format vllm: omit it" in str(refused.exception)
-    missing = invoke(saved, "--format", "tensorrt-llm")
-    assert "--schedule-bounds lower" in str(missing.exception)
 
 
 def completed(*words: str) -> set[str]:

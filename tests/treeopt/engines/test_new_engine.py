@@ -15,6 +15,7 @@ from tests.helpers.fake_engine import steps_of
 from tests.helpers.small_plans import BUSHY, entry, plan_of
 from treeopt import registry
 from treeopt.constraints import DepthAtMost, broken
+from treeopt.cost_model import StepShape
 from treeopt.engines import ENGINES, engine_rules
 from treeopt.engines.driver import DriverSettings, EngineStep
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method, Option
@@ -145,3 +146,17 @@ def test_the_command_line_knows_it(tmp_path: Path) -> None:
     text = done("export", plan, "--format", "toy").stdout
     assert all(len(path) <= 2 for path in read_json(text)["paths"])
     refused(run("export", plan, "--format", "toy", "--heads", "2"), "toy", "--heads", code=2)
+
+
+def test_it_is_recorded_timed_and_validated(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="the extra executor is not installed")
+    trace, profile = tmp_path / "t.npz", tmp_path / "p.json"
+    common = ("--engine", "toy", "--target", "data/models/stdlib-llama", "--prompts", "data/prompts/stdlib.jsonl")
+    common += ("--requests", "8", "--new-tokens", "24")
+    done("trace", "collect", *common, "--depth", "2", "--output", trace)
+    assert load_trace(trace).meta["engine"]["name"] == "toy"
+    done("profile", *common, "--batch", "1", "--max-depth", "2", "--output", profile)
+    measured = treeopt.load_profile(profile).step_s([StepShape(1, 3, (1, 1), 30)])
+    assert measured[0] == pytest.approx(0.001, rel=1e-6)
+    words = ("--trace", trace, "--profile", profile, "--batch", "1", "--shapes", "chain:2")
+    assert "chain of 2" in done("validate", *common, *words, "--output", tmp_path / "v.json").stdout

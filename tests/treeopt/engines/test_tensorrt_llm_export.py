@@ -128,15 +128,12 @@ def test_methods() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({}, UsageError, "needs a method, one of Eagle3, MTP"),
-        ({"method": "Medusa"}, EngineError, "cannot run method Medusa.*nearest: Eagle3"),
         ({"method": "NGram", "model": "m", "batch": 1}, UsageError, "takes no model"),
         (
             {"method": "NGram", "schedule_bounds": "upper"},
             EngineError,
             "cannot change the length of NGram by batch size",
         ),
-        ({"method": "Eagle3", "batch": 64}, EngineError, "not to speculate at batch 64"),
     ],
 )
 def test_tensorrt_llm_refuses(options: dict[str, Any], error: type[Exception], message: str) -> None:

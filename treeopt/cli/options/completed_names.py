@@ -22,7 +22,11 @@ class Model(click.Path):
         from simulate.model_sizes.named_shapes import SHAPES
 
         names = () if param.name == "drafter" else SHAPES
-        more = ("prompt-lookup",) if param.name == "drafter" else ()
+        more: tuple[str, ...] = ()
+        if param.name == "drafter":
+            from simulate.model_sizes.drafter_kinds import DRAFTERS
+
+            more = tuple(kind.name for kind in DRAFTERS.values() if kind.named)
         return [*_items((*names, *more), incomplete), CompletionItem(incomplete, type="file")]
 
 
