@@ -265,10 +265,10 @@ def test_the_loop_is_lossless(rule, draft, tree, late):
     assert p_value(emitted(decoder(rule, draft, tree, late=late), 5000)) > ALARM
 
 
-@pytest.mark.slow
 SAMPLING = [name for name in RULES if "generator" in RULES[name].takes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("draft", ["copy", "near", "stranger", "medusa"])
 @pytest.mark.parametrize(("rule", "tree"), [(rule, tree) for rule in SAMPLING for tree in TREES if allowed(rule, tree)])
