@@ -28,7 +28,6 @@ from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.target.tree_attention_mask import tree_table
 from executor.verification.acceptance_rules import make_rule
-from treeopt.acceptance_rules import RULES
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from executor.verification.typical_acceptance import Typical
 from tests.helpers.models import noisy
