@@ -53,7 +53,7 @@ def predicted(offer: Offer) -> "ui.dictionary":
 
 
 def limits() -> "ui.dictionary":
-    """Return `batches`, `engine`, `objective`, `nodes`, `tpot`, `dynamic` and `price`."""
+    """Return `batches`, `engine`, `objective`, `nodes`, `tpot` and `dynamic`."""
     from marimo import ui
 
     return _group(
@@ -63,8 +63,12 @@ def limits() -> "ui.dictionary":
         nodes=_slider("Nodes, at most (--max-nodes)", NODES),
         tpot=_number("Milliseconds per token, at most; 0: no limit", 0),
         dynamic=_choice("Dynamic trees (--policy)", [NO_POLICIES, *sweeps(), ALL_POLICIES]),
-        price=_number("Price of a device per hour; 0: none", 0),
     )
+
+
+def price() -> "ui.number":
+    """Return the price of one device per hour, which needs no other search."""
+    return _number("Price of a device per hour; 0: none", 0)
 
 
 def depth(deepest: int) -> "ui.slider":

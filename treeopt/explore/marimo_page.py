@@ -27,8 +27,8 @@ def _():
 @app.cell
 def _(controls, offer):
     trace, source = controls.trace(offer), controls.source(offer)
-    predicted, limits = controls.predicted(offer), controls.limits()
-    return limits, predicted, source, trace
+    predicted, limits, price = controls.predicted(offer), controls.limits(), controls.price()
+    return limits, predicted, price, source, trace
 
 
 @app.cell
@@ -38,7 +38,7 @@ def _(controls, offer, trace):
 
 
 @app.cell
-def _(MEASURED, answer_parts, answers, depth, limits, measured, offer, predicted, source, trace):
+def _(MEASURED, answer_parts, answers, depth, limits, measured, offer, predicted, price, source, trace):
     origin = {"trace": trace.value, "source": source.value, **measured.value}
     policies, by_profile = answers.takes_policies(origin, offer), source.value == MEASURED
     of_trees = ("batches", "engine", "objective", "nodes")
@@ -49,7 +49,7 @@ def _(MEASURED, answer_parts, answers, depth, limits, measured, offer, predicted
         (True, {**{name: limits.elements[name] for name in of_trees}, "depth": depth}),
         (True, {"tpot": limits.elements["tpot"]}),
         (policies, {"dynamic": limits.elements["dynamic"]}),
-        (True, {"price": limits.elements["price"]}),
+        (True, {"price": price}),
     )
     return origin, policies
 
@@ -57,13 +57,12 @@ def _(MEASURED, answer_parts, answers, depth, limits, measured, offer, predicted
 @app.cell
 def _(TreeoptError, answer_parts, answers, depth, limits, mo, offer, origin, policies, predicted):
     values = {**origin, **predicted.value, **limits.value, "depth": depth.value}
-    price = values.pop("price")
     mo.output.replace(answer_parts.searching(policies=policies and values["dynamic"] != "none"))
     answer = answers.attempt(values, offer)
     answered = not isinstance(answer, TreeoptError)
     status = answer_parts.words([f"Answered in {answer.seconds:.1f} s."], role="status") if answered else None
     mo.output.replace(status or answer_parts.failure(answer))
-    return answer, answered, price
+    return answer, answered
 
 
 @app.cell
@@ -89,7 +88,7 @@ def _(answer, answer_parts, shown):
 @app.cell
 def _(answer, answered, mo, answer_parts, price, token_prices):
     mo.stop(not answered)
-    answer_parts.shown(token_prices.priced(answer, price))
+    answer_parts.shown(token_prices.priced(answer, price.value))
     return
 
 
