@@ -220,10 +220,6 @@ def due(target, texts):
     return value
 
 
-def test_there_are_forty():
-    assert len(SAME) >= 40
-
-
 @pytest.mark.parametrize("name", SAME)
 def test_spellings_that_mean_the_same(found, due, name):
     assert found(*SAME[name]) == due
