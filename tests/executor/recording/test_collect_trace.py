@@ -11,7 +11,8 @@ from executor.prompts.prompt_files import Prompt
 from executor.recording import collect_trace
 from executor.recording.collect_trace import collect, repeated_share
 from executor.recording.typical_nodes import ForcedText
-from executor.verification.acceptance_rules import SampleAndMatch, make_rule
+from executor.verification.acceptance_rules import make_rule
+from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.models import random_heads, random_prompts, small_model, small_target
