@@ -11,16 +11,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from executor.checkpoints import assumptions_of, load_drafter, save_drafter
+from executor.checkpoints import assumptions_of, load_drafter
 from executor.checkpoints.tensors import find_tensor_files, torch_save
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.drafters.hydra.drafter import Hydra
 from executor.drafters.language_model.drafter import LanguageModel
-from tests.executor.checkpoints.test_layouts import config_of, put_down, tensors_of
+from tests.helpers.checkpoint_files import put_down, refused, written
 from tests.helpers.drafters import random_drafter
-from tests.helpers.models import HIDDEN, VOCABULARY, deep_target, small_target
+from tests.helpers.models import HIDDEN, VOCABULARY, small_target
 from tests.helpers.slow_params import slow_unless
-from treeopt.errors import ExecutorError
 
 LAYOUTS = {
     "medusa": "vllm-medusa",
@@ -38,30 +37,13 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def target():
-    return deep_target()
-
-
-@pytest.fixture(scope="module")
 def good(target, tmp_path_factory):
     """Name -> its tensors and configuration."""
     found = {}
     for name, layout in LAYOUTS.items():
         folder = tmp_path_factory.mktemp("good") / name
-        save_drafter(folder, random_drafter(name, target), dtype="float32", meta={}, layout=layout, target=target)
-        found[name] = tensors_of(folder), config_of(folder)
+        found[name] = written(folder, random_drafter(name, target), layout, target)
     return found
-
-
-def refused(path: Path, target, *words: str) -> str:
-    with pytest.raises(ExecutorError) as caught:
-        load_drafter(path, target)
-    message = str(caught.value)
-    assert str(path) in message
-    assert "\n" not in message
-    for word in words:
-        assert word in message, message
-    return message
 
 
 # Tensors that may be absent: the drafter then lacks the part, or the checkpoint is none of its kind.
@@ -299,11 +281,6 @@ def test_configurations_that_contradict(tmp_path, target, good, said, message):
             {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "eagle_config": {"layer_ids": [1, 2, 3]}},
             "eagle_aux_hidden_state_layer_ids [1, 3, 4] and eagle_config.layer_ids [1, 2, 3] name different layers",
         ),
-        (
-            "eagle3",
-            {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "eagle_config": {"aux_hidden_state_layer_ids": [3, 4, 5]}},
-            "eagle_aux_hidden_state_layer_ids [2, 3, 4] and eagle_config.aux_hidden_state_layer_ids [3, 4, 5] name",
-        ),
         ("eagle3", {"eagle_config": [1]}, "eagle_config must be an object, found [1]"),
         ("eagle3", {"speculators_model_type": "eagle3"}, "speculators reads that as false, vLLM as true"),
         ("eagle3", {"eagle_aux_hidden_state_layer_ids": "all"}, "must be a list of layers, found 'all'"),
@@ -312,11 +289,6 @@ def test_configurations_that_contradict(tmp_path, target, good, said, message):
         ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false, found 96"),
         ("eagle3", {"norm_output": True, "eagle_config": {"norm_output": False}}, "norm_output differs from the one"),
         ("hydra", {"hidden_state_offset": 1}, "hidden_state_offset must be 0"),
-        (
-            "hydra",
-            {"hydra_head_arch": "eagle-attn"},
-            "Hydra heads must be MLPs (hydra_head_arch mlp or prefix-mlp, found",
-        ),
     ],
 )
 def test_what_only_a_configuration_can_say(tmp_path, target, good, name, said, message):

@@ -3,11 +3,9 @@
 import copy
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from executor.checkpoints import load_drafter, save_drafter
@@ -16,6 +14,7 @@ from executor.drafters.base.decoder_layer import layer_config
 from executor.drafters.eagle3.drafter import Eagle3
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.target_model import Target
+from tests.helpers.checkpoint_files import assert_same, config_of, put_down, refused, tensors_of, written
 from tests.helpers.drafters import MAKE, random_drafter
 from tests.helpers.models import HIDDEN, SMALL, VOCABULARY, deep_target, random_heads, random_prompts, small_target
 from treeopt.errors import ExecutorError, UsageError
@@ -23,46 +22,6 @@ from treeopt.errors import ExecutorError, UsageError
 IDS = torch.arange(VOCABULARY)[torch.arange(VOCABULARY) % 6 != 1]
 NORMS = ["input_layernorm", "hidden_norm", "post_attention_layernorm"]
 PROJECTIONS = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
-
-
-@pytest.fixture(scope="module")
-def target():
-    return deep_target()
-
-
-def scores(drafter, target):
-    text = torch.tensor(random_prompts((12, 12), seed=3))
-    features = target.features(text, drafter.taps).features
-    return [forced.scores for forced in drafter.teacher_forced(target, text, features, min(3, drafter.max_depth))]
-
-
-def assert_same(found, due, target):
-    assert type(found) is type(due)
-    assert found.state_dict().keys() == due.state_dict().keys()
-    for name, value in due.state_dict().items():
-        assert torch.equal(found.state_dict()[name], value), name
-    for a, b in zip(scores(found, target), scores(due, target), strict=True):
-        assert torch.equal(a, b)
-
-
-def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
-    (file,) = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".pt", ".bin")]
-    return load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)  # noqa: TID251
-
-
-def config_of(folder: Path) -> dict:
-    return json.loads((folder / "config.json").read_text())
-
-
-def put_down(folder: Path, tensors, config=None, name="model.safetensors") -> Path:
-    """A checkpoint as somebody else would leave it: nothing of ours in its configuration."""
-    folder.mkdir(exist_ok=True)
-    copies = {key: value.clone() for key, value in tensors.items()}
-    save_file(copies, folder / name) if name.endswith("safetensors") else torch.save(copies, folder / name)
-    if config is not None:
-        config = {key: value for key, value in config.items() if key != "treeopt_drafter"}
-        (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 OWN = {
@@ -246,8 +205,7 @@ def test_vllm_medusa_without_biases(tmp_path, target, prefix):
     put_down(tmp_path, tensors, {"model_type": "medusa", "num_heads": 7})
     assert_same(load_drafter(tmp_path, target), heads, target)
     put_down(tmp_path, tensors | {"token_map": torch.arange(40)})
-    with pytest.raises(ExecutorError, match="token_map: heads that score only 40 of 61 tokens are not supported"):
-        load_drafter(tmp_path, target)
+    refused(tmp_path, target, "token_map: heads that score only 40 of 61 tokens are not supported")
 
 
 def test_vllm_medusa_with_one_output_for_all(tmp_path, target):
@@ -265,13 +223,13 @@ def test_vllm_medusa_with_one_output_for_all(tmp_path, target):
 
 def test_hydra_with_what_nothing_uses(tmp_path, target):
     drafter = made("hydra++", target)
-    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="hydra")
-    tensors = {f"module.{name}": value for name, value in tensors_of(tmp_path / "a").items()}
+    held, config = written(tmp_path / "a", drafter, "hydra")
+    tensors = {f"module.{name}": value for name, value in held.items()}
     front = "module.prefix_embeding_layer."
     tensors[f"{front}embed_tokens.weight"] = torch.randn(VOCABULARY, HIDDEN)
     tensors[f"{front}rotary_emb.inv_freq"] = torch.ones(4)
     tensors[f"{front}layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
-    config = config_of(tmp_path / "a") | {"hydra_num_heads": 2, "hydra_num_layers": 1}  # tensors decide
+    config = config | {"hydra_num_heads": 2, "hydra_num_layers": 1}  # tensors decide
     put_down(tmp_path / "b", tensors, config, name="hydra_lm_head.pt")
     assert_same(load_drafter(tmp_path / "b", target), drafter, target)
 
@@ -279,9 +237,9 @@ def test_hydra_with_what_nothing_uses(tmp_path, target):
 def test_hydra_blocks_that_are_one_may_be_stored_once(tmp_path, target):
     """safetensors' own save_model leaves copies out; then the configuration is believed."""
     drafter = made("hydra++", target)
-    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="hydra")
-    once = {name: t for name, t in tensors_of(tmp_path / "a").items() if not re.match(r"hydra_mlp\.\d\.[57]", name)}
-    put_down(tmp_path / "b", once, config_of(tmp_path / "a"))
+    held, config = written(tmp_path / "a", drafter, "hydra")
+    once = {name: t for name, t in held.items() if not re.match(r"hydra_mlp\.\d\.[57]", name)}
+    put_down(tmp_path / "b", once, config)
     assert_same(load_drafter(tmp_path / "b", target), drafter, target)
 
 
@@ -310,10 +268,8 @@ def test_hydra_heads_that_do_not_read_drafted_tokens(tmp_path, target):
 @pytest.fixture(scope="module")
 def eagle(target, tmp_path_factory):
     """An EAGLE of random weights, its tensors as the reference names them, and its configuration."""
-    folder = tmp_path_factory.mktemp("eagle")
     drafter = made("eagle", target)
-    save_drafter(folder, drafter, dtype="float32", meta={}, layout="eagle", target=target)
-    return drafter, tensors_of(folder), config_of(folder)
+    return drafter, *written(tmp_path_factory.mktemp("eagle"), drafter, "eagle", target)
 
 
 def test_eagle_of_accelerate(tmp_path, target, eagle):
@@ -348,23 +304,14 @@ def test_eagle_of_speculators(tmp_path, target, eagle):
 def test_a_router_without_bias(tmp_path, target):
     drafter = made("coral-router", target)
     drafter.router.w1.bias.zero_()
-    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={})
-    tensors = {name: value for name, value in tensors_of(tmp_path / "a").items() if name != "router.w1.bias"}
-    config = config_of(tmp_path / "a") | {"router_num_groups": 3}
+    held, config = written(tmp_path / "a", drafter)
+    tensors = {name: value for name, value in held.items() if name != "router.w1.bias"}
+    config = config | {"router_num_groups": 3}
     put_down(tmp_path / "b", tensors, config)
     found = load_drafter(tmp_path / "b", target)
     assert (found.groups, found.active) == (8, 2)  # as published; ours says 3
     found.active = 3
     assert_same(found, drafter, target)
-
-
-@pytest.fixture(scope="module")
-def eagle3(target, tmp_path_factory):
-    """As `eagle`, in vLLM's spelling."""
-    folder = tmp_path_factory.mktemp("eagle3")
-    drafter = made("eagle3", target)
-    save_drafter(folder, drafter, dtype="float32", meta={}, layout="eagle3-vllm")
-    return drafter, tensors_of(folder), config_of(folder)
 
 
 def test_eagle3_of_vllm(tmp_path, target, eagle3):
@@ -457,9 +404,8 @@ def test_eagle3_without_an_lm_head_takes_the_targets(tmp_path, target):
     """SGLang and vLLM do so where all tokens are drafted; a smaller number says that a head is missing."""
     drafter = made("eagle3-full", target)
     drafter.lm_head.weight.copy_(target.head.weight)
-    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")
-    tensors = {name: value for name, value in tensors_of(tmp_path / "a").items() if name != "lm_head.weight"}
-    config = config_of(tmp_path / "a")
+    held, config = written(tmp_path / "a", drafter, "eagle3-vllm")
+    tensors = {name: value for name, value in held.items() if name != "lm_head.weight"}
     for drafted in (None, VOCABULARY):
         put_down(tmp_path / "b", tensors, config | {"draft_vocab_size": drafted})
         assert_same(load_drafter(tmp_path / "b", target), drafter, target)
@@ -470,9 +416,9 @@ def test_eagle3_without_an_lm_head_takes_the_targets(tmp_path, target):
 
 def test_the_references_eagle3_takes_the_targets_embeddings(tmp_path, target, eagle3):
     """Its code reads them from the target's files unless config.json tells the target's width (cnets.py)."""
-    save_drafter(tmp_path, eagle3[0], dtype="float32", meta={}, layout="eagle3", target=target)
-    assert "embed_tokens.weight" not in tensors_of(tmp_path)
-    assert "target_hidden_size" not in config_of(tmp_path)
+    held, config = written(tmp_path, eagle3[0], "eagle3", target)
+    assert "embed_tokens.weight" not in held
+    assert "target_hidden_size" not in config
 
 
 def test_what_the_references_code_cannot_run_is_not_written_for_it(tmp_path, target, eagle, eagle3):
@@ -524,8 +470,7 @@ def test_embeddings_are_what_the_target_s_look_up_gives(tmp_path):
     table = target.model.get_input_embeddings().weight.detach().clone()
     assert not torch.allclose(tensors[name], table)
     put_down(tmp_path / "a", tensors | {name: table}, name="pytorch_model.bin")
-    with pytest.raises(ExecutorError, match="is not the target's"):
-        load_drafter(tmp_path / "a", target)
+    refused(tmp_path / "a", target, "is not the target's")
 
 
 def test_types_and_places_are_the_targets(tmp_path, eagle):

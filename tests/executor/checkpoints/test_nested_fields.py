@@ -3,21 +3,9 @@
 import pytest
 
 from executor.checkpoints import assumptions_of, load_drafter
-from tests.executor.checkpoints.test_layouts import assert_same, put_down
 from tests.executor.checkpoints.test_positions import YARN
-from tests.executor.checkpoints.test_trainers import plain_drafter
-from tests.helpers.models import deep_target
+from tests.helpers.checkpoint_files import assert_same, put_down, refused
 from treeopt.errors import ExecutorError
-
-
-@pytest.fixture(scope="module")
-def target():
-    return deep_target()
-
-
-@pytest.fixture(scope="module")
-def plain(target, tmp_path_factory):
-    return plain_drafter(target, tmp_path_factory.mktemp("plain"))
 
 
 def nested(plain, inner, outer):
@@ -60,9 +48,7 @@ def test_fields_that_say_the_same_beside_a_nested_layer(tmp_path, target, plain,
 )
 def test_fields_that_contradict_a_nested_layer(tmp_path, target, plain, inner, outer, message):
     put_down(tmp_path, plain[1], nested(plain, inner, outer))
-    with pytest.raises(ExecutorError, match=r"config\.json: ") as caught:
-        load_drafter(tmp_path, target)
-    assert message in str(caught.value)
+    refused(tmp_path, target, "config.json: ", message)
 
 
 @pytest.mark.parametrize("place", ["hidden_act", "rope_theta", "sliding_window"])

@@ -8,34 +8,12 @@ import torch
 
 from executor.checkpoints import assumptions_of, load_drafter, save_drafter
 from executor.checkpoints.layer_settings.config_fields import is_positional
-from tests.executor.checkpoints.test_layouts import assert_same, config_of, put_down, scores, tensors_of
+from tests.helpers.checkpoint_files import assert_same, put_down, refused, same, written
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import HIDDEN, VOCABULARY, deep_target
 from treeopt.errors import ExecutorError
 
 FORGE = {"architectures": ["LlamaForCausalLMEagle3"]}
-
-
-@pytest.fixture(scope="module")
-def target():
-    return deep_target()
-
-
-def plain_drafter(target, folder):
-    """An EAGLE-3 drafter, its tensors and its configuration, in vLLM's names."""
-    drafter = random_drafter("eagle3", target)
-    save_drafter(folder, drafter, dtype="float32", meta={}, layout="eagle3-vllm")
-    config = {key: value for key, value in config_of(folder).items() if not key.startswith(("norm_", "fc_norm"))}
-    return drafter, tensors_of(folder), config | {"eagle_aux_hidden_state_layer_ids": list(drafter.taps)}
-
-
-@pytest.fixture(scope="module")
-def plain(target, tmp_path_factory):
-    return plain_drafter(target, tmp_path_factory.mktemp("plain"))
-
-
-def same(found, due, target) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(scores(found, target), scores(due, target), strict=True))
 
 
 # --- rows of the LM head
@@ -55,19 +33,18 @@ def test_rows_may_be_in_any_order(tmp_path, target, plain, chosen):
 
 def test_a_whole_vocabulary_in_another_order(tmp_path, target):
     drafter = random_drafter("eagle3-input-norm", target)
-    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")
-    tensors, order = tensors_of(tmp_path / "a"), torch.randperm(VOCABULARY)
+    tensors, config = written(tmp_path / "a", drafter, "eagle3-vllm")
+    order = torch.randperm(VOCABULARY)
     moved = {"lm_head.weight": tensors["lm_head.weight"][order], "d2t": order - torch.arange(VOCABULARY)}
-    put_down(tmp_path / "b", tensors | moved, config_of(tmp_path / "a"))
+    put_down(tmp_path / "b", tensors | moved, config)
     assert_same(load_drafter(tmp_path / "b", target), drafter, target)
-    put_down(tmp_path / "b", tensors | {"d2t": torch.zeros(VOCABULARY).long()}, config_of(tmp_path / "a"))
+    put_down(tmp_path / "b", tensors | {"d2t": torch.zeros(VOCABULARY).long()}, config)
     assert_same(load_drafter(tmp_path / "b", target), drafter, target)
 
 
 def test_tied_embeddings_are_the_lm_head(tmp_path, target):
     drafter = random_drafter("eagle3-variants", target)
-    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")
-    tensors, config = tensors_of(tmp_path / "a"), config_of(tmp_path / "a")
+    tensors, config = written(tmp_path / "a", drafter, "eagle3-vllm")
     del tensors["lm_head.weight"]
     put_down(tmp_path / "b", tensors, config | {"tie_word_embeddings": True})
     assert torch.equal(load_drafter(tmp_path / "b", target).lm_head.weight, tensors["embed_tokens.weight"])
@@ -82,8 +59,8 @@ def test_tied_embeddings_are_the_lm_head(tmp_path, target):
 @pytest.mark.parametrize("layout", [None, "eagle3-vllm", "speculators-eagle3"])
 def test_variants_come_back_without_treeopts_own_section(tmp_path, target, name, layout):
     drafter = random_drafter(name, target)
-    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout=layout)
-    put_down(tmp_path / "b", tensors_of(tmp_path / "a"), config_of(tmp_path / "a"))
+    held, config = written(tmp_path / "a", drafter, layout)
+    put_down(tmp_path / "b", held, config)
     found = load_drafter(tmp_path / "b", target)
     assert_same(found, drafter, target)
     assert (found.windows, found.head_norms, found.taps) == (drafter.windows, drafter.head_norms, drafter.taps)
@@ -130,14 +107,14 @@ def test_windows_that_nobody_can_know(tmp_path, target, plain, said, message):
 
 def test_sglangs_names_of_deeper_layers(tmp_path, target):
     drafter = random_drafter("eagle3-windows", target)
-    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")
+    held, config = written(tmp_path / "a", drafter, "eagle3-vllm")
     tensors = {
         name.replace("layers.0.", "midlayer.")
         .replace("layers.1.input_layernorm", "layers.1.hidden_norm")
         .replace("layers.1.", "additional_layers.0."): value
-        for name, value in tensors_of(tmp_path / "a").items()
+        for name, value in held.items()
     }
-    put_down(tmp_path / "b", tensors, config_of(tmp_path / "a"))
+    put_down(tmp_path / "b", tensors, config)
     assert_same(load_drafter(tmp_path / "b", target), drafter, target)
 
 
@@ -174,9 +151,9 @@ def test_norm_output_by_class_and_trainer(tmp_path, target, plain, said, prefix,
 
 def test_newer_speculators_name_of_the_norms_before_fc(tmp_path, target):
     drafter = random_drafter("eagle3-variants", target)
-    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="speculators-eagle3")
-    tensors = {name.replace("fc_norm.", "fc_norms."): t for name, t in tensors_of(tmp_path / "a").items()}
-    put_down(tmp_path / "b", tensors, config_of(tmp_path / "a"))
+    held, config = written(tmp_path / "a", drafter, "speculators-eagle3")
+    tensors = {name.replace("fc_norm.", "fc_norms."): t for name, t in held.items()}
+    put_down(tmp_path / "b", tensors, config)
     assert_same(load_drafter(tmp_path / "b", target), drafter, target)
 
 
@@ -242,13 +219,9 @@ def test_heads_need_not_divide_the_width(tmp_path, target, plain):
 
 def test_a_drafter_without_fc_must_say_so(tmp_path, target):
     drafter = random_drafter("eagle3-last-feature", target)
-    save_drafter(tmp_path / "a", drafter, dtype="float32", meta={}, layout="eagle3-vllm")
-    tensors, config = tensors_of(tmp_path / "a"), config_of(tmp_path / "a")
+    tensors, config = written(tmp_path / "a", drafter, "eagle3-vllm")
     put_down(tmp_path / "b", tensors, {key: value for key, value in config.items() if key != "eagle_config"})
-    with pytest.raises(
-        ExecutorError, match=r"1 missing: fc.weight; for a drafter that reads the target's last feature"
-    ):
-        load_drafter(tmp_path / "b", target)
+    refused(tmp_path / "b", target, "1 missing: fc.weight; for a drafter that reads the target's last feature")
     narrow = {"fc.weight": torch.randn(HIDDEN, HIDDEN)}  # one level, merged by an fc of its own
     put_down(tmp_path / "b", tensors | narrow, config)
     found = load_drafter(tmp_path / "b", target)
