@@ -155,5 +155,3 @@ def test_the_shipped_tokenizer_is_read():
     assert (len(vocabulary.tokens), vocabulary.pre_tokenizer) == (4096, "gpt-2")
     assert vocabulary.tokens[0] == "<|endoftext|>"
     assert set(vocabulary.types[1:]) == {gguf.TokenType.NORMAL}
-
-

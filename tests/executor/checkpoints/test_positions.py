@@ -17,13 +17,7 @@ SLIDES = ("sliding_attention", 3.0)
 SAME = [
     ({"rope_theta": 7.0}, {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}),
     ({"rope_theta": 7.0}, {"rotary_emb_base": 7.0}),
-    ({"rope_theta": 7.0}, {"rope_theta": 7.0, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}),
     ({"rope_theta": 7.0}, {"rope_theta": 7.0, "partial_rotary_factor": 1.0, "rotary_dim": 8}),
-    ({"rope_theta": 7.0}, {"global_rope_theta": 7.0, "local_rope_theta": 3.0}),
-    (
-        {"rope_theta": 7.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
-        {"rope_parameters": {"rope_theta": 7.0, "rope_type": "llama3", **LLAMA3}},
-    ),
     (
         {"rope_theta": 7.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
         {
@@ -33,15 +27,6 @@ SAME = [
         },
     ),
     ({"rope_scaling": YARN}, {"rope_scaling": {"type": "yarn", **{k: v for k, v in YARN.items() if k != "rope_type"}}}),
-    (
-        {"rope_theta": 7.0},
-        {
-            "rope_parameters": {
-                "full_attention": {"rope_theta": 7.0},
-                "sliding_attention": {"partial_rotary_factor": 0.5},
-            }
-        },
-    ),
     (
         {"rope_theta": 7.0},
         {"rope_theta": 3.0, "rope_parameters": {n: {"rope_theta": t} for n, t in (("full_attention", 7.0), SLIDES)}},
