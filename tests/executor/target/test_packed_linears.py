@@ -181,3 +181,9 @@ def test_decoding_with_packed_weights_equals_generate(kind):
         prompts, new_tokens=32
     )
     assert [list(g.tokens) for g in found] == texts
+
+
+def test_a_drafter_without_weights_stays_as_it_is():
+    module = nn.Module()
+    pack_where_it_fits(module)
+    assert packed_choice(module) == {}

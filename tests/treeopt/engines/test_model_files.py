@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treeopt.engines.driver import DriverSettings
-from treeopt.engines.model_files import ENDS, files_hash, model_name, model_record
+from treeopt.engines.driver import ENDS, DriverSettings, files_hash, model_name, model_record
 from treeopt.engines.openvino.driver import OpenVino
 from treeopt.engines.vllm.driver import VLLM
 
