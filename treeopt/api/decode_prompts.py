@@ -151,7 +151,7 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
         >>> models = {"target": "data/models/stdlib-llama", "drafter": "data/models/stdlib-medusa"}
         >>> record = treeopt.decode(**models, texts=["def read(path):"], tree=treeopt.Tree.chain(2), new_tokens=8)
         >>> len(record["requests"][0]["tokens"]), sum(record["counts"]["accepted"].values())
-        (8, 5)
+        (8, 7)
     """
     shape, batch, plan = settings.shape()
     if watcher is not None and watcher.streams and batch > 1:
@@ -261,8 +261,9 @@ class _Run:
         if write:
             note([self.decoder.memory(prompts, new_tokens=new_tokens)])
         gathered, text, records = Gathered(), TextStream(self.requests.tokenizer), []
+        steps = self.decoder.steps(prompts, new_tokens=new_tokens, stop=self.stop)
         with _writer(self.settings.output if write else None, meta) as put, self.watcher.running(len(waiting)):
-            for step in self.decoder.steps(prompts, new_tokens=new_tokens, stop=self.stop):
+            for step in steps:
                 if self.watcher.streams:
                     self.watcher.piece(text.put(step.committed[0], last=step.ended[0]))
                 for place, generation in gathered.add(step):

@@ -108,7 +108,7 @@ def collect(*, settings: CollectSettings, work: Path | None = None, progress: Pr
         >>> models = ("data/models/stdlib-llama", "data/models/stdlib-medusa")
         >>> trace = treeopt.collect(*models, "data/prompts/stdlib.jsonl", requests=2, new_tokens=4)
         >>> trace.requests, trace.anchors, trace.depth
-        (2, 6, 5)
+        (2, 8, 5)
     """
     models, engine = settings.models, settings.engine
     if models.drafter is None:

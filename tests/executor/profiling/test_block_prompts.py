@@ -21,7 +21,7 @@ def target():
 
 
 def openings(target, **settings):
-    told = {"batches": (2,), "new_tokens": 24, "steps": 7, "max_depth": 2}
+    told = {"batch": (2,), "new_tokens": 24, "steps": 7, "max_depth": 2}
     return LoopBlocks(LoopRunner(target, random_heads()), PROMPTS, Measuring(**(told | settings)).ordered())
 
 
@@ -66,13 +66,13 @@ def test_all_ways_of_a_round_begin_behind_the_same(target):
     assert found.prompts_of(Configuration(2, None, TREE), 3, 7) == first
 
 
-@pytest.mark.parametrize("settings", [{"new_tokens": 8}, {"steps": 40}, {"contexts": (6,)}, {"batches": (3,)}])
+@pytest.mark.parametrize("settings", [{"new_tokens": 8}, {"steps": 40}, {"context": (6,)}, {"batch": (3,)}])
 def test_short_texts_and_contexts_are_not_written_ahead(target, monkeypatch, settings):
     monkeypatch.setattr(Decoder, "generate", lambda *args, **words: pytest.fail("writes"))
     found = openings(target, **settings)
     assert found.spare == 0
     assert found.context == 7 + min(settings.get("new_tokens", 24), settings.get("steps", 7) + 1) / 2
-    context = settings.get("contexts", (None,))[0]
+    context = settings.get("context", (None,))[0]
     prompts, _ = found.prompts_of(Configuration(2, context, EMPTY), 1, 7)
     if context is None:
         assert sorted(prompts) == sorted(PROMPTS)

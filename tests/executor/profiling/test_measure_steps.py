@@ -56,7 +56,7 @@ def block_of(draft_s, rest_s, committed=1.0, context=9.0, wall_s=1.0):
 @pytest.fixture(scope="module")
 def profile(models):
     prompts = random_prompts([5] * 8)
-    return measured(models, prompts, batches=(2, 1), max_nodes=15, new_tokens=12, rounds=2, steps=3)
+    return measured(models, prompts, batch=(2, 1), max_nodes=15, new_tokens=12, rounds=2, steps=3)
 
 
 def test_profile_covers_what_was_asked(profile):
@@ -77,7 +77,7 @@ def test_profile_covers_what_was_asked(profile):
 
 def test_profile_knows_what_prompts_take(models, profile):
     assert [n for n, _ in profile.prefill.plain] == [5, 10]  # of two rows
-    found = measured(models, random_prompts([5, 21] * 4), **(TOLD | {"contexts": ()}))
+    found = measured(models, random_prompts([5, 21] * 4), **(TOLD | {"context": ()}))
     assert [[n for n, _ in points] for points in (found.prefill.plain, found.prefill.drafted)] == [
         [5, 8, 16, 21, 42]
     ] * 2
@@ -161,7 +161,7 @@ def law_of(way):
     return draft, 0.5 + 0.01 * way.batch * tokens
 
 
-WITH_POLICIES = {"batches": (1, 2), "max_nodes": 15, "max_depth": 3, "policies": True, "rounds": 3, "steps": 2}
+WITH_POLICIES = {"batch": (1, 2), "max_nodes": 15, "max_depth": 3, "policies": True, "rounds": 3, "steps": 2}
 
 
 def test_a_profile_prices_trees_drawn_anew(models, monkeypatch):
@@ -267,7 +267,7 @@ def test_every_place_has_plain_steps_among_its_trees(models):
 def test_a_machine_that_slows_down_for_a_while_changes_no_ratio(models, monkeypatch):
     """Rounds at thrice the pace of others, and a half of one at five times: all ratios stay what they are."""
     prompts = random_prompts([5] * 4)
-    told = {"batches": (1, 2), "max_nodes": 7, "max_depth": 3, "rounds": 3, "steps": 2}
+    told = {"batch": (1, 2), "max_nodes": 7, "max_depth": 3, "rounds": 3, "steps": 2}
 
     def profiled(paces):
         begun = iter(paces)
@@ -291,7 +291,7 @@ def test_a_machine_that_slows_down_for_a_while_changes_no_ratio(models, monkeypa
 @pytest.mark.parametrize("done", [2, 5])
 def test_a_machine_that_changes_during_an_interruption_changes_no_ratio(models, monkeypatch, tmp_path, done):
     prompts, work, left = random_prompts([5] * 4), tmp_path / "work", []
-    told = {"batches": (1,), "max_nodes": 7, "max_depth": 3, "rounds": 2, "steps": 2, "work": work}
+    told = {"batch": (1,), "max_nodes": 7, "max_depth": 3, "rounds": 2, "steps": 2, "work": work}
 
     def made(self, way, number, *, steps=2):
         if len(left) == done and made.pace == 1.0:
@@ -362,7 +362,7 @@ def test_several_processes_take_as_many_steps(models, monkeypatch):
             yield replace(step, rest_s=1.0)
 
     monkeypatch.setattr(Decoder, "steps", slow)
-    told = {"batches": (1,), "max_nodes": 3, "max_depth": 2, "rounds": 2, "steps": 4, "new_tokens": 5}
+    told = {"batch": (1,), "max_nodes": 3, "max_depth": 2, "rounds": 2, "steps": 4, "new_tokens": 5}
     counts = []
     for processes in (1, 2):
         monkeypatch.setattr("executor.profiling.loop_blocks.processes", lambda processes=processes: processes)
@@ -419,7 +419,7 @@ def clock(monkeypatch):
     return made
 
 
-TOLD = {"batches": (1, 2), "contexts": (6, 24), "max_nodes": 5, "max_depth": 3, "rounds": 2, "steps": 2}
+TOLD = {"batch": (1, 2), "context": (6, 24), "max_nodes": 5, "max_depth": 3, "rounds": 2, "steps": 2}
 
 
 def same(profile):
@@ -486,7 +486,7 @@ def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
     measured(models, prompts, work=work, **TOLD)
     for other, name in (
         ({"steps": 3}, "steps 2, not 3"),
-        ({"batches": (1,)}, r"batches \[1, 2\], not \[1\]"),
+        ({"batch": (1,)}, r"batch \[1, 2\], not \[1\]"),
         ({"rule": make_rule("typical", warp=Warp())}, 'verification "greedy", not "typical"'),
     ):
         with pytest.raises(UsageError, match=f"was begun with {name}"):
@@ -519,7 +519,7 @@ def test_a_broken_work_file_is_refused(models, clock, tmp_path):
 def test_a_work_file_without_a_block_is_removed(models, tmp_path):
     work = tmp_path / "p.json.work"
     with pytest.raises(ExecutorError, match="context"):
-        measured(models, random_prompts([5] * 4), work=work, **(TOLD | {"contexts": (600,)}))
+        measured(models, random_prompts([5] * 4), work=work, **(TOLD | {"context": (600,)}))
     assert not work.exists()
 
 
