@@ -573,9 +573,9 @@ def test_drafters_begin_as_published():
     assert hydra.dropout == 0.2
     assert torch.equal(hydra.heads[3].output.weight, target.head.weight)
     assert not fresh_drafter(replaced(HYDRA, ["grounded=false"]), target).grounded
-    ids = torch.tensor([1, 5, 9])
-    eagle3 = fresh_drafter(recipes()["eagle3"], target, draft_ids=ids)
-    assert eagle3.lm_head.weight.shape == (3, HIDDEN)
+    few = replaced(recipes()["eagle3"], ["draft_vocabulary=3"])
+    eagle3 = fresh_drafter(few, target, frequent=lambda count: [1, 5, 9][:count])
+    assert (eagle3.draft_ids.tolist(), eagle3.lm_head.weight.shape) == ([1, 5, 9], (3, HIDDEN))
     assert fresh_drafter(EAGLE, small_target(dtype=torch.float64)).fc.weight.dtype == torch.float64
     assert fresh_drafter(EAGLE, Target(small_model().bfloat16())).fc.weight.dtype == torch.float32
 
@@ -622,7 +622,7 @@ import torch
 from executor.target.tensor_parallel import leave, processes
 from executor.train.new_drafter import fresh_drafter
 from executor.train.training_run import Job, run
-from executor.drafters.base.recipe import recipes(), replaced
+from executor.drafters.base.recipe import recipes, replaced
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import small_target
 from tests.executor.train.test_train import random_rows

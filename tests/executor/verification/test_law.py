@@ -28,7 +28,6 @@ from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.target.tree_attention_mask import tree_table
 from executor.verification.acceptance_rules import make_rule
-from treeopt.acceptance_rules import RULES
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from executor.verification.typical_acceptance import Typical
 from tests.helpers.models import noisy
@@ -265,12 +264,12 @@ def test_the_loop_is_lossless(rule, draft, tree, late):
     assert p_value(emitted(decoder(rule, draft, tree, late=late), 5000)) > ALARM
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("draft", ["copy", "near", "stranger", "medusa"])
 SAMPLING = [name for name in RULES if "generator" in RULES[name].takes]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("draft", ["copy", "near", "stranger", "medusa"])
 @pytest.mark.parametrize(("rule", "tree"), [(rule, tree) for rule in SAMPLING for tree in TREES if allowed(rule, tree)])
 def test_the_loop_is_lossless_with_many_samples(rule, draft, tree, late):
     """False-alarm probability 1e-4 a test and 1.5e-2 for the whole grid, seeds fixed."""

@@ -1,6 +1,7 @@
 """Help texts in sections: a dozen options described, the others named, all with --help-all; no line is too wide."""
 
 import re
+from pathlib import Path
 
 import click
 import pytest
@@ -9,7 +10,9 @@ from click.testing import CliRunner
 from tests.treeopt.cli.test_help_and_shell import commands
 from treeopt.cli import main
 from treeopt.cli.options.help_sections import ADVANCED, MOST
+from treeopt.cli.options.setup_file import KEYS
 
+ROOT = Path(__file__).parents[3]
 ALL = list(commands())
 OPTION = re.compile(r"^  (?:-\w, )?(--[a-z0-9-]+)(?=\s|$)", re.MULTILINE)
 
@@ -33,6 +36,21 @@ def test_a_dozen_options_are_described_and_all_are_named(words, command):
     assert set(re.findall(r"--[a-z0-9-]+", named.partition("Examples:")[0])) - {"--help-all"} == rest
     whole = set(OPTION.findall(shown(words, "--help-all"))) if rest else listed | {"--help", "--help-all"}
     assert whole == names(command) | {"--help", "--help-all"}
+
+
+def test_no_command_has_more_than_thirty_options_beside_the_setup_group():
+    setup = {f"--{key}" for key in KEYS.values()} | {"--setup", "--write-setup", "--help-all"}
+    assert {words: count for words, command in ALL if (count := len(names(command) - setup)) > 30} == {}
+
+
+def test_recipes_of_the_readme_need_no_advanced_option():
+    text = (ROOT / "README.md").read_text("utf-8").replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line.startswith("treeopt ")]
+    assert len(lines) >= 8
+    for words, _ in ALL:
+        first = shown(words, "--help").partition(f"\n{ADVANCED}")[0]
+        used = {word for line in lines if tuple(line[1 : 1 + len(words)]) == tuple(words) for word in line}
+        assert {word for word in used if word.startswith("--")} - set(OPTION.findall(first)) == set()
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 SECTIONS = {
     "Models": "target drafter",
-    "Prompts": "texts prompts new_tokens",
-    "Drafting": "plan tree batch temperature",
-    "Output": "output resume as_json",
+    "Prompts": "texts prompts skip requests new_tokens",
+    "Drafting": "plan tree batch",
+    "Output": "output as_json",
 }
 EXAMPLES = examples(
     "treeopt decode --target data/models/stdlib-llama --drafter data/models/stdlib-medusa --tree 2 "

@@ -23,9 +23,9 @@ from treeopt.storage.provenance import look
 from treeopt.storage.user_files import read_text
 
 SECTIONS = {
-    "Input": "trace_file target drafter",
+    "Input": "trace_file target drafter kind",
     "Devices": "hardware prices",
-    "Question": "batch context max_tpot_s",
+    "Question": "batch context engine",
     "Output": "plans output as_json",
 }
 EXAMPLES = examples(
