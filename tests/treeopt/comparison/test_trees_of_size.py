@@ -38,7 +38,7 @@ def trees_of_size(nodes: int, width: int, depth: int):
 def test_at_one_position_the_best_tree_keeps_most(trace, data):
     """Where each request is one position there is no walk, and all trees can be tried; counts are not shrunk."""
     nodes = data.draw(st.integers(1, trace.width))
-    with mock.patch("treeopt.comparison.trees_of_size.fitted", return_value=0.0):
+    with mock.patch("treeopt.comparison.trees_of_size.fit_strength", return_value=0.0):
         tree = sized_trees([Size("best", nodes)], trace)[f"best tree of {nodes}"]
     every = trees_of_size(nodes, trace.width, trace.depth)
     most = max(int(accepted_lengths(other, trace).sum()) for other in every)
