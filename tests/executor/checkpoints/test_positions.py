@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from executor.checkpoints import assumptions_of, load_drafter, save_drafter
-from executor.checkpoints.layer_settings.config_fields import ONLY
-from executor.checkpoints.layer_settings.positions import ROTARY
+from executor.checkpoints.tensors.layer_config import ONLY
+from executor.checkpoints.tensors.layer_positions import ROTARY
 from tests.executor.checkpoints.test_layouts import assert_same, config_of, put_down, tensors_of
 from tests.executor.checkpoints.test_trainers import plain_drafter, same
 from tests.helpers.drafters import random_drafter

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor.checkpoints import assumptions_of, load_drafter, save_drafter
-from executor.checkpoints.layer_settings.config_fields import is_positional
+from executor.checkpoints.tensors.layer_config import is_positional
 from tests.executor.checkpoints.test_layouts import assert_same, config_of, put_down, scores, tensors_of
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import HIDDEN, VOCABULARY, deep_target
