@@ -141,7 +141,7 @@ engine-llama.cpp: .engines/llama.cpp/.ready  ## llama.cpp, built in about 25 min
 engine-openvino: .engines/openvino/.ready .engines/openvino-export/.ready  ## OpenVINO GenAI and its exporter, 1.9 GB
 
 engines: $(VENV)/.all  ## tests and acceptance checks in the engines that are set up below .engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m engines tests/executor/engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m engines tests/treeopt/engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine_acceptance --output data/engines/acceptance.json
 	$(BIN)/python -m tests.benchmarks.engine_tables
 

@@ -18,7 +18,6 @@ NEW_TOKENS = 64  # after each prompt
 RANDOM_REQUESTS = 64  # prompts of random tokens
 
 # Profiling.
-PROFILED_BATCHES = (1, 2, 4, 8)
 ROUNDS = 12  # blocks of each configuration, at most
 STEPS = 16  # steps per block, at most
 ENGINE_ROUNDS = 4  # measurements of each draft length in an engine
@@ -27,8 +26,6 @@ BUDGET_S = 300.0
 POLICIES_S = 150.0  # additional seconds where dynamic policies are measured
 
 # Recording.
-WIDTH = 16  # candidates per node
-RECORD_BATCH = 8
 DRAWS = 16  # of rules whose acceptance has no closed form
 
 # Made-up traces of imported figures.

@@ -26,7 +26,7 @@ ENGINES = ROOT / ".engines"
 PYTHON = ENGINES / "openvino" / "bin" / "python"
 EXPORT_PYTHON = ENGINES / "openvino-export" / "bin" / "python"
 MODELS = ENGINES / "models" / "openvino"
-RECORDINGS = ROOT / "tests" / "executor" / "engines" / "recordings"
+RECORDINGS = ROOT / "tests" / "treeopt" / "engines" / "recordings"
 TARGET, DRAFTER, EAGLE3 = "stdlib-llama", "stdlib-llama-3-layers", "stdlib-eagle3"
 TREE = DynamicTree(nodes=6, depth=3, beam=2)
 

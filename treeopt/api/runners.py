@@ -95,7 +95,7 @@ class EngineSetup(Settings):
 
     def models_record(self, models: Models) -> dict[str, Any]:
         """Return names and hashes of the models, which an engine loads itself."""
-        from treeopt.engines.model_files import model_record
+        from treeopt.engines.driver import model_record
 
         loaded, drafter = self.engine_target or models.target, self.engine_drafter or models.drafter
         record: dict[str, Any] = {"target": {"name": models.target.name}, "engine_target": model_record(loaded)}

@@ -6,9 +6,8 @@
 * `own_loop`: treeopt's own loop among the engines.
 * `export`: what exports share: their result, the planned entries, the replacement of a tree that breaks a rule.
 * `dynamic_trees`: what exporters of dynamic trees share: the three settings, and how each engine counts them.
-* `driver`: the interface of every driver, its settings, and the values that pass through it: requests, drafts, steps.
+* `driver`: the interface of every driver, its settings, requests, drafts and steps, and the record of its models.
 * `connections`: processes of engines, and clients of their servers.
-* `model_files`: name and hash of the models that an engine loads.
 
 `treeopt.constraints.broken` returns the rule that a tree breaks.
 """

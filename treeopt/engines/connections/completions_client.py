@@ -1,4 +1,4 @@
-"""A client of the OpenAI completions API that reads a streamed answer chunk by chunk, with the time of each.
+"""A client of the OpenAI completions API: streamed chunks with their times, steps of chunks, requests in flight.
 
 Servers that decode speculatively send one chunk per step and request, so a chunk holds the tokens that a step
 committed. Its number of tokens comes from the first of these that the server sends: `token_ids` (vLLM), the running
@@ -6,17 +6,19 @@ committed. Its number of tokens comes from the first of these that the server se
 """
 
 import json
+import queue
 import socket
+import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
 import httpx2
 
-from treeopt.engines.driver import EngineRequest
+from treeopt.engines.driver import Count, EngineRequest, EngineStep
 from treeopt.errors import EngineError
 
 RETRIED = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE}
@@ -24,6 +26,7 @@ REFUSED = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 CONNECT_S = 10.0
 LONGEST = 300  # characters of a server's own words
+JOIN_S = 30.0  # longest wait for the threads of cancelled requests
 # Asked for beside the standard fields; a server that refuses unknown fields is asked again without them.
 REPORTED = {
     "return_token_ids": True,
@@ -31,6 +34,8 @@ REPORTED = {
 }
 
 Records = Generator[tuple[float, Mapping[str, Any]], None, None]  # objects of a streamed answer, each with its time
+# Yields the steps of one request; called with its number, the request, and the lane (0..concurrency - 1) that it uses.
+Ask = Callable[[int, EngineRequest, int], Generator[EngineStep, None, None]]
 
 
 @dataclass(frozen=True)
@@ -139,10 +144,7 @@ class CompletionsClient:
 
     def text(self, path: str) -> str | None:
         """Return the text at `path`, or None if there is none."""
-        try:
-            answer = self._client.get(path)
-        except httpx2.HTTPError as error:
-            raise EngineError(f"{self.url}: {_failure(error)}") from error
+        answer = self._get(path)
         return answer.text if answer.is_success else None
 
     def stream(self, request: EngineRequest, *, model: str) -> Generator[Chunk, None, None]:
@@ -193,11 +195,14 @@ class CompletionsClient:
             time.sleep(pause_s)
             waited_s, wait_s = waited_s + pause_s, min(2 * wait_s, LONGEST_WAIT_S)
 
-    def _json(self, path: str) -> Any:
+    def _get(self, path: str) -> httpx2.Response:
         try:
-            answer = self._client.get(path)
+            return self._client.get(path)
         except httpx2.HTTPError as error:
             raise EngineError(f"{self.url}: {_failure(error)}") from error
+
+    def _json(self, path: str) -> Any:
+        answer = self._get(path)
         if not answer.is_success:
             raise EngineError(f"{self.url}{path} answered {answer.status_code}: {_words(answer)}")
         try:
@@ -209,7 +214,7 @@ class CompletionsClient:
 
     @contextmanager
     def _listed(self, response: httpx2.Response) -> Iterator[None]:
-        """List the connection of an answer among those that `cancel` ends."""
+        """Let `cancel` end the connection of an answer while it is read."""
         stream = response.extensions.get("network_stream")
         connection = None if stream is None else stream.get_extra_info("socket")
         if connection is not None:
@@ -248,6 +253,109 @@ class CompletionsClient:
                 yield chunk
         if began and not finished:
             raise EngineError(f"{self.url}: the connection broke: the answer has no end")
+
+
+def steps_of(
+    chunks: Generator[Chunk, None, None],
+    number: int,
+    *,
+    draft: int,
+    began_s: float,
+    where: str,
+    count: Count | None = None,
+) -> Generator[EngineStep, None, None]:
+    """Yield the steps of one request from the chunks of its answer; the last one is marked.
+
+    A first chunk of several tokens holds the prefill's token and those of the first step.
+
+    Args:
+        chunks: of the answer.
+        number: of the request.
+        draft: drafted tokens per step.
+        began_s: when the run began, on the clock of the chunks.
+        where: the server, for messages.
+        count: counts the tokens of a text.
+
+    Raises:
+        EngineError: a chunk does not show how many tokens it holds, or holds more than a step commits.
+    """
+    held: EngineStep | None = None
+    total, text = 0, ""
+    with closing(chunks):
+        for chunk in chunks:
+            text += chunk.text
+            committed = _tokens(chunk, text, total, count, where)
+            total += committed
+            for size, tokens in _cut(committed, chunk.tokens, first=held is None):
+                if size > draft + 1:
+                    raise EngineError(
+                        f"{where}: a chunk holds {size} tokens, a step of {draft} drafted tokens at most {draft + 1}: "
+                        "the server does not stream by step (SGLang: --stream-interval 1), or drafts more than stated"
+                    )
+                if held is not None:
+                    yield held
+                held = EngineStep(number, size, chunk.at_s - began_s, tokens, prefill=held is None)
+    if held is None:
+        raise EngineError(f"{where}: the answer to request {number} holds no token")
+    yield replace(held, ended=True)
+
+
+def in_flight(
+    requests: Sequence[EngineRequest], ask: Ask, *, concurrency: int, cancel: Callable[[], None]
+) -> Iterator[EngineStep]:
+    """Yield the steps of all requests, `concurrency` of which are in flight until none is left to begin.
+
+    Args:
+        requests: begun in this order.
+        ask: sends one request and yields its steps.
+        concurrency: requests in flight, each in a thread of its own.
+        cancel: ends requests that are under way; called when the iterator is closed early or a request fails.
+
+    Raises:
+        EngineError: what `ask` raised first.
+    """
+    numbers = iter(range(len(requests)))
+    lock, stopped = threading.Lock(), threading.Event()
+    arrived: queue.SimpleQueue[EngineStep | BaseException | None] = queue.SimpleQueue()
+
+    def work(lane: int) -> None:
+        try:
+            while not stopped.is_set():
+                with lock:
+                    number = next(numbers, None)
+                if number is None:
+                    break
+                with closing(ask(number, requests[number], lane)) as steps:
+                    for step in steps:
+                        arrived.put(step)
+                        if stopped.is_set():
+                            return
+        except BaseException as error:  # noqa: BLE001 - raised again by the reader
+            arrived.put(error)
+        finally:
+            arrived.put(None)
+
+    lanes = min(concurrency, len(requests))
+    threads = [threading.Thread(target=work, args=(lane,), daemon=True) for lane in range(lanes)]
+    for thread in threads:
+        thread.start()
+    left, done = lanes, False
+    try:
+        while left:
+            item = arrived.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+        done = True
+    finally:
+        stopped.set()
+        if not done:
+            cancel()
+        for thread in threads:
+            thread.join(JOIN_S)
 
 
 def _body(request: EngineRequest, model: str) -> dict[str, Any]:
@@ -311,3 +419,36 @@ def _seconds(value: str | None) -> float | None:
         return min(float(value), LONGEST_WAIT_S) if value else None
     except ValueError:
         return None
+
+
+def _cut(
+    committed: int, tokens: tuple[int, ...] | None, *, first: bool
+) -> Iterator[tuple[int, tuple[int, ...] | None]]:
+    """Yield size and tokens of the steps in a chunk: one, or at the beginning also the prefill."""
+    if not committed:
+        return
+    if first and committed > 1:
+        yield 1, None if tokens is None else tokens[:1]
+        yield committed - 1, None if tokens is None else tokens[1:]
+    else:
+        yield committed, tokens
+
+
+def _tokens(chunk: Chunk, text: str, before: int, count: Count | None, where: str) -> int:
+    """Return the number of tokens of a chunk."""
+    if chunk.tokens is not None:
+        return len(chunk.tokens)
+    if chunk.total is not None:
+        if chunk.total < before:
+            raise EngineError(f"{where}: `usage.completion_tokens` fell from {before} to {chunk.total}")
+        return chunk.total - before
+    if chunk.logged is not None:
+        return chunk.logged
+    if not chunk.text:
+        return 0
+    if count is None:
+        raise EngineError(
+            f"{where}: chunks do not say how many tokens they hold (no token_ids, usage or logprobs): give --target, "
+            "whose tokenizer counts them"
+        )
+    return max(count(text) - before, 0)

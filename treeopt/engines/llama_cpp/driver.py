@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.engines.connections.completions_client import Records
-from treeopt.engines.connections.launched_servers import LaunchedServers
-from treeopt.engines.connections.server_pool import Launch, Running
+from treeopt.engines.connections.servers import Launch, LaunchedServers, Running
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
 from treeopt.engines.llama_cpp import draft_options
 from treeopt.errors import EngineError, UsageError

@@ -10,9 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from treeopt.engines.connections.completions_client import CompletionsClient
-from treeopt.engines.connections.concurrent_requests import in_flight
-from treeopt.engines.connections.streamed_steps import steps_of
+from treeopt.engines.connections.completions_client import CompletionsClient, in_flight, steps_of
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
 from treeopt.errors import UsageError
 

@@ -24,8 +24,7 @@ from typing import Any, Self
 
 from treeopt.constraints import pool
 from treeopt.engines.connections.worker_process import GRACE_S, WorkerProcess
-from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
-from treeopt.engines.model_files import model_name
+from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep, model_name
 from treeopt.engines.openvino import TREES
 from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree

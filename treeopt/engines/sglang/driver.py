@@ -8,9 +8,8 @@ and K + 1 draft tokens, since it counts the root.
 
 from collections.abc import Generator
 
-from treeopt.engines.connections.launched_servers import LaunchedServers
-from treeopt.engines.connections.server_pool import Launch, Running
-from treeopt.engines.connections.streamed_steps import steps_of
+from treeopt.engines.connections.completions_client import steps_of
+from treeopt.engines.connections.servers import Launch, LaunchedServers, Running
 from treeopt.engines.driver import DriverSettings, EngineRequest, EngineStep
 
 CHUNKS = ("--stream-interval", "1")

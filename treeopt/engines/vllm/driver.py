@@ -13,12 +13,9 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from treeopt.engines.connections.completions_client import Chunk
-from treeopt.engines.connections.launched_servers import LaunchedServers
-from treeopt.engines.connections.server_pool import Launch, Running
-from treeopt.engines.connections.streamed_steps import steps_of
-from treeopt.engines.driver import DriverSettings, EngineRequest, EngineStep
-from treeopt.engines.model_files import model_name
+from treeopt.engines.connections.completions_client import Chunk, steps_of
+from treeopt.engines.connections.servers import Launch, LaunchedServers, Running
+from treeopt.engines.driver import DriverSettings, EngineRequest, EngineStep, model_name
 from treeopt.errors import EngineError, UsageError
 from treeopt.storage.provenance import look
 

@@ -4,30 +4,23 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.helpers import fake_engine
-from treeopt.engines.connections.server_pool import Launch, ServerPool
-from treeopt.engines.connections.server_process import ServerProcess, free_port
+from treeopt.engines.connections.servers import Launch, ServerPool, ServerProcess, free_port
 from treeopt.errors import EngineError
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@contextmanager
-def closing_by(process: ServerProcess):
-    try:
-        yield
-    finally:
-        process.stop()
-
-
-def launch(manner: str) -> Launch:
-    return Launch("fake engine", [sys.executable, fake_engine.__file__, manner])
+def pool_of(manner: str, **settings):
+    """A pool of servers that behave in this manner, closed at the end."""
+    launch = Launch("fake engine", [sys.executable, fake_engine.__file__, manner])
+    return closing(ServerPool(lambda length: launch, **{"timeout_s": 30} | settings))
 
 
 def marked() -> set[int]:
@@ -56,7 +49,7 @@ def nothing_left(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("manner", ["well", "leaves children"])
 def test_a_server_starts_and_stops(manner):
-    with ServerPool(lambda key: launch(manner), timeout_s=30) as pool:
+    with pool_of(manner) as pool:
         server = pool.server(3)
         assert server.client.model() == fake_engine.MODEL
         assert server.process.runs
@@ -66,12 +59,12 @@ def test_a_server_starts_and_stops(manner):
 
 def test_a_server_that_ignores_signals_is_killed(monkeypatch):
     monkeypatch.setenv("TREEOPT_ENGINE_GRACE_S", "0.3")
-    with ServerPool(lambda key: launch("ignores signals"), timeout_s=30) as pool:
+    with pool_of("ignores signals") as pool:
         pool.server(0)
 
 
 def test_the_server_that_was_unused_for_longest_gives_way():
-    with ServerPool(lambda key: launch("well"), alive=2, timeout_s=30) as pool:
+    with pool_of("well", alive=2) as pool:
         first, second = pool.server(1), pool.server(2)
         pool.server(1)
         pool.server(3)
@@ -80,7 +73,7 @@ def test_the_server_that_was_unused_for_longest_gives_way():
 
 
 def test_a_server_that_ended_is_started_again():
-    with ServerPool(lambda key: launch("well"), timeout_s=30) as pool:
+    with pool_of("well") as pool:
         first = pool.server(1)
         first.process.stop()
         assert pool.server(1) is not first
@@ -94,7 +87,7 @@ def test_a_server_that_ended_is_started_again():
     ],
 )
 def test_a_failed_start_says_why(manner, timeout_s, message):
-    with ServerPool(lambda key: launch(manner), timeout_s=timeout_s) as pool, pytest.raises(EngineError, match=message):
+    with pool_of(manner, timeout_s=timeout_s) as pool, pytest.raises(EngineError, match=message):
         pool.server(0)
 
 
@@ -109,18 +102,19 @@ def test_an_interrupt_while_it_starts_leaves_nothing():
         raise KeyboardInterrupt
 
     process = ServerProcess("fake engine", [sys.executable, fake_engine.__file__, "well", "--port", str(free_port())])
-    with pytest.raises(KeyboardInterrupt), closing_by(process):
+    with pytest.raises(KeyboardInterrupt):
         process.wait_until(interrupted, timeout_s=30)
+    process.stop()
 
 
 def test_a_killed_treeopt_leaves_nothing(tmp_path):
     """Killed by SIGKILL, which no program can handle."""
     code = (
         "import sys, time\n"
-        "from treeopt.engines.connections.server_pool import Launch, ServerPool\n"
+        "from treeopt.engines.connections.servers import Launch, ServerPool\n"
         "from tests.helpers import fake_engine\n"
         "launch = Launch('fake engine', [sys.executable, fake_engine.__file__, 'leaves children'])\n"
-        "ServerPool(lambda key: launch, timeout_s=30).server(0)\n"
+        "ServerPool(lambda length: launch, timeout_s=30).server(0)\n"
         "print('up', flush=True)\n"
         "time.sleep(600)\n"
     )
