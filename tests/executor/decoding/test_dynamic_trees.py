@@ -106,30 +106,12 @@ def test_steps_equal_a_plain_simulation(trace, policy, batch, seed):
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(worlds(), policies(), st.integers(1, 4))
-def test_every_request_is_counted_once_and_to_its_end(trace, policy, batch):
-    steps = Batches(trace, batch=batch).steps(policy, of(policy, trace))
-    anchors = steps.anchors[steps.counted]
-    own = np.minimum(steps.accepted[steps.counted] + 1, trace.left[anchors])
-    tokens = np.bincount(trace.request_index[anchors], own, minlength=trace.requests)
-    assert tokens.tolist() == trace.lengths.tolist()
-
-
-@settings(max_examples=examples(100), deadline=None)
 @given(worlds(), policies(), st.integers(1, 3))
 def test_running_batches_take_the_steps_of_a_request_alone(trace, policy, batch):
     if policy.alone or batch == 1:
         steps = Batches(trace, batch=batch).steps(policy, of(policy, trace))
         taken = np.bincount(trace.request_index[steps.anchors[steps.counted]], minlength=trace.requests)
         assert taken.tolist() == replay_policy(policy, trace).steps.tolist()
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(worlds(), policies())
-def test_a_shared_budget_of_one_row_is_a_limit(trace, policy):
-    if isinstance(policy, DynamicTree) and policy.budget is not None:
-        alone = replace(policy, budget=None, nodes=min(policy.nodes, policy.budget))
-        assert accepted_lengths(policy, trace).tolist() == accepted_lengths(alone, trace).tolist()
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -622,7 +622,7 @@ import torch
 from executor.target.tensor_parallel import leave, processes
 from executor.train.new_drafter import fresh_drafter
 from executor.train.training_run import Job, run
-from executor.drafters.base.recipe import recipes(), replaced
+from executor.drafters.base.recipe import recipes, replaced
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import small_target
 from tests.executor.train.test_train import random_rows
