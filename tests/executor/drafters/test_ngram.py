@@ -37,7 +37,6 @@ from tests.executor.decoding.test_cuda_graphs import Recorder
 from tests.helpers.drafters import admitted
 from tests.helpers.models import VOCABULARY, generated, random_prompts, small_model, small_target
 from tests.helpers.slow_params import slow_unless
-from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
 from treeopt.storage.atomic_files import shipped
@@ -170,7 +169,7 @@ def scores_of(drafter: NGram | PromptLookup, learnt: Sequence[Text]) -> Scores:
     return lambda text, path: lookup_scores(text, path, drafter.longest, VOCABULARY)
 
 
-@pytest.mark.parametrize(("batch", "late"), [(1, 0), (4, 0), (4, 1)])
+@pytest.mark.parametrize(("batch", "late"), [(1, 0), (4, 1)])
 @pytest.mark.parametrize("name", DRAFTERS[:3:2])
 @pytest.mark.parametrize("shape", ["chain", "eagle", "stopping"])
 def test_equals_generate_token_for_token(references, shape, name, batch, late):
@@ -325,7 +324,7 @@ def target():
     return small_target()
 
 
-@pytest.mark.parametrize("order", [1, 2, 4])
+@pytest.mark.parametrize("order", [1, 4])
 def test_round_trip(tmp_path, target, references, order):
     drafter = NGram.count(references[2], order=order, vocabulary=VOCABULARY)
     save_drafter(tmp_path, drafter, dtype="float32", meta={"corpus": "tiny"})
@@ -353,12 +352,6 @@ def test_what_differs_has_another_hash():
     one, other = (NGram.count([[1, 2, x]], order=2, vocabulary=5) for x in (1, 3))
     assert weights_hash(one) != weights_hash(other)
     assert weights_hash(PromptLookup(3)) != weights_hash(PromptLookup(4))
-
-
-def test_an_unreadable_file_is_named(tmp_path, target):
-    (tmp_path / NGRAM_FILE).write_bytes(b"\x80\x04K\x01.")
-    with pytest.raises(ExecutorError, match=f"{NGRAM_FILE}: not a readable safetensors file"):
-        load_drafter(tmp_path, target)
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path, target, monkeypatch):
