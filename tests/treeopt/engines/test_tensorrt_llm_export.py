@@ -14,16 +14,9 @@ from treeopt.tree import Tree
 
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra executor")
 
-FIELDS = {  # of Eagle3DecodingConfig, NGramDecodingConfig and their base; others are forbidden
-    "decoding_type",
-    "speculative_model",
-    "max_draft_len",
-    "max_total_draft_tokens",
-    "draft_len_schedule",
-    "use_dynamic_tree",
-    "dynamic_tree_max_topK",
-    "max_matching_ngram_size",
-}
+# Fields of Eagle3DecodingConfig and of NGramDecodingConfig; others are forbidden.
+TREE_FIELDS = {"max_total_draft_tokens", "use_dynamic_tree", "dynamic_tree_max_topK"}
+FIELDS = {"decoding_type", "speculative_model", "max_draft_len", "draft_len_schedule", "max_matching_ngram_size"}
 EAGLE = {"method": "Eagle3", "model": EAGLE3["model"]}
 
 falling_plans = st.dictionaries(st.integers(1, 40), st.integers(0, 7), min_size=1, max_size=5).map(
@@ -40,7 +33,7 @@ def read(text: str) -> dict[str, Any]:
     loaded = yaml.safe_load(text)
     assert set(loaded) == {"speculative_config"}
     config = loaded["speculative_config"]
-    assert set(config) <= FIELDS
+    assert set(config) <= FIELDS | TREE_FIELDS
     assert type(config["max_draft_len"]) is int
     assert config["max_draft_len"] > 0
     return config
@@ -112,32 +105,17 @@ def test_a_schedule_begins_with_its_longest_length(bounds: Any) -> None:
         exported("tensorrt-llm", late, **EAGLE, schedule_bounds=bounds)
 
 
-def test_methods() -> None:
+def test_methods_and_names() -> None:
     lookup = read(exported("tensorrt-llm", method="NGram", batch=1).text)
     assert lookup == {"decoding_type": "NGram", "max_draft_len": 5, "max_matching_ngram_size": 3}
     assert "speculative_model" not in read(exported("tensorrt-llm", method="MTP", batch=1).text)
     assert read(exported("tensorrt-llm", method="Draft_Target", batch=1).text)["speculative_model"] == "DRAFTER"
     by_kind = plan_of(entry(1, Tree.chain(2)), drafter={"kind": "language-model"})
     assert read(exported("tensorrt-llm", by_kind).text)["decoding_type"] == "Draft_Target"
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"method": "NGram", "model": "m", "batch": 1}, UsageError, "takes no model"),
-        (
-            {"method": "NGram", "schedule_bounds": "upper"},
-            EngineError,
-            "cannot change the length of NGram by batch size",
-        ),
-    ],
-)
-def test_tensorrt_llm_refuses(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        exported("tensorrt-llm", **options)
-
-
-def test_names_survive_the_yaml() -> None:
+    with pytest.raises(UsageError, match="takes no model"):
+        exported("tensorrt-llm", method="NGram", model="m", batch=1)
+    with pytest.raises(EngineError, match="cannot change the length of NGram by batch size"):
+        exported("tensorrt-llm", method="NGram", schedule_bounds="upper")
     for model in ("org/model-1", 'a "quoted": name', "null", "1e3", "- x", "#c"):
         result = exported("tensorrt-llm", method="Eagle3", model=model, batch=1)
         assert read(result.text)["speculative_model"] == model

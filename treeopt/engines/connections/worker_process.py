@@ -13,7 +13,6 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import IO, Any, Self
 
 from treeopt.errors import EngineError
@@ -117,9 +116,7 @@ class WorkerProcess:
         """Return the running child."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop it."""
         self.close()
 

@@ -19,7 +19,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from treeopt.constraints import pool
@@ -108,9 +107,7 @@ class OpenVino:
             raise
         self._versions = {name: str(hello[name]) for name in ("openvino_genai", "openvino") if name in hello}
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the worker."""
         self._entered = False
         self._stop()
