@@ -170,7 +170,7 @@ def test_openvino_accepted_whatever_the_rules_allow() -> None:
         triple = Triple(*(settings_of[name] for name in ENGINES["openvino"].trees.names))
         if triple.width == 0:
             continue
-        allowed = ENGINES["openvino"].trees.refused(triple) is None
+        allowed = ENGINES["openvino"].trees.refusal(triple) is None
         assert case["accepted"] or not allowed
         if case["accepted"] and not allowed:
             assert triple.nodes > triple.width + (triple.depth - 1) * triple.width**2
@@ -208,9 +208,9 @@ def test_a_convention_is_data() -> None:
     """The same settings counted with the root, and refused beyond the candidates."""
     convention = DynamicTrees("E 1", ("d", "k", "n"), True, "pool", False, "no reason", "a.py")
     assert convention.settings(Triple(5, 4, 15)) == {"d": 5, "k": 4, "n": 16}
-    assert convention.refused(Triple(2, 2, 6)) is None
-    assert "at most 6 (a.py)" in str(convention.refused(Triple(2, 2, 7)))
-    assert "fewer than 3 levels" in str(convention.refused(Triple(3, 1, 2)))
+    assert convention.refusal(Triple(2, 2, 6)) is None
+    assert "at most 6 (a.py)" in str(convention.refusal(Triple(2, 2, 7)))
+    assert "fewer than 3 levels" in str(convention.refusal(Triple(3, 1, 2)))
 
 
 def test_openvino_runs_a_dynamic_tree_for_one_request_alone() -> None:

@@ -168,7 +168,7 @@ class CompletionsClient:
             try:
                 with self._client.stream("POST", path, json=dict(body)) as response:
                     if response.is_success:
-                        with self._listed(response):
+                        with self._cancellable(response):
                             yield from self._records(response)
                         return
                     status, words = response.status_code, _words(response)
@@ -202,7 +202,7 @@ class CompletionsClient:
             ) from error
 
     @contextmanager
-    def _listed(self, response: httpx2.Response) -> Iterator[None]:
+    def _cancellable(self, response: httpx2.Response) -> Iterator[None]:
         """Let `cancel` end the connection of an answer while it is read."""
         stream = response.extensions.get("network_stream")
         connection = None if stream is None else stream.get_extra_info("socket")

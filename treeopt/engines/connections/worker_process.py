@@ -88,7 +88,7 @@ class WorkerProcess:
             raise EngineError(f"{self.name} has not answered for {timeout_s:g} s") from None
         if line is None:
             self._lines.put(None)  # for the next call
-            raise self._ended()
+            raise self._end_error()
         try:
             message = json.loads(line)
         except json.JSONDecodeError:
@@ -124,7 +124,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def _ended(self) -> EngineError:
+    def _end_error(self) -> EngineError:
         """Return the error of a child that closed its pipes: how it ended, and the last line that it wrote."""
         try:
             code = self._process.wait(self._grace_s)

@@ -161,7 +161,7 @@ class OpenVino:
     def _steps(self, order: dict[str, Any], requests: Sequence[EngineRequest]) -> Iterator[EngineStep]:
         if self._decoding:
             raise EngineError(f"{NAME} decodes one set of requests at a time; close the open iterator first")
-        worker = self._running()
+        worker = self._live_worker()
         self._load(worker, order["pipeline"])
         if "tree_depth" in order["settings"] and not self._eagle3:
             raise EngineError(f"{NAME} drafts trees with an EAGLE-3 drafter only, and {self._draft_model} is none")
@@ -219,14 +219,14 @@ class OpenVino:
     def _cancel(self) -> None:
         """Cancel what the worker decodes; an iterator closed early must not fail."""
         try:
-            worker = self._running()
+            worker = self._live_worker()
             worker.send({"op": "cancel"})
             while self._answer(worker)["event"] == "step":
                 pass
         except EngineError:
             self._stop()
 
-    def _running(self) -> WorkerProcess:
+    def _live_worker(self) -> WorkerProcess:
         if self._worker is None:
             if not self._entered:
                 raise EngineError(f"the {NAME} worker does not run; start it with `with`")
