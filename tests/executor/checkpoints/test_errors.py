@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from executor.checkpoints import assumptions_of, load_drafter
-from executor.checkpoints.tensors import find_tensor_files, torch_save
+from executor.checkpoints.tensors import find_tensor_files
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.drafters.hydra.drafter import Hydra
 from executor.drafters.language_model.drafter import LanguageModel
@@ -263,37 +263,30 @@ def test_configurations_that_contradict(tmp_path, target, good, said, message):
         refused(tmp_path, target, message)
 
 
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
 @pytest.mark.parametrize(
-    ("name", "said", "message"),
+    ("said", "message"),
     [
+        ({LAYER_IDS: [2, 1]}, "fc.weight must read 2 x 32 features of layers [2, 1]"),
+        ({LAYER_IDS: [2, 2, 9]}, "must name layers of the target's 7, found [2, 2, 9]"),
+        ({LAYER_IDS: [2, 4, 2]}, "must name each layer once, found [2, 4, 2]"),
+        ({LAYER_IDS: "all"}, "must be a list of layers, found 'all'"),
         (
-            "eagle3",
-            {"eagle_aux_hidden_state_layer_ids": [2, 1]},
-            "fc.weight must read 2 x 32 features of layers [2, 1]",
+            {LAYER_IDS: [1, 3, 4], "eagle_config": {"layer_ids": [1, 2, 3]}},
+            f"{LAYER_IDS} [1, 3, 4] and eagle_config.layer_ids [1, 2, 3] name different layers",
         ),
-        (
-            "eagle3",
-            {"eagle_aux_hidden_state_layer_ids": [2, 2, 9]},
-            "must name layers of the target's 7, found [2, 2, 9]",
-        ),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, 4, 2]}, "must name each layer once, found [2, 4, 2]"),
-        (
-            "eagle3",
-            {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "eagle_config": {"layer_ids": [1, 2, 3]}},
-            "eagle_aux_hidden_state_layer_ids [1, 3, 4] and eagle_config.layer_ids [1, 2, 3] name different layers",
-        ),
-        ("eagle3", {"eagle_config": [1]}, "eagle_config must be an object, found [1]"),
-        ("eagle3", {"speculators_model_type": "eagle3"}, "speculators reads that as false, vLLM as true"),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": "all"}, "must be a list of layers, found 'all'"),
-        ("eagle3", {"norm_before_residual": "no"}, "norm_before_residual must be true or false, found 'no'"),
-        ("eagle3-input-norm", {"norm_before_fc": False}, "norm_before_fc is false, but model.safetensors holds input"),
-        ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false, found 96"),
-        ("eagle3", {"norm_output": True, "eagle_config": {"norm_output": False}}, "norm_output differs from the one"),
-        ("hydra", {"hidden_state_offset": 1}, "hidden_state_offset must be 0"),
+        ({"eagle_config": [1]}, "eagle_config must be an object, found [1]"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false, found 96"),
+        ({"speculators_model_type": "eagle3"}, "speculators reads that as false, vLLM as true"),
+        ({"norm_before_residual": "no"}, "norm_before_residual must be true or false, found 'no'"),
+        ({"norm_output": True, "eagle_config": {"norm_output": False}}, "norm_output differs from the one"),
+        ({"fc_norm": True}, "fc_norm is true, but model.safetensors lacks fc_norm.0.weight"),
     ],
 )
-def test_what_only_a_configuration_can_say(tmp_path, target, good, name, said, message):
-    tensors, config = good[name]
+def test_what_only_a_configuration_can_say(tmp_path, target, good, said, message):
+    tensors, config = good["eagle3"]
     put_down(tmp_path, tensors, config | said)
     refused(tmp_path, target, message)
 
@@ -359,7 +352,7 @@ def test_torn_and_swollen_files(tmp_path, target, good, monkeypatch):
         archive.writestr("pytorch_model/data.pkl", b"\0" * 10**6)
     refused(tmp_path, target, "pytorch_model.bin: not a file that torch.save writes: it is compressed")
     monkeypatch.setattr(find_tensor_files, "HEADER_LIMIT", 500)
-    monkeypatch.setattr(torch_save, "OTHERS_LIMIT", 500)
+    monkeypatch.setattr(find_tensor_files, "OTHERS_LIMIT", 500)
     put_down(tmp_path, tensors, config, name="pytorch_model.bin")
     refused(tmp_path, target, "more than 500 bytes that are no tensors")
     put_down(tmp_path, tensors, config)

@@ -347,34 +347,28 @@ def test_eagle3_narrower_than_its_target(tmp_path, target):
             save_drafter(tmp_path, drafter, dtype="float32", meta={}, layout=layout)
 
 
+OUTER, INNER = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"
+
+
 @pytest.mark.parametrize(
-    ("layers", "said", "taps"),
+    ("said", "taps"),
     [
-        (10, {}, (2, 5, 7)),
-        (5, {}, (1, 2, 4)),
-        (10, {"eagle_aux_hidden_state_layer_ids": [2, 5, 7]}, (2, 5, 7)),
-        (10, {"eagle_config": {"layer_ids": [1, 4, 6]}}, (1, 4, 6)),
-        (
-            10,
-            {"eagle_aux_hidden_state_layer_ids": [2, 5, 7], "eagle_config": {"aux_hidden_state_layer_ids": [1, 4, 6]}},
-            (2, 5, 7),
-        ),
-        (
-            10,
-            {"aux_hidden_state_layer_ids": [1, 4, 6], "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]}},
-            (1, 4, 6),
-        ),
-        (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]}}, (2, 5, 7)),
-        (10, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 5, 7]}}, (2, 5, 7)),
-        (10, {"eagle_aux_hidden_state_layer_ids": [1, 4, 6], "speculators_model_type": "eagle3"}, (1, 4, 6)),
-        (10, {"eagle_aux_hidden_state_layer_ids": None}, (2, 5, 7)),
-        (10, {"target_layer_ids": [1, 4, 6]}, (2, 5, 7)),  # DeepSpec's are outputs
+        ({}, (2, 5, 7)),
+        ({OUTER: None}, (2, 5, 7)),
+        ({OUTER: [1, 4, 6], "speculators_model_type": "eagle3"}, (1, 4, 6)),
+        ({"target_layer_ids": [1, 4, 6]}, (2, 5, 7)),  # DeepSpec's are outputs
+        ({"eagle_config": {"layer_ids": [1, 4, 6]}}, (1, 4, 6)),
+        ({"eagle_config": {OUTER: [1, 4, 6]}}, (2, 5, 7)),  # SpecForge
+        ({"eagle_config": {OUTER: [2, 5, 7]}}, (2, 5, 7)),  # EAGLE's own
+        # The two ways to count, of the same layers; and vLLM's, which counts inputs in both places.
+        ({OUTER: [2, 5, 7], "eagle_config": {INNER: [1, 4, 6]}}, (2, 5, 7)),
+        ({INNER: [1, 4, 6], "eagle_config": {OUTER: [1, 4, 6]}}, (1, 4, 6)),
     ],
 )
-def test_layers_that_eagle3_reads(tmp_path, eagle3, layers, said, taps):
+def test_layers_that_eagle3_reads(tmp_path, eagle3, said, taps):
     config = {key: value for key, value in eagle3[2].items() if "eagle" not in key}
     put_down(tmp_path, eagle3[1], config | said)
-    assert load_drafter(tmp_path, deep_target(layers)).taps == taps
+    assert load_drafter(tmp_path, deep_target(10)).taps == taps
 
 
 def test_treeopts_own_section_may_name_a_layer_twice(tmp_path):

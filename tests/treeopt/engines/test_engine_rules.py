@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from executor.drafters.prompt_lookup.lookup_names import engine_rule
+from executor.drafters.prompt_lookup.engine_rules import engine_rule
 from treeopt.cli import main
 from treeopt.constraints import DepthAtLeast, broken
 from treeopt.engines import ENGINES, GONE, engine_rules
