@@ -23,7 +23,7 @@ from executor.decoding.step_results import Gathered, Generation, Step
 from executor.device import Clock, Mark, elapsed_s, free_bytes
 from executor.drafters.base.drafter import Drafter
 from executor.target.kv_cache import TreeCache
-from executor.target.positions.rotary_kinds import looks_at_positions
+from executor.target.positions import looks_at_positions
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Greedy, Rule

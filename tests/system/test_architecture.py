@@ -33,8 +33,8 @@ treeopt: errors registry settings acceptance_rules defaults storage value_method
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
     plans planning comparison engines engines.connections engines.* results terminal charts report
 simulate: model_sizes roofline profiles closed_forms runs validation whatif
-executor: device kernels prompts verification target.positions target drafters.base models checkpoints.tensors
-    checkpoints.layer_settings drafters.* drafters checkpoints.engine_files checkpoints decoding runners
+executor: device kernels prompts verification target drafters.base models checkpoints.tensors
+    drafters.* drafters checkpoints decoding runners
     recording profiling validation train
 """
 ROOF = (

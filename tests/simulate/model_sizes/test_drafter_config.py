@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from executor.drafters.eagle.sizes import names_drafter
+from executor.drafters.eagle import names_drafter
 from simulate.model_sizes.drafter_kinds import drafter_shape
 from simulate.model_sizes.model_shape import Shape
 from simulate.roofline.data_sheets import find_hardware

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from executor.drafters.eagle.sizes import eagle_shape
+from executor.drafters.eagle import eagle_shape
 from executor.drafters.medusa import medusa_shape
 from simulate.model_sizes.drafter_sizes import DrafterShape
 from simulate.model_sizes.forward_pass import Forward

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.drafters.eagle.sizes import eagle_shape
+from executor.drafters.eagle import eagle_shape
 from executor.drafters.eagle3 import eagle3_shape
 from executor.drafters.hydra import hydra_shape
 from executor.drafters.medusa import medusa_shape

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.drafters.eagle.sizes import eagle_shape
+from executor.drafters.eagle import eagle_shape
 from simulate.closed_forms.paper_formulas import expected_tau
 from simulate.model_sizes.drafter_sizes import no_work
 from simulate.model_sizes.model_shape import Shape
