@@ -16,7 +16,8 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.device_memory import weights_bytes
-from simulate.roofline.roofline_model import Overheads, Roofline
+from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.break_even_acceptance import break_even
 from simulate.whatif.profile_transfer import transfer
 from simulate.whatif.scenarios import Place, Scenario, explore, limits
