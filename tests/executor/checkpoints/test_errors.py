@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from executor.checkpoints import assumptions_of, load_drafter
-from executor.checkpoints.tensors import find_tensor_files, torch_save
+from executor.checkpoints.tensors import find_tensor_files
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.drafters.hydra.drafter import Hydra
 from executor.drafters.language_model.drafter import LanguageModel
@@ -352,7 +352,7 @@ def test_torn_and_swollen_files(tmp_path, target, good, monkeypatch):
         archive.writestr("pytorch_model/data.pkl", b"\0" * 10**6)
     refused(tmp_path, target, "pytorch_model.bin: not a file that torch.save writes: it is compressed")
     monkeypatch.setattr(find_tensor_files, "HEADER_LIMIT", 500)
-    monkeypatch.setattr(torch_save, "OTHERS_LIMIT", 500)
+    monkeypatch.setattr(find_tensor_files, "OTHERS_LIMIT", 500)
     put_down(tmp_path, tensors, config, name="pytorch_model.bin")
     refused(tmp_path, target, "more than 500 bytes that are no tensors")
     put_down(tmp_path, tensors, config)

@@ -12,7 +12,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from executor.checkpoints.convert import main as convert
-from executor.checkpoints.engine_files.gguf_file import pre_tokenizer_name, read_vocabulary, write_gguf
+from executor.checkpoints.gguf_file import pre_tokenizer_name, read_vocabulary, write_gguf
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 from tests.helpers.drafters import random_drafter

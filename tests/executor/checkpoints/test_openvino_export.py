@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from executor.checkpoints import save_drafter
+from executor.checkpoints.convert import check_openvino
 from executor.checkpoints.convert import main as convert
-from executor.checkpoints.engine_files.openvino_export import check_openvino
 from executor.drafters.language_model.drafter import LanguageModel
 from tests.helpers.drafters import random_drafter
 from treeopt.errors import ExecutorError, UsageError

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from executor.checkpoints import assumptions_of, load_drafter
-from executor.checkpoints.layer_settings.config_fields import ONLY
-from executor.checkpoints.layer_settings.positions import ROTARY
+from executor.checkpoints.tensors.layer_config import ONLY
+from executor.checkpoints.tensors.layer_positions import ROTARY
 from tests.helpers.checkpoint_files import assert_same, put_down, refused, same, written
 from tests.helpers.drafters import random_drafter
 from treeopt.errors import ExecutorError

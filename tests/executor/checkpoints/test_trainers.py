@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor.checkpoints import assumptions_of, load_drafter, save_drafter
-from executor.checkpoints.layer_settings.config_fields import is_positional
+from executor.checkpoints.tensors.layer_config import is_positional
 from tests.helpers.checkpoint_files import assert_same, put_down, refused, same, written
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import HIDDEN, VOCABULARY, deep_target

@@ -21,10 +21,8 @@ from executor.decoding.decoder import Decoder
 from executor.decoding.dynamic_growth import DynamicGrowth
 from executor.decoding.static_growth import StaticGrowth
 from executor.drafters.base.drafter import Committed
-from executor.drafters.base.last_tokens import RANK_STEP
-from executor.drafters.ngram.checkpoint import NGRAM_FILE
-from executor.drafters.ngram.drafter import NGram
-from executor.drafters.prompt_lookup.drafter import RATIO, PromptLookup, match_scores
+from executor.drafters.ngram.drafter import NGRAM_FILE, NGram
+from executor.drafters.prompt_lookup.drafter import RANK_STEP, RATIO, PromptLookup, match_scores
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect

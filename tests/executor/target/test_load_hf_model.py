@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, LlamaConfig
 
 from executor.models.fingerprint import identity, settings_hash, weights_hash
+from executor.target import QUANTIZED
 from executor.target.load_hf_model import DTYPES, check_finite, load_target, prepare
-from executor.target.number_types import QUANTIZED
-from executor.target.positions.config_positions import check_positions
+from executor.target.positions import check_positions
 from executor.target.quantization import plain_tensors, quantization_of
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer

@@ -24,7 +24,7 @@ from executor.decoding.decoder import Decoder
 from executor.decoding.self_test import audit_text
 from executor.target.architectures import REFUSED, refusal
 from executor.target.kv_cache import TreeCache
-from executor.target.positions.sliding_windows import windows
+from executor.target.positions import windows
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import Topology
 from tests.helpers.model_families import BASE, NEW, WINDOW, Oracle, decode, family

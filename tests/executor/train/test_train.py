@@ -28,13 +28,11 @@ from executor.drafters.medusa.drafter import MedusaHeads
 from executor.recording.teacher_forced import rank_of
 from executor.target.target_model import Target
 from executor.train import training_run
-from executor.train.loss_module import Lesson
+from executor.train.loss_module import Lesson, Lora, LoraBackbone, WholeBackbone
 from executor.train.loss_terms import TERMS, Anchors
-from executor.train.new_drafter import begun, continued, fresh_drafter
-from executor.train.target_training import Lora, LoraBackbone, WholeBackbone
 from executor.train.text_files import Rows
 from executor.train.trainer import DrafterTrainer, arguments
-from executor.train.training_run import Job, checkpoint, run, step_count
+from executor.train.training_run import Job, begun, checkpoint, continued, fresh_drafter, run, step_count
 from tests.helpers.drafters import admitted, random_drafter
 from tests.helpers.model_families import family
 from tests.helpers.models import CONFIGS, HIDDEN, VOCABULARY, random_heads, small_model, small_target
@@ -607,7 +605,7 @@ import sys
 from pathlib import Path
 import torch
 from executor.target.tensor_parallel import leave, processes
-from executor.train.new_drafter import fresh_drafter
+from executor.train.training_run import fresh_drafter
 from executor.train.training_run import Job, run
 from executor.drafters.base.recipe import recipes, replaced
 from tests.helpers.drafters import random_drafter
