@@ -52,7 +52,7 @@ class Registry(Mapping[str, Entry]):
         """
         entries = self._entries()
         if name not in entries:
-            self._scan()
+            self._scan(name)
             entries = self._entries()
         if name not in entries:
             raise UsageError(f"{self.kind} must be one of {', '.join(self)}; got {name!r:.60}")
@@ -61,7 +61,7 @@ class Registry(Mapping[str, Entry]):
     def __contains__(self, name: object) -> bool:
         """Return whether an entry has this name."""
         if name not in self._entries():
-            self._scan()
+            self._scan(name)
         return name in self._entries()
 
     def __iter__(self) -> Iterator[str]:
@@ -95,10 +95,23 @@ class Registry(Mapping[str, Entry]):
             self._own = {entry.name: entry for entry in own}
         return self._own | self._added
 
-    def _scan(self) -> None:
+    def _scan(self, wanted: object) -> None:
+        """Add the entries of other packages; a broken one is an error only where its own name is asked for."""
         for point in entry_points(group=self.group):
-            if point.name not in self._added:
-                self._added[point.name] = point.load()
+            if point.name in self._added:
+                continue
+            try:
+                entry = point.load()
+                fault = "" if hasattr(entry, "name") else f"is no {self.kind}: it has no `name`"
+            except Exception as error:  # noqa: BLE001 (another package's code can fail in any way)
+                fault = f"cannot be imported: {' '.join(str(error).split()) or type(error).__name__}"
+            if not fault:
+                self._added[point.name] = entry
+            elif point.name == wanted:
+                raise UsageError(
+                    f"{self.kind} {point.name}: {point.value}, an entry point of {self.group}, {fault}; "
+                    "repair or uninstall its package"
+                )
 
 
 def load(reference: str) -> Any:

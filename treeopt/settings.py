@@ -235,6 +235,9 @@ def takes(kind: type[Settings], *positional: str) -> Callable[[Callable[..., Res
             if twice := fields.keys() & keywords.keys():
                 raise TypeError(f"{function.__name__}() got multiple values for argument {min(twice)!r}")
             fields |= {name: keywords.pop(name) for name in names & keywords.keys()}
+            missing = [each.name for each in own if each.default is MISSING and each.name not in fields]
+            if missing and settings is None:
+                raise TypeError(f"{function.__name__}() needs {', '.join(missing)}")
             asked = kind.of(fields) if settings is None else settings.changed(**fields) if fields else settings
             return function(*subjects[len(positional) :], settings=asked, **keywords)
 

@@ -58,3 +58,13 @@ def test_entry_points_are_scanned_only_for_a_name_that_is_not_known(colours, mon
 def test_an_unknown_name_is_refused_with_the_names_that_are_known(colours):
     with pytest.raises(UsageError, match=r"^colour must be one of red; got 'mauve'$"):
         colours["mauve"]
+
+
+@pytest.mark.parametrize("value", ["absent_module:ENTRY", "math:nope", "math:pi"])
+def test_a_broken_entry_point_is_one_line_and_only_where_its_name_is_asked_for(colours, monkeypatch, value):
+    points = [EntryPoint("grue", value, "treeopt.colours")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    with pytest.raises(UsageError, match=rf"^colour grue: {value}, an entry point of treeopt.colours, .*; repair .*"):
+        colours["grue"]
+    with pytest.raises(UsageError, match=r"^colour must be one of red; got 'mauve'$"):
+        colours["mauve"]

@@ -30,6 +30,13 @@ class Brew(Settings):
             raise UsageError("milk is for black tea")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bill(Settings):
+    """What must be paid."""
+
+    cents: int = setting(help="Cents.")
+
+
 @takes(Brew)
 def brew(pot: str, *, settings: Brew, loud: bool = False) -> tuple[str, Brew, bool]:
     """Brew.
@@ -58,6 +65,17 @@ def brew(pot: str, *, settings: Brew, loud: bool = False) -> tuple[str, Brew, bo
 def test_a_wrong_setting_is_named_with_what_it_must_be(wrong, message):
     with pytest.raises(UsageError, match=message):
         brew("pot", **wrong)
+
+
+def test_a_keyword_that_is_missing_is_one_of_the_function():
+    @takes(Bill)
+    def pay(*, settings: Bill) -> Bill:
+        """Pay."""
+        return settings
+
+    assert pay(cents=3).cents == 3
+    with pytest.raises(TypeError, match=r"^pay\(\) needs cents$"):
+        pay()
 
 
 def test_keywords_change_settings_and_unknown_ones_are_type_errors():

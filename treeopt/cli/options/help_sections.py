@@ -62,6 +62,8 @@ class Command(cloup.Command):
         for place, argument in enumerate(args):
             name, equals, value = argument.partition("=")
             if name in self.renamed:
+                if any(other.partition("=")[0] == self.renamed[name] for other in [*args[:place], *args[place + 1 :]]):
+                    raise click.UsageError(f"{name} is {self.renamed[name]}: give it once", ctx)
                 click.echo(f"{name} is called {self.renamed[name]} here", err=True)
                 args[place] = self.renamed[name] + equals + value
         return super().parse_args(ctx, args)
