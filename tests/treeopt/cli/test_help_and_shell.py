@@ -111,4 +111,4 @@ def test_a_command_leaves_its_group_of_processes(trace_file, profile_file):
 
 def test_the_old_name_of_an_option_beside_the_new_one_is_refused():
     both = run("search", "--trace", "absent.npz", "--batch", "1", "--for", "sglang", "--engine", "vllm")
-    assert refused(both, "--engine is --for: give it once")
+    assert refused(both, "--engine is --for: give it once", code=2)
