@@ -47,7 +47,7 @@ class Models(Settings):
 
     def or_shape(self) -> "Models":
         """Return the same with random weights where the target is a shape such as `8b`, which has none of its own."""
-        from simulate.model_sizes.named_shapes import shape_name
+        from simulate.model_sizes.hf_config import shape_name
 
         return replace(self, random_weights=self.random_weights or shape_name(self.target) is not None)
 
@@ -121,7 +121,7 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
 
 def check_weights(models: Models) -> None:
     """Raise UsageError if the target is a shape, which has sizes but no weights to load."""
-    from simulate.model_sizes.named_shapes import shape_name
+    from simulate.model_sizes.hf_config import shape_name
 
     if shape_name(models.target) is not None:
         raise UsageError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from executor.prompts.reading_report import PARTS
+from executor.prompts.message_parts import PARTS
 from treeopt.api.messages import note, warn
 from treeopt.api.run_models import Models, quiet_libraries
 from treeopt.defaults import RANDOM_REQUESTS
@@ -60,8 +60,8 @@ class Prompts(Settings):
         Raises:
             UsageError: not exactly one source, or more prompts asked for than there are.
         """
+        from executor.prompts.message_parts import Report
         from executor.prompts.prompt_files import Prompt, read_prompts
-        from executor.prompts.reading_report import Report
 
         if (self.prompts is None) != bool(self.texts):
             raise UsageError("give either --prompts or --prompt")
@@ -159,8 +159,8 @@ def _encoded(
         UsageError: `chat` with a tokenizer that has no chat template; or no prompt is left.
         ExecutorError: the chat template refuses a conversation.
     """
+    from executor.prompts.message_parts import Report
     from executor.prompts.prompt_files import encoded
-    from executor.prompts.reading_report import Report
 
     if not tokenizer.chat_template and any(prompt.turns for prompt in texts):
         if prompts.chat:

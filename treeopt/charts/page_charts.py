@@ -12,7 +12,7 @@ from treeopt.charts.tree_chart import tree_picture
 from treeopt.errors import TraceError, TreeoptError
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.plans.plan import Plan
-from treeopt.replay.sample_tree import first_tree
+from treeopt.replay.dynamic_tree import first_tree
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.replay.static_tree import covers, deepest, visit
 from treeopt.results.predictions import plan_of

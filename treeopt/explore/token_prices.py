@@ -2,8 +2,7 @@
 
 from dataclasses import asdict
 
-from simulate.whatif.price_per_token import Offer, cheapest
-from simulate.whatif.scenarios import Scenario
+from simulate.whatif.scenarios import Offer, Scenario, cheapest
 from treeopt.explore.answers import Answer
 from treeopt.explore.questions import Device
 from treeopt.planning.evaluator import PLAIN

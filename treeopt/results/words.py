@@ -6,8 +6,7 @@ from dataclasses import astuple
 from typing import Any
 
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.model_names import drafter_name, target_name
-from treeopt.storage.provenance import look
+from treeopt.storage.provenance import drafter_name, look, target_name
 
 
 def interval(estimate: Estimate, digits: int = 2) -> str:

@@ -18,7 +18,7 @@ from executor.drafters.base.decoder_layer import Attend, Layer, SelfAttention, l
 from executor.drafters.base.feature_recurrence import Recurrent
 from executor.drafters.base.recipe import Frequent, Recipe
 from executor.target.target_model import Target
-from simulate.model_sizes.drafter_sizes import eagle_parameters
+from simulate.model_sizes.drafter_kinds import eagle_parameters
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import UsageError
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulate.model_sizes.drafter_kinds import class_words
-from simulate.model_sizes.drafter_sizes import DrafterShape, decoder
+from simulate.model_sizes.drafter_kinds import DrafterShape, class_words, decoder
 from simulate.model_sizes.hf_config import EXPERT_FIELDS, FAMILIES, LATENT_FIELDS, positive
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
