@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executor.target.number_types import NUMBER_TYPES, QUANTIZED
+from executor.target import NUMBER_TYPES, QUANTIZED
 from treeopt.api.messages import note, warn
 from treeopt.errors import UsageError
 from treeopt.settings import Settings, setting

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import TraceError, UsageError
 from treeopt.policies import Chosen, Policy
-from treeopt.policies.beam import Drafted, drafted
+from treeopt.policies.beam import Drafted, drafted_candidates
 from treeopt.policies.reranking import Shortlists, ranked_places, shortlists
 from treeopt.replay.walk import StepCounts, Walk, count, walk_steps
 from treeopt.traces.trace import Trace
@@ -179,7 +179,7 @@ def first_tree(policy: Policy, trace: Trace) -> tuple[Tree, int]:
         policy, shortlists(first, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)
     )
     found: list[tuple[int, Tree]] = []
-    for anchors, trees in drafted(first, policy.drafting):
+    for anchors, trees in drafted_candidates(first, policy.drafting):
         for row in np.flatnonzero(chosen.known[anchors])[:1].tolist():
             anchor = int(anchors[row])
             level = int(chosen.levels[anchor])
