@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from executor.drafters.base.recipe import Recipe, recipes, replaced
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.run_models import Models, check_weights, quiet_libraries, slow_type_warnings
-from treeopt.api.run_prompts import leave_out
+from treeopt.api.run_models import Models, check_weights, leave_out, quiet_libraries, slow_type_warnings
 from treeopt.errors import UsageError
 from treeopt.results.kinds import Record
 from treeopt.settings import Settings, group, setting, takes
