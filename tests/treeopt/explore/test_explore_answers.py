@@ -202,7 +202,7 @@ def test_the_configuration_is_what_export_writes(offer, folder, tmp_path):
     export = answers.attempt_export(found, method="eagle", model="heads")
     assert f"{export.text}\n" == (tmp_path / "vllm.json").read_text()
     assert answers.export_file(export, "vllm") == "treeopt_vllm.json"
-    assert answer_parts.exported(export, "vllm").text.count("<pre") == 2
+    assert answer_parts.export_parts(export, "vllm").text.count("<pre") == 2
 
 
 @pytest.mark.slow
@@ -221,7 +221,7 @@ def test_an_export_that_lacks_a_setting_is_one_line(offer):
     for choices, option in (({}, "--method"), ({"method": "eagle"}, "--model")):
         failed = answers.attempt_export(found, **choices)
         assert isinstance(failed, TreeoptError)
-        assert option in text_of(answer_parts.exported(failed, "vllm"))
+        assert option in text_of(answer_parts.export_parts(failed, "vllm"))
     without = answers.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "sequoia"}, deepest=3), offer))
     assert str(without) == "there is no exporter for sequoia: download the plan"
 

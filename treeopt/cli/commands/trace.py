@@ -37,12 +37,6 @@ from treeopt.traces.resumable_shards import load_file_or_shards, optional_in, re
 from treeopt.traces.trace import Trace, load_trace, save_trace
 from treeopt.traces.trace_checks import MAX_DEPTH
 
-
-@click.group(cls=DYMGroup)
-def trace() -> None:
-    """Record, import, describe, merge and split traces of what a drafter gets right."""
-
-
 MADE_UP = ("requests", "length")  # settings of a trace that is made up
 IMPORT_SECTIONS = {
     "Source": "kind depth steps model before column",
@@ -56,7 +50,7 @@ IMPORT_EXAMPLES = examples(
 )
 
 
-@trace.command("import", cls=Command, sections=IMPORT_SECTIONS, epilog=IMPORT_EXAMPLES)
+@click.command("import", cls=Command, sections=IMPORT_SECTIONS, epilog=IMPORT_EXAMPLES)
 @click.argument("source", type=TextSource())
 @click.option(
     "--format",
@@ -129,7 +123,7 @@ COLLECT_EXAMPLES = examples(
 )
 
 
-@trace.command(cls=Command, sections=COLLECT_SECTIONS, epilog=COLLECT_EXAMPLES)
+@click.command(cls=Command, sections=COLLECT_SECTIONS, epilog=COLLECT_EXAMPLES)
 @options_of(
     CollectSettings,
     types={**MODELS, "candidates": Dynamic(nodes=1, min_probability=0.0, budget=None)},
@@ -165,7 +159,7 @@ MERGE_EXAMPLES = examples(
 )
 
 
-@trace.command(cls=Command, epilog=MERGE_EXAMPLES)
+@click.command(cls=Command, epilog=MERGE_EXAMPLES)
 @click.argument("traces", type=general.FOLDER, nargs=-1, required=True)
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
 @general.force
@@ -191,7 +185,7 @@ SPLIT_EXAMPLES = examples(
 )
 
 
-@trace.command(cls=Command, epilog=SPLIT_EXAMPLES)
+@click.command(cls=Command, epilog=SPLIT_EXAMPLES)
 @click.argument("trace_file", type=general.FILE)
 @click.option("--output", type=general.FILE, required=True, help="Write the first part to this file (.npz).")
 @click.option("--rest", type=general.FILE, required=True, help="Write the other part to this file (.npz).")
@@ -224,7 +218,7 @@ INFO_EXAMPLES = examples(
 )
 
 
-@trace.command(cls=Command, epilog=INFO_EXAMPLES)
+@click.command(cls=Command, epilog=INFO_EXAMPLES)
 @click.argument("trace_file", type=general.FOLDER)
 @click.option(
     "--learning-curve",
@@ -270,3 +264,12 @@ def _warnings(trace: Trace, ranked: Trace, nodes: int) -> tuple[str, ...]:
         warnings += ("its rule draws candidates: the ranks shown are the drafter's, not what steps accept",)
     doubts = tuple(sentence for sentence in interval_warnings(ranked) if sentence not in warnings)
     return warnings + doubts + tuple(resemblance(ranked))
+
+
+@click.group(cls=DYMGroup)
+def trace() -> None:
+    """Record, import, describe, merge and split traces of what a drafter gets right."""
+
+
+for command in (import_command, collect, merge, split, info):
+    trace.add_command(command)
