@@ -5,22 +5,20 @@ The tensors decide what a checkpoint is; its configuration is only read for what
 This file holds `load_drafter`, `save_drafter`, `trained_for`, `assumptions_of` and `warnings_of`; the
 others:
 
-* `unsupported_kinds`: drafters that are recognised by name and refused.
-* `layer_settings`: the settings of a drafter's decoder layers.
-* `convert`: `python -m executor.checkpoints.convert`.
-* `engine_files`: files of engines that are more than the drafter's tensors.
-* `tensors`: tensor files, independent of the drafter that they hold.
+* `convert`: `python -m executor.checkpoints.convert`; OpenVINO, through optimum-intel in an environment of its own.
+* `optimum_worker`: the script that this environment's Python runs.
+* `gguf_file`: GGUF for llama.cpp, for EAGLE-3 and for Llama models.
+* `tensors`: tensor files and the settings of layers, independent of the drafter that they hold.
 """
 
 from pathlib import Path
 from typing import Any
 
-from executor.checkpoints.layer_settings.config_fields import with_model_fields
-from executor.checkpoints.tensors.detect_layout import kind_of, without_wrapper
+from executor.checkpoints.tensors.detect_layout import kind_of, refuse_unsupported, without_wrapper
 from executor.checkpoints.tensors.find_tensor_files import config_beside, open_checkpoint
+from executor.checkpoints.tensors.layer_config import with_model_fields
 from executor.checkpoints.tensors.lazy_tensors import facts_of
 from executor.checkpoints.tensors.write_tensors import write
-from executor.checkpoints.unsupported_kinds import refuse_unsupported
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.load_hf_model import check_finite, dtype_name, load_target

@@ -9,9 +9,11 @@
 * `kv_cache`: the key/value cache, and moving an accepted path into place.
 * `load_hf_model`: load a model from a local folder; number types; preparing a device.
 * `tokenizer`: load a tokenizer, stop tokens, text as a stream; compare a draft model's tokens with the target's.
-* `number_types`: names of number types and quantisations, without torch.
 * `quantization`: 8- and 4-bit weights.
 * `packed_linears`: weights laid out for small products on CPU.
 * `fused_verification`: let a target on CUDA verify by fused kernels, and check them.
 * `tensor_parallel`: one model shared by several processes.
 """
+
+NUMBER_TYPES = ("float32", "bfloat16", "float16", "float64")
+QUANTIZED = ("int8", "int4")  # names of quantisations of weights

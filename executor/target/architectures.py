@@ -11,8 +11,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from executor.target.positions.field_names import FULL, SLIDING
-from executor.target.positions.rotary_kinds import refused_positions
+from executor.target.positions import FULL, SLIDING, refused_positions
 from simulate.model_sizes import hf_config
 from treeopt.errors import ExecutorError
 

@@ -14,12 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
+from executor.target import NUMBER_TYPES
 from executor.target.architectures import layer_number, refusal, tensors_with_effect
 from executor.target.fused_verification import fuse
-from executor.target.number_types import NUMBER_TYPES
 from executor.target.packed_linears import pack_where_it_fits
-from executor.target.positions.config_positions import check_positions
-from executor.target.positions.rotary_kinds import refused_positions, rope_types
+from executor.target.positions import check_positions, refused_positions, rope_types
 from executor.target.quantization import plain_tensors, quantizer, stored_quantization
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import check_agreement, sharding, whole

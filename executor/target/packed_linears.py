@@ -57,8 +57,8 @@ def pack_linears(model: nn.Module, choice: Mapping[Shape, int] | None = None) ->
 
 def pack_where_it_fits(model: nn.Module) -> None:
     """Pack where this makes layers quicker, if copies of all take less than half of the free memory."""
-    device = next(model.parameters()).device
-    if packable_bytes(model) < (free_bytes(device) or 0) / 2:
+    needed = packable_bytes(model)
+    if needed and needed < (free_bytes(next(model.parameters()).device) or 0) / 2:
         pack_linears(model, quicker_choice(model))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, TorchAoConfig
 
-from executor.target.number_types import QUANTIZED
+from executor.target import QUANTIZED
 from treeopt.errors import ExecutorError
 
 GROUP = 32  # weights that share a scale at 4 bits

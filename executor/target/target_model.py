@@ -20,7 +20,7 @@ from executor.target.attention_backends import keep_shapes
 from executor.target.causal_model import HEAD, CausalModel, Outputs, Taps
 from executor.target.kv_cache import Layout, TreeCache, layout_of
 from executor.target.packed_linears import unpack_linears
-from executor.target.positions.sliding_windows import windows
+from executor.target.positions import windows
 from executor.target.tree_attention_mask import ForwardMasks
 from treeopt.errors import ExecutorError
 

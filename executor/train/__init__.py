@@ -1,10 +1,8 @@
 """Training drafters by published recipes.
 
-* `training_run`: one run, from rows to a folder.
+* `training_run`: one run, from rows and the drafter that it begins with to a folder.
 * `trainer`: the Hugging Face Trainer for drafters.
-* `new_drafter`: the drafter that training begins with.
-* `target_training`: training the target too (Medusa-2), whole or with LoRA.
-* `loss_module`: the loss of a drafter, from rows of tokens to a number.
+* `loss_module`: the loss of a drafter, from rows of tokens to a number; training the target too (Medusa-2).
 * `loss_terms`: the terms of the loss, by name, and the supervised positions that they read.
 * `text_files`: training texts, read from files.
 * `token_rows`: texts as rows of tokens.

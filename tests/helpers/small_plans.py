@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from treeopt.engines import ENGINES
+from treeopt.engines.export import Export
 from treeopt.planning.baselines import CHAIN
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.policies import DynamicTree, OptTree
@@ -52,3 +54,7 @@ def grown(batch: int, policy: DynamicTree | OptTree) -> PlanEntry:
     kind = "eagle2" if isinstance(policy, DynamicTree) else "opt-tree"
     tree = Grown(kind, {}, nodes=7.5, depth=3.0, policy=policy)
     return replace(entry(batch, None), choice=replace(choice("eagle2", None, 1.8), grown=tree))
+
+
+def exported(engine: str, plan: Plan = GOLDEN, **options: Any) -> Export:
+    return ENGINES[engine].export(plan, **options)

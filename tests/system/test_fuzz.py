@@ -22,8 +22,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from executor.checkpoints import load_drafter, save_drafter
-from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
-from executor.checkpoints.tensors.torch_save import read_saved
+from executor.checkpoints.tensors.find_tensor_files import open_checkpoint, read_saved
 from executor.prompts.prompt_files import encoded, read_prompts
 from executor.prompts.reading_report import Report
 from executor.recording.engine_steps import RequestRecord

@@ -70,7 +70,7 @@ def import_trace(path: Path | str, *, kind: str = "engine", seed: int = 0, **set
 
 def _saved(path: Path) -> Any:
     """Return the plain values of a file of `torch.save`."""
-    from executor.checkpoints.tensors.torch_save import read_saved
+    from executor.checkpoints.tensors.find_tensor_files import read_saved
 
     return read_saved(path)
 

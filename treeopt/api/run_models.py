@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from executor.prompts.reading_report import PARTS
-from executor.target.number_types import NUMBER_TYPES, QUANTIZED
+from executor.target import NUMBER_TYPES, QUANTIZED
 from treeopt.acceptance_rules import RULES
 from treeopt.api.messages import note, warn
 from treeopt.defaults import RANDOM_REQUESTS

@@ -131,7 +131,7 @@ def train(*, settings: TrainSettings, progress: Progress = silent) -> Record:
     target, tokenizer = _load(models)
     target.check_length(settings.length)
     from executor.prompts.reading_report import Report
-    from executor.train.target_training import check_whole
+    from executor.train.loss_module import check_whole
     from executor.train.training_run import precision_of, run
 
     if recipe.trainable == "backbone" and not settings.lora:
@@ -242,7 +242,7 @@ def _rows(
 def _job(recipe: Recipe, settings: TrainSettings, *, rows: int, texts: int, device: str, precision: str) -> "Job":
     """Return the training that the settings describe."""
     from executor.target.tensor_parallel import launched_processes
-    from executor.train.target_training import Lora
+    from executor.train.loss_module import Lora
     from executor.train.training_run import Job, checkpoint, step_count
 
     steps = settings.steps or step_count(
@@ -275,7 +275,7 @@ def _job(recipe: Recipe, settings: TrainSettings, *, rows: int, texts: int, devi
 def _drafter(models: Models, recipe: Recipe, target: "Target", rows: "Rows", seed: int) -> Any:
     """Return the drafter that training begins with."""
     from executor.checkpoints import load_drafter
-    from executor.train.new_drafter import begun
+    from executor.train.training_run import begun
 
     start = None if models.drafter is None else load_drafter(models.drafter, target)
     return begun(recipe, target, start, rows=rows, seed=seed)

@@ -20,7 +20,7 @@ from treeopt.registry import load
 
 ENDS = 2**20  # bytes that are hashed at either end of a file: whole weights take minutes to read
 Count = Callable[[str], int]  # tokens of a text
-LOOKUP_RULE = "executor.drafters.prompt_lookup.lookup_names:engine_rule"  # reads the name of a prompt lookup
+LOOKUP_RULE = "executor.drafters.prompt_lookup.engine_rules:engine_rule"  # reads the name of a prompt lookup
 Draft = int | DynamicTree  # the length of a chain, 0 for plain decoding; or the settings of a dynamic tree
 
 

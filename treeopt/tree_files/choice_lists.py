@@ -2,7 +2,7 @@
 
 The same literal is read in a file of any suffix and in a text: alone, assigned to a name, as an argument or an option,
 or anywhere in an engine's nested configuration. Files of `torch.save` are read by
-`executor.checkpoints.tensors.torch_save`; `read_tree` takes their values.
+`executor.checkpoints.tensors.find_tensor_files`; `read_tree` takes their values.
 """
 
 import re
@@ -56,7 +56,9 @@ def read_tree(path: Path, *, name: str | None = None, saved: Callable[[Path], An
     try:
         if path.suffix in SAVED:
             if saved is None:
-                raise TreeError("read a file of torch.save on the command line, or pass saved=torch_save.read_saved")
+                raise TreeError(
+                    "read a file of torch.save on the command line, or pass saved=find_tensor_files.read_saved"
+                )
             value = saved(path)
         else:
             value = _parsed(path)

@@ -1,10 +1,19 @@
-"""Detect which drafter a checkpoint holds, by the names and shapes of its tensors, and unify the projects' names."""
+"""Detect which drafter a checkpoint holds, by the names and shapes of its tensors, and unify the projects' names.
+
+Kinds that treeopt does not support are refused in one line, which names the kind and what would be needed; so is what
+is neither a drafter nor a whole language model.
+"""
 
 import re
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
+from executor.target.architectures import MTP
 from simulate.model_sizes.drafter_kinds import DrafterKind, by_priority
+from treeopt.errors import ExecutorError, shorten
 
 PREFIXES = ("module.", "model.", "medusa_heads.", "_orig_mod.", "draft_model.", "drafter.", "eagle_module.")
 LAYERS = ("midlayer.", "transformer.")  # names of the only layer
@@ -87,3 +96,113 @@ def kind_of(stored: Stored) -> DrafterKind | None:
         and stored.path.name.startswith((f"{kind.name}.", f"{kind.name}_"))
     )
     return next(held, None) or next(called, None)
+
+
+PLAIN = "the checkpoint in float32, bfloat16 or float16 that it was quantised from"
+HEADS = "needed are Medusa or Hydra heads, EAGLE or EAGLE-3"
+# Pattern of a checkpoint's facts, see `_facts` -> the sentence. What is recognised first is named.
+KINDS = {
+    r"^tensor .*mask_hidden|^set parallel_drafting$|^called .*p_?eagle": "P-EAGLE: parallel drafting is not supported: "
+    "needed is an EAGLE-3 drafter without mask_hidden, which drafts one token after the other",
+    r"^called .*(dspark|domino|jetspec|hspec|dspine)": "drafters of whole blocks (DSpark, Domino, JetSpec) are not "
+    "supported: needed is an EAGLE-3 drafter",
+    r"^tensor fc\.weight$[^$]*^tensor hidden_norm\.weight$[^$]*^tensor norm\.weight$|^field dflash_config$"
+    r"|^called .*dflash": "DFlash is not supported: it drafts a block in parallel; needed is an EAGLE-3 drafter",
+    r"^field (pard_token|ptd_token_id)$|^field spd_type=pard$": "PARD and other parallel drafting (pard_token, "
+    "ptd_token_id) is not supported: needed is a drafter that drafts one token after the other",
+    r"^eagle .*(kv_a_proj_with_mqa|kv_b_proj|q_a_proj)": "MLA drafters (multi-head latent attention, as in "
+    "Eagle3DeepseekV2ForCausalLM) are not supported: needed is an EAGLE-3 drafter with q_proj, k_proj and v_proj",
+    r"^eagle .*(mlp\.experts\.|block_sparse_moe\.|mlp\.gate\.weight)": "EAGLE drafters with experts are not supported: "
+    "needed is a drafter with a dense MLP",
+    r"^eagle .*(qkv_proj\.|gate_up_proj\.)": "EAGLE drafters with fused projections (qkv_proj, gate_up_proj) are not "
+    "supported: needed is a checkpoint with q_proj, k_proj, v_proj, gate_proj and up_proj",
+    r"^tensor eagle_linear\.weight$|^eagle .*(attention\.wq\.|feed_forward\.w1\.)": "EAGLE drafters in Mistral's own "
+    "format (eagle_linear, attention.wq) are not supported: needed is a checkpoint in Hugging Face's format, with fc "
+    "and q_proj, k_proj and v_proj",
+    r"^tensor .*speculator\.(emb|head)\.|^tensor emb\.0\.weight$[^$]*^tensor head\.0\.weight$"
+    r"|^called .*mlp_?speculator": (f"MLP speculators are not supported: {HEADS}"),
+    r"^called .*(arcticmlp|arcticlstm|lstm_speculator|redrafter|recurrentdrafter)": "recurrent speculators (Arctic, "
+    f"ReDrafter) are not supported: {HEADS}",
+    r"^mtp heads$|^called .*(mtp|nextn|_assistant)": f"MTP heads (multi-token prediction) are not supported: {HEADS}",
+    r"^tensor .*lora_[AB]\.": "LoRA adapters are not supported: merge the adapter into its model first",
+}
+EAGLE = {"fc.weight", "d2t", "t2d", "layers.0.hidden_norm.weight"}  # tensors of some kind of EAGLE's
+_LAYER = re.compile(r"(.*?\b(?:layers|mtp_layers|mtp|mtps|h|blocks)\.\d+)\.")
+_SCALES = re.compile(r".*(weight_scale(_inv|_2)?|input_scale|weight_packed|qweight|qzeros|\.absmax|weight_zero_point)$")
+_NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
+_EMBEDDINGS = re.compile(r"(?!.*embed_out).*(embed|wte).*")  # of a model's input; drafters may have LM heads alone
+
+
+def refuse_unsupported(stored: Stored, kind: str | None) -> None:
+    """Refuse kinds that treeopt knows by name, and does not support.
+
+    Args:
+        stored: the checkpoint.
+        kind: what `kind_of` takes it for; None for a language model, if it is one.
+
+    Raises:
+        ExecutorError: names the kind, and what would be needed.
+    """
+    facts = _facts(stored)
+    if sentence := next((text for pattern, text in KINDS.items() if re.search(pattern, facts, re.MULTILINE)), None):
+        raise ExecutorError(f"{stored.path}: {sentence}")
+    if kind in ("eagle", "eagle3", "medusa", "hydra") and (method := _quantised(stored)):
+        raise ExecutorError(f"{stored.path}: quantised drafters ({method}) are not supported: needed is {PLAIN}")
+    if kind is None:
+        _check_language_model(stored)
+
+
+def _facts(stored: Stored) -> str:
+    """Return what a checkpoint is known by, a line each.
+
+    `called` and what its configuration calls it, `tensor` and a name, `eagle` and the name where some kind of EAGLE is
+    meant, `field` and a field that is not null, `set` and one that is true, `mtp heads` where all layers are such.
+    """
+    config, eagle, nested = (
+        part if isinstance(part, dict) else {}
+        for part in (stored.config, stored.config.get("eagle_config"), stored.config.get("transformer_layer_config"))
+    )
+    words = [config.get("architectures"), config.get("model_type"), config.get("speculators_model_type")]
+    called = " ".join(str(word) for word in (*words, nested.get("model_type")) if word).lower()
+    names = sorted({plain_name(name) for name in stored.entries})
+    lines = [f"called {called}", *(f"tensor {name}" for name in names)]
+    lines += [f"eagle {name}" for name in names] if EAGLE.intersection(names) or "eagle" in called else []
+    lines += [f"field {name}" for name, value in config.items() if value is not None]
+    lines += [f"field spd_type={str(config.get('spd_type')).lower()}", *(["mtp heads"] if _is_mtp(stored) else [])]
+    return "\n".join([*lines, *(f"set {name}" for part in (config, eagle) for name, value in part.items() if value)])
+
+
+def _check_language_model(stored: Stored) -> None:
+    """Refuse tensors that are no whole language model."""
+    tensors = shorten(sorted(entry.key for entry in stored.entries.values())) or "no tensors"
+    if "model_type" not in stored.config:
+        raise ExecutorError(f"{stored.path}: neither a drafter's tensors nor a language model's config.json: {tensors}")
+    if not any(_EMBEDDINGS.fullmatch(name) and len(e.shape) == 2 for name, e in stored.entries.items()):
+        raise ExecutorError(
+            f"{stored.path}: neither a drafter that treeopt knows nor a whole language model, which would have "
+            f"embeddings of tokens; its tensors are {tensors}"
+        )
+
+
+def _is_mtp(stored: Stored) -> bool:
+    """Return whether all layers are MTP heads; a language model with one beside its own layers is none."""
+    layers: dict[str, bool] = {}
+    for name in map(unwrapped, stored.entries):
+        layer = match.group(1) if (match := _LAYER.match(name)) else ""
+        marked = bool(MTP.search(name)) or "mtp" in layer
+        layers[layer] = layers.get(layer, False) or marked
+    heads = [layer for layer, marked in layers.items() if marked]
+    whole = [layer for layer, marked in layers.items() if layer and not marked]
+    return bool(heads) and not whole
+
+
+def _quantised(stored: Stored) -> str | None:
+    """Return how the weights are quantised, by their types; None if they are not, whatever the configuration says."""
+    narrow = [e for e in stored.entries.values() if e.dtype in _NARROW and e.key.endswith(".weight")]
+    scales = [name for name in stored.entries if _SCALES.match(name)]
+    if not narrow and not scales:
+        return None
+    settings: Any = stored.config.get("quantization_config")
+    methods = [settings.get(key) for key in ("quant_method", "quant_algo")] if isinstance(settings, dict) else []
+    types = sorted({str(entry.dtype).removeprefix("torch.") for entry in narrow})
+    return ", ".join(str(word) for word in (*methods, *types) if word) or shorten(scales)

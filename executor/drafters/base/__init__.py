@@ -4,5 +4,4 @@
 * `recipe`: what a training recipe states.
 * `decoder_layer`: one Llama layer as drafters use it, its cache, and the attention of EAGLE-3's training-time test.
 * `feature_recurrence`: the loop that EAGLE and EAGLE-3 share.
-* `last_tokens`: the last tokens of texts and nodes, which the drafters without a network read.
 """

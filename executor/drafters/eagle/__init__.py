@@ -1,17 +1,183 @@
 """EAGLE, EAGLE-2, HASS and CORAL: one decoder layer over pairs of embedding and feature.
 
-* `drafter`: the network, and CORAL's LM-head router.
+* `drafter`: the network.
+* `lm_head_router`: CORAL's router over the LM head.
 * `checkpoint`: files of the reference, vLLM and speculators.
-* `sizes`: what configurations of EAGLE and EAGLE-3 drafters state.
+
+Sizes are what configurations of EAGLE and EAGLE-3 drafters state: layers, windows, features, vocabulary. A drafter's
+layers are Llama's, whatever `model_type` was copied from its target. The fields are those of the projects, vLLM,
+SGLang, SpecForge, speculators, ModelOpt and NeMo Automodel.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from executor.drafters.base.recipe import Recipe
-from executor.drafters.eagle.sizes import stated_shape
-from simulate.model_sizes.drafter_kinds import DrafterKind, Files, RandomWeights, Sizes, Training
+from simulate.model_sizes.drafter_kinds import DrafterKind, Files, RandomWeights, Sizes, Training, class_words
+from simulate.model_sizes.drafter_sizes import DrafterShape, decoder
+from simulate.model_sizes.hf_config import EXPERT_FIELDS, FAMILIES, LATENT_FIELDS, positive
+from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.model_shape import Shape
+from treeopt.errors import CostError
+
+NESTED = ("transformer_layer_config", "model")  # where speculators and vLLM have the layer's fields
+VOCABULARIES = ("draft_vocab_size", "truncated_vocab_size")
+TAPS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "layer_ids")
+SLIDING = "sliding_attention"
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """The sizes of an EAGLE or EAGLE-3 drafter that its configuration states.
+
+    Attributes:
+        layer: sizes of a decoder layer, with the vocabulary of the target.
+        layers: decoder layers.
+        window: positions that every layer sees; None if one of them sees all.
+        vocabulary: tokens that the LM head scores.
+        features: width of the target's features side by side that `fc` merges; 0: no `fc`; None: not stated.
+    """
+
+    layer: Shape
+    layers: int = 1
+    window: int | None = None
+    vocabulary: int | None = None
+    features: int | None = None
+
+
+def eagle_config(config: Mapping[str, Any], target: Shape | None = None) -> EagleConfig:
+    """Return the sizes that a drafter's configuration states; a target's, those of one layer like the target's.
+
+    Args:
+        config: the content of a config.json.
+        target: sizes of the target, for the width of its features.
+
+    Raises:
+        CostError: a field is wrong, missing or not covered; names it.
+
+    >>> llama = {"model_type": "kimi_k2", "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 4}
+    >>> drafter = llama | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 2, "vocab_size": 32}
+    >>> eagle_config(drafter).layers
+    2
+    """
+    inner = layer_fields(config)
+    if not names_drafter(config):
+        return EagleConfig(Shape.from_config(inner), vocabulary=_vocabulary(config))
+    shape = Shape.from_config(_like_llama(config, inner))
+    return EagleConfig(
+        shape,
+        layers=shape.layers,
+        window=_window(inner, shape.layers),
+        vocabulary=_vocabulary(config),
+        features=_features(config, shape if target is None else target),
+    )
+
+
+def layer_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of a layer: those of a nested part if the configuration has one."""
+    parts = (config.get(name) for name in NESTED if "hidden_size" not in config)
+    return next((part for part in parts if isinstance(part, Mapping)), config)
+
+
+def names_drafter(config: Mapping[str, Any]) -> bool:
+    """Return True if a configuration states that it is an EAGLE's, so that its layers are the drafter's own."""
+    fields = ("transformer_layer_config", "eagle_config", *TAPS[:2])
+    return "eagle" in class_words(config) or any(config.get(field) is not None for field in fields)
+
+
+def _like_llama(config: Mapping[str, Any], inner: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a layer's fields without what was copied from a target of another family.
+
+    Classes of Llama's layers have neither experts nor latent attention, whatever fields their configurations have.
+    """
+    classes = config.get("architectures")
+    llama = "llama" in str(classes).lower() or inner is not config
+    if not llama and any(inner.get(field) for field in EXPERT_FIELDS):
+        raise CostError("an EAGLE drafter with experts has no price")
+    copied = (*EXPERT_FIELDS, *LATENT_FIELDS) if llama else ()
+    kind = inner.get("model_type")
+    known = kind in FAMILIES and FAMILIES[kind].experts is None
+    return {name: value for name, value in inner.items() if name not in copied} | (
+        {} if known else {"model_type": "llama"}
+    )
+
+
+def _window(inner: Mapping[str, Any], layers: int) -> int | None:
+    """Return the window of the layers, counted from the drafter's own first one; None if one of them has none."""
+    kinds = inner.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) < layers or any(kind != SLIDING for kind in kinds[:layers]):
+        return None
+    return positive("sliding_window", inner.get("sliding_window"))
+
+
+def _vocabulary(config: Mapping[str, Any]) -> int | None:
+    """Return the tokens of the LM head; None if the configuration does not state them."""
+    stated = ((name, config.get(name)) for name in VOCABULARIES)
+    return next((positive(name, value) for name, value in stated if value is not None), None)
+
+
+def _features(config: Mapping[str, Any], target: Shape) -> int | None:
+    """Return the width of the features that `fc` merges; 0 without `fc`."""
+    nested = config.get("eagle_config")
+    parts = [config, nested if isinstance(nested, Mapping) else {}]
+    if any(part.get("use_aux_hidden_state") is False for part in parts):
+        return 0
+    lists = [part.get(name) for part in parts for name in TAPS if part.get(name)]
+    taps = next((len(ids) for ids in lists if isinstance(ids, list)), None)
+    stated = config.get("num_aux_hidden_states")
+    taps = positive("num_aux_hidden_states", stated) if taps is None and stated is not None else taps
+    width = config.get("target_hidden_size")
+    return (3 if taps is None else taps) * (target.hidden if width is None else positive("target_hidden_size", width))
+
+
+def eagle_shape(
+    layer: Shape, *, layers: int = 1, draft_vocab: int | None = None, groups: Experts | None = None
+) -> DrafterShape:
+    """Return EAGLE, EAGLE-2, HASS or CORAL: a fusion of token and feature, one layer, the target's LM head.
+
+    Args:
+        layer: the target, or a shape whose layers and vocabulary are the drafter's.
+        layers: decoder layers.
+        draft_vocab: rows of the LM head; None: the target's vocabulary.
+        groups: groups of the LM head's rows that CORAL's router picks from; None: all rows are multiplied.
+
+    Raises:
+        CostError: `layer` has experts; a drafter's layer has none.
+    """
+    matrices = tuple((layers, *matrix) for matrix in dense(layer).layer_matrices.values())
+    forward = decoder(layer, matrices, draft_vocab or layer.vocab, layers)
+    fc = (1, layer.hidden, 2 * layer.hidden)
+    router = () if groups is None else ((1, layer.hidden, layer.hidden), (1, groups.count, layer.hidden))
+    return DrafterShape(replace(forward, whole=(fc, *router), head_groups=groups))
+
+
+def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShape:
+    """Return the layer of an EAGLE's configuration, with CORAL's router if it states one."""
+    sizes, groups = eagle_config(config, target), config.get("router_num_groups")
+    experts = None
+    if groups is not None:
+        facts = config.get("treeopt_drafter")
+        active = facts.get("active_groups", 2) if isinstance(facts, Mapping) else 2
+        experts = Experts(positive("router_num_groups", groups), positive("active_groups", active))
+    shape = eagle_shape(sizes.layer, layers=sizes.layers, draft_vocab=sizes.vocabulary, groups=experts)
+    return windowed(shape, sizes)
+
+
+def windowed(drafter: DrafterShape, sizes: EagleConfig) -> DrafterShape:
+    """Return the drafter with the window that all its layers have."""
+    if sizes.window is None:
+        return drafter
+    return replace(drafter, level=replace(drafter.level, window=sizes.window, slides=True))
+
+
+def dense(layer: Shape) -> Shape:
+    """Return the layer's shape; raise CostError if it has experts."""
+    if layer.experts is not None:
+        raise CostError("an EAGLE drafter's layer has no experts: give the drafter's own sizes, not its target's")
+    return layer
+
 
 _LAYER = re.compile(r"layers\.\d+\.")
 

@@ -17,14 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.checkpoints.layer_settings.layer_config import SCALED, config_of, fields, is_scaled, layer_fields
-from executor.checkpoints.layer_settings.positions import window_of
-from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes, layer_switches, note_missing
 from executor.checkpoints.tensors.detect_layout import plain
-from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
-from executor.checkpoints.tensors.parameter_names import STORED_LAYER, fill_module, layer_name, named
-from executor.checkpoints.tensors.target_copies import embedding_of, is_embedding, is_head
-from executor.checkpoints.tensors.write_tensors import Written
+from executor.checkpoints.tensors.layer_config import (
+    SCALED,
+    check_sizes,
+    config_of,
+    fields,
+    is_scaled,
+    layer_fields,
+    layer_sizes,
+    layer_switches,
+    note_missing,
+)
+from executor.checkpoints.tensors.layer_positions import window_of
+from executor.checkpoints.tensors.lazy_tensors import STORED_LAYER, Entry, Stored, fill_module, layer_name, named
+from executor.checkpoints.tensors.write_tensors import Written, embedding_of, is_embedding, is_head
 from executor.drafters.eagle.drafter import Eagle
 from executor.target.load_hf_model import dtype_name
 from executor.target.target_model import Target

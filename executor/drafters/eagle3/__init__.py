@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
-from executor.drafters.eagle.sizes import dense, eagle_config, names_drafter, windowed
+from executor.drafters.eagle import dense, eagle_config, names_drafter, windowed
 from simulate.model_sizes.drafter_kinds import DrafterKind, Files, Sizes, Training
 from simulate.model_sizes.drafter_sizes import DrafterShape, decoder
 from simulate.model_sizes.forward_pass import Forward

@@ -31,14 +31,19 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from executor.checkpoints.layer_settings.config_fields import eagle_fields
-from executor.checkpoints.layer_settings.layer_config import config_of, layer_fields
-from executor.checkpoints.layer_settings.positions import window_of
-from executor.checkpoints.layer_settings.stated_sizes import check_sizes, layer_sizes, layer_switches, note_missing
 from executor.checkpoints.tensors.detect_layout import plain
-from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
-from executor.checkpoints.tensors.parameter_names import fill_module, layer_name
-from executor.checkpoints.tensors.target_copies import embedding_of, head_of, is_embedding
+from executor.checkpoints.tensors.layer_config import (
+    check_sizes,
+    config_of,
+    eagle_fields,
+    layer_fields,
+    layer_sizes,
+    layer_switches,
+    note_missing,
+)
+from executor.checkpoints.tensors.layer_positions import window_of
+from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, fill_module, layer_name
+from executor.checkpoints.tensors.write_tensors import embedding_of, head_of, is_embedding
 from executor.drafters.eagle.checkpoint import EMBEDDINGS, HEAD, without_frequencies
 from executor.drafters.eagle3.drafter import Eagle3, usual_taps
 from executor.target.target_model import Target

@@ -14,13 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.checkpoints.layer_settings.config_fields import check_fields
-from executor.checkpoints.layer_settings.layer_config import config_of, fields, layer_fields
-from executor.checkpoints.layer_settings.positions import window_of
-from executor.checkpoints.layer_settings.stated_sizes import note_sizes
 from executor.checkpoints.tensors.detect_layout import plain_name
-from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
-from executor.checkpoints.tensors.parameter_names import fill_module, named
+from executor.checkpoints.tensors.layer_config import check_fields, config_of, fields, layer_fields, note_sizes
+from executor.checkpoints.tensors.layer_positions import window_of
+from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, fill_module, named
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.hydra.drafter import Hydra
 from executor.target.target_model import Target

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor.checkpoints.layer_settings.config_fields import check_fields
-from executor.checkpoints.layer_settings.stated_sizes import note_missing, note_sizes
 from executor.checkpoints.tensors.detect_layout import unwrapped
+from executor.checkpoints.tensors.layer_config import check_fields, note_missing, note_sizes
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from executor.checkpoints.tensors.target_copies import head_of, is_head
-from executor.checkpoints.tensors.write_tensors import Written
+from executor.checkpoints.tensors.write_tensors import Written, head_of, is_head
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError

@@ -1,7 +1,6 @@
 """The n-gram drafter: counts of short token sequences.
 
-* `drafter`: the distribution, and the sorted counts of token sequences.
-* `checkpoint`: its files.
+* `drafter`: the distribution, the sorted counts of token sequences, and their files.
 """
 
 import re
@@ -24,8 +23,8 @@ ENTRY = DrafterKind(
     priority=1,
     files=Files(
         recognise,
-        read=f"{__name__}.checkpoint:read_ngram",
-        write=f"{__name__}.checkpoint:ngram_content",
+        read=f"{__name__}.drafter:read_ngram",
+        write=f"{__name__}.drafter:ngram_content",
         names=("ngram.safetensors",),
         known_as="[treeopt's own](file_formats.md#n-gram-drafters)",
     ),

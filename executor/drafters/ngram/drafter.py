@@ -19,8 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from executor.checkpoints.tensors.lazy_tensors import Stored
+from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.base.drafter import Admitted, Committed, Forced
-from executor.drafters.base.last_tokens import MISSING, RANK_STEP, continued, suffixes
+from executor.drafters.prompt_lookup.drafter import MISSING, RANK_STEP, continued, suffixes
 from executor.target.causal_model import pick_rows
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
@@ -301,3 +303,27 @@ class NGram(nn.Module):
         for k in range(1, depth + 1):
             guessed = scores.roll(-k, 1)  # row t is the guess after x_{t+k}; the last k rows have no meaning
             yield Forced(pick_rows(guessed, rows))
+
+
+NGRAM_FILE = "ngram.safetensors"
+
+
+def read_ngram(stored: Stored, target: Target) -> NGram:
+    """Read the counts and check them.
+
+    Raises:
+        ExecutorError: names the table that does not fit.
+    """
+    try:
+        drafter = NGram({name: entry.read() for name, entry in stored.entries.items()})
+    except ExecutorError as error:
+        raise error if str(stored.path) in str(error) else ExecutorError(f"{stored.path}: {error}") from error
+    if drafter.vocabulary != target.vocabulary:
+        raise ExecutorError(f"{stored.path}: counts.1 must be ({target.vocabulary},), found ({drafter.vocabulary},)")
+    return drafter
+
+
+def ngram_content(drafter: NGram, layout: str | None, target: Target | None, name: str) -> Written:
+    """Return the file contents for counts."""
+    facts = {"kind": drafter.kind, "order": drafter.order, "vocabulary": drafter.vocabulary}
+    return Written(NGRAM_FILE, drafter.tables(), {}, facts)

@@ -11,16 +11,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from executor.checkpoints import assumptions_of, load_drafter, save_drafter
-from executor.checkpoints.tensors import find_tensor_files, torch_save
+from executor.checkpoints import assumptions_of, load_drafter
+from executor.checkpoints.tensors import find_tensor_files
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.drafters.hydra.drafter import Hydra
 from executor.drafters.language_model.drafter import LanguageModel
-from tests.executor.checkpoints.test_layouts import config_of, put_down, tensors_of
+from tests.helpers.checkpoint_files import put_down, refused, written
 from tests.helpers.drafters import random_drafter
-from tests.helpers.models import HIDDEN, VOCABULARY, deep_target, small_target
+from tests.helpers.models import HIDDEN, VOCABULARY, small_target
 from tests.helpers.slow_params import slow_unless
-from treeopt.errors import ExecutorError
 
 LAYOUTS = {
     "medusa": "vllm-medusa",
@@ -35,11 +34,7 @@ LAYOUTS = {
     "eagle3-windows": "speculators-eagle3",
     "eagle3-last-feature": "eagle3-vllm",
 }
-
-
-@pytest.fixture(scope="module")
-def target():
-    return deep_target()
+DAILY = {"medusa", "hydra", "eagle", "eagle3"}  # one of each reader
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +43,8 @@ def good(target, tmp_path_factory):
     found = {}
     for name, layout in LAYOUTS.items():
         folder = tmp_path_factory.mktemp("good") / name
-        save_drafter(folder, random_drafter(name, target), dtype="float32", meta={}, layout=layout, target=target)
-        found[name] = tensors_of(folder), config_of(folder)
+        found[name] = written(folder, random_drafter(name, target), layout, target)
     return found
-
-
-def refused(path: Path, target, *words: str) -> str:
-    with pytest.raises(ExecutorError) as caught:
-        load_drafter(path, target)
-    message = str(caught.value)
-    assert str(path) in message
-    assert "\n" not in message
-    for word in words:
-        assert word in message, message
-    return message
 
 
 # Tensors that may be absent: the drafter then lacks the part, or the checkpoint is none of its kind.
@@ -75,7 +58,7 @@ OPTIONAL |= {"eagle3": "d2t|t2d", "eagle3-variants": "embed_tokens.weight|lm_hea
 OPTIONAL |= dict.fromkeys(("eagle3-input-norm", "eagle3-windows", "eagle3-last-feature"), "lm_head.weight")
 
 
-@pytest.mark.parametrize("name", slow_unless(lambda name: name != "hydra++", LAYOUTS))
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in DAILY, LAYOUTS))
 def test_every_tensor_must_be_there_and_fit(tmp_path, target, good, name):
     tensors, config = good[name]
     for key, value in tensors.items():
@@ -104,7 +87,7 @@ def test_every_tensor_must_be_there_and_fit(tmp_path, target, good, name):
             refused(tmp_path, target, key)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", sorted(DAILY))
 def test_what_nobody_knows_is_named(tmp_path, target, good, name):
     tensors, config = good[name]
     more = {f"more.{i}": torch.zeros(2) for i in range(5)}
@@ -112,55 +95,28 @@ def test_what_nobody_knows_is_named(tmp_path, target, good, name):
     refused(tmp_path, target, "5 unknown: more.0 (2,), more.1 (2,), more.2 (2,) and 2 more")
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", sorted(DAILY))
 def test_another_models_drafter_is_refused(tmp_path, good, name):
     tensors, config = good[name]
     put_down(tmp_path, tensors, config)
     other = small_target("gpt_neox", seed=3)
     other.model.resize_token_embeddings(64)
     other.__dict__.pop("vocabulary", None)
-    if name in ("medusa", "hydra", "hydra++", "eagle", "eagle3", "eagle3-variants", "eagle3-input-norm"):
-        refused(tmp_path, other)
+    refused(tmp_path, other)
 
 
 @pytest.mark.parametrize(
     ("name", "key", "value", "message"),
     [
         ("eagle", "norm.weight", torch.ones(HIDDEN), "norm.weight: EAGLE with these norms is not supported"),
-        (
-            "eagle",
-            "embedding_layernorm.weight",
-            torch.ones(HIDDEN),
-            "embedding_layernorm.weight: EAGLE with these norms",
-        ),
-        ("eagle", "layers.0.input_layernorm.weight", torch.ones(HIDDEN), "layers.0.input_layernorm.weight: EAGLE with"),
         ("eagle", "model.layers.1.mlp.up_proj.weight", torch.ones(3), "model.layers.1.mlp.up_proj.weight: EAGLE of"),
         ("eagle", "lm_head.weight", torch.ones(VOCABULARY, HIDDEN), "lm_head.weight (61, 32) is not the target's"),
-        (
-            "eagle",
-            "embed_tokens.weight",
-            torch.ones(VOCABULARY, HIDDEN),
-            "embed_tokens.weight (61, 32) is not the targ",
-        ),
         ("eagle", "token_map", torch.arange(9), "token_map: EAGLE that scores only 9 of 61 tokens is not supported"),
         ("eagle", "model.fc.weight", torch.ones(3), "fc.weight and model.fc.weight name the same tensor"),
         ("eagle3", "layers.1.mlp.up_proj.weight", torch.ones(3), "1 missing: layers.1.self_attn.q_proj.weight"),
         ("eagle3", "layers.2.mlp.up_proj.weight", torch.ones(3), "layers must be numbered from 0, found [0, 2]"),
-        (
-            "eagle3",
-            "midlayer.self_attn.q_norm.weight",
-            torch.ones(8),
-            "1 missing: midlayer.self_attn.k_norm.weight (8,)",
-        ),
-        ("eagle3", "midlayer.self_attn.o_proj.bias", torch.ones(32), "1 unknown: midlayer.self_attn.o_proj.bias (32,)"),
         ("eagle3-variants", "input_norm.weight", torch.ones(96), "holds both input_norm and fc_norm"),
         ("hydra++", "hydra_mlp.0.5.linear.bias", torch.ones(32), "hydra_mlp.0.5.linear.bias must equal hydra_mlp.0.3"),
-        (
-            "hydra++",
-            "hydra_mlp.1.9.linear.bias",
-            torch.ones(32),
-            "all heads must have the same number of blocks: hydra_mlp.0 has 4, hydra_mlp.1 has 5",
-        ),
         ("hydra", "hydra_mlp.7.0.linear.bias", torch.ones(32), "heads must be numbered from 0"),
     ],
 )
@@ -181,7 +137,6 @@ def changed(place: int, value: int):
     ("change", "message"),
     [
         (changed(0, -1), "d2t must lead to tokens 0 to 60, entry 0 leads to -1"),
-        (changed(-1, 61), "d2t must lead to tokens 0 to 60"),
         (changed(3, 2**62), "d2t must lead to tokens 0 to 60"),
         (changed(4, 2), "d2t must lead to each token once, entries 4 and 5 lead to 6"),
         (changed(1, 0), "row 1 of lm_head is token 1, which t2d lacks"),
@@ -203,8 +158,8 @@ def test_draft_vocabularies_that_contradict(tmp_path, target, good):
     refused(tmp_path, target, "lm_head has 51 rows for 61 tokens, and d2t is missing")
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "eagle3-windows", "eagle3-last-feature"])
-@pytest.mark.parametrize("said", [1, 2, 3, 40, "2"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3-windows"])
+@pytest.mark.parametrize("said", [1, 3, "2"])
 def test_a_number_of_layers_that_is_not_stored_is_refused(tmp_path, target, good, name, said):
     """A lost shard looks the same; but a configuration may be the target's, of 7 layers."""
     tensors, config = good[name]
@@ -226,18 +181,10 @@ def test_a_number_of_layers_that_is_not_stored_is_refused(tmp_path, target, good
     ("name", "field", "size"),
     [
         ("eagle3", "draft_vocab_size", 51),
-        ("eagle3", "vocab_size", 61),
-        ("eagle3", "hidden_size", 32),
         ("eagle3", "target_hidden_size", 32),
-        ("eagle3-windows", "draft_vocab_size", 61),
         ("eagle3", "num_key_value_heads", 2),
-        ("eagle3", "intermediate_size", 48),
-        ("eagle", "intermediate_size", 48),
         ("medusa", "num_heads", 5),
-        ("medusa", "num_hidden_layers", 2),
         ("hydra", "hydra_num_heads", 5),
-        ("hydra", "hydra_num_layers", 1),
-        ("eagle", "vocab_size", 61),
         ("eagle", "hidden_size", 32),
     ],
 )
@@ -255,17 +202,11 @@ def test_sizes_that_contradict_the_tensors_are_told(tmp_path, target, good, name
     ("name", "said", "sentence"),
     [
         ("eagle", {"fusion_bias": True}, "fusion_bias is true, but model.safetensors has no such tensors"),
-        ("eagle", {"eagle_fc_bias": True}, "eagle_fc_bias is true, but model.safetensors has no such tensors"),
         ("eagle", {"layernorms": True}, "layernorms is true, but model.safetensors has no such tensors"),
-        ("eagle", {"qkv_bias": True}, "qkv_bias is true, but model.safetensors has no such tensors"),
         ("eagle3", {"attention_bias": True}, "attention_bias is true, but model.safetensors has no such tensors"),
-        ("eagle3", {"mlp_bias": True}, "mlp_bias is true, but model.safetensors has no such tensors"),
-        ("eagle3", {"use_qk_norm": True}, "use_qk_norm is true, but model.safetensors has no such tensors"),
         ("eagle3", {"attention_chunk_size": 8}, "attention_chunk_size 8 is not applied"),
         ("eagle3", {"norm_eps": 0.1, "rms_norm_eps": None}, "norm_eps 0.1 is not used: write it as rms_norm_eps"),
         ("eagle3", {"hidden_activation": "gelu", "hidden_act": None}, "hidden_activation 'gelu' is not used: write"),
-        ("medusa", {"hidden_size": 9}, "hidden_size is 9, but the tensors have 32, which is used"),
-        ("hydra", {"vocab_size": 9}, "vocab_size is 9, but the tensors have 61, which is used"),
     ],
 )
 def test_what_a_configuration_says_and_no_tensor_does_is_told(tmp_path, target, good, name, said, sentence):
@@ -283,43 +224,29 @@ def test_what_a_configuration_says_and_no_tensor_does_is_told(tmp_path, target, 
     ("said", "message"),
     [
         ({"logit_scale": 0.1}, "logit_scale 0.1 is not supported"),
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
         ({"rope_of_tomorrow": 1}, "rope_of_tomorrow: a field of positions or layers that treeopt does not know"),
     ],
 )
 def test_fields_that_change_what_is_drafted_are_refused(tmp_path, target, good, name, said, message):
     tensors, config = good[name]
     put_down(tmp_path, tensors, config | said)
-    with pytest.raises(ExecutorError, match=message):
-        load_drafter(tmp_path, target)
+    refused(tmp_path, target, message)
 
 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
         ({"num_attention_heads": 3}, "the 32 rows of q_proj contradict config.json's 3 heads"),
-        ({"num_attention_heads": 4, "head_dim": 4}, "the 32 rows of q_proj contradict config.json's 4 heads of 4"),
-        ({"num_attention_heads": 2, "head_dim": 16, "x": 0}, None),  # then there is one key head
         ({"num_attention_heads": 1, "head_dim": 32}, "32 rows of layers.0.self_attn.q_proj.weight and 16 of k_proj"),
         ({"num_attention_heads": None, "head_dim": 5}, "are not whole heads of 5"),
-        ({"num_attention_heads": 32, "head_dim": 1}, "are not whole heads of 1"),
         ({"rms_norm_eps": "small"}, "config.json: rms_norm_eps must be a positive number, found 'small'"),
-        ({"rms_norm_eps": True}, "rms_norm_eps must be a positive number"),
-        ({"max_position_embeddings": -1}, "max_position_embeddings must be a positive number, found -1"),
-        ({"head_dim": [8]}, "head_dim must be a positive number"),
         ({"hidden_act": "what"}, "hidden_act 'what' is not known"),
-        ({"hidden_act": ["silu"]}, "is not known"),
-        ({"rope_theta": 0}, "rope_theta must be a positive number, found 0"),
         ({"rope_scaling": 3}, "rope_scaling must be an object, found 3"),
         (
             {"rope_scaling": {"rope_type": "llama3"}},
             "config.json: the decoder layer must be one of Llama's kind: \"Missing required keys",
         ),
-        ({"rope_scaling": {"rope_type": "what"}}, "the decoder layer must be one of Llama's kind: "),
-        ({"rope_scaling": {"rope_type": ["what"]}}, "the decoder layer must be one of Llama's kind: "),
-        ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, "rope_scaling.factor must be a positive number"),
         ({"layer_types": ["sliding_attention"]}, "layer_types[0] is sliding_attention, but sliding_window is None"),
-        ({"layer_types": 3}, "layer_types must have an entry for layer 0, found 3"),
         ({"layer_types": ["chunked_attention"]}, "layer_types[0] must be full_attention or sliding_attention, found"),
         ({"architectures": 4, "model": 5, "treeopt_drafter": 6, "bias": "x"}, None),
         ({"treeopt_drafter": {"active_groups": 0}}, "active_groups must be 1 or more, found 0"),
@@ -336,66 +263,30 @@ def test_configurations_that_contradict(tmp_path, target, good, said, message):
         refused(tmp_path, target, message)
 
 
-NOWHERE = {"eagle_aux_hidden_state_layer_ids": None}
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "message"),
+    ("said", "message"),
     [
+        ({LAYER_IDS: [2, 1]}, "fc.weight must read 2 x 32 features of layers [2, 1]"),
+        ({LAYER_IDS: [2, 2, 9]}, "must name layers of the target's 7, found [2, 2, 9]"),
+        ({LAYER_IDS: [2, 4, 2]}, "must name each layer once, found [2, 4, 2]"),
+        ({LAYER_IDS: "all"}, "must be a list of layers, found 'all'"),
         (
-            "eagle3",
-            {"eagle_aux_hidden_state_layer_ids": [2, 1]},
-            "fc.weight must read 2 x 32 features of layers [2, 1]",
+            {LAYER_IDS: [1, 3, 4], "eagle_config": {"layer_ids": [1, 2, 3]}},
+            f"{LAYER_IDS} [1, 3, 4] and eagle_config.layer_ids [1, 2, 3] name different layers",
         ),
-        (
-            "eagle3",
-            {"eagle_aux_hidden_state_layer_ids": [2, 2, 9]},
-            "must name layers of the target's 7, found [2, 2, 9]",
-        ),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, -1, 2]}, "must name layers of the target's 7"),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [2, 4, 2]}, "must name each layer once, found [2, 4, 2]"),
-        ("eagle3", NOWHERE | {"eagle_config": {"layer_ids": [2, 2, 2]}}, "must name each layer once, found [2, 2, 2]"),
-        (
-            "eagle3",
-            {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "eagle_config": {"layer_ids": [1, 2, 3]}},
-            "eagle_aux_hidden_state_layer_ids [1, 3, 4] and eagle_config.layer_ids [1, 2, 3] name different layers",
-        ),
-        (
-            "eagle3",
-            {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "aux_hidden_state_layer_ids": [1, 2, 3]},
-            "eagle_aux_hidden_state_layer_ids [1, 3, 4] and aux_hidden_state_layer_ids [1, 2, 3] name different layers",
-        ),
-        (
-            "eagle3",
-            {"eagle_aux_hidden_state_layer_ids": [2, 3, 4], "eagle_config": {"aux_hidden_state_layer_ids": [3, 4, 5]}},
-            "eagle_aux_hidden_state_layer_ids [2, 3, 4] and eagle_config.aux_hidden_state_layer_ids [3, 4, 5] name",
-        ),
-        (
-            "eagle3",
-            NOWHERE | {"eagle_config": {"layer_ids": [2, 3, 4], "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}},
-            "eagle_config.layer_ids [2, 3, 4] and eagle_config.eagle_aux_hidden_state_layer_ids [0, 1, 2] name",
-        ),
-        ("eagle3", {"eagle_config": [1]}, "eagle_config must be an object, found [1]"),
-        ("eagle3", {"eagle_config": "x"}, "eagle_config must be an object, found 'x'"),
-        ("eagle3", {"speculators_model_type": "eagle3"}, "speculators reads that as false, vLLM as true"),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": "all"}, "must be a list of layers, found 'all'"),
-        ("eagle3", {"eagle_aux_hidden_state_layer_ids": [0, 1, True]}, "must be a list of layers"),
-        ("eagle3", {"norm_before_residual": "no"}, "norm_before_residual must be true or false, found 'no'"),
-        ("eagle3-input-norm", {"norm_before_fc": False}, "norm_before_fc is false, but model.safetensors holds input"),
-        ("eagle3", {"fc_norm": True}, "fc_norm is true, but model.safetensors lacks fc_norm.0.weight"),
-        ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false, found 96"),
-        ("eagle3", {"eagle_config": {"use_aux_hidden_state": 1}}, "use_aux_hidden_state must be true or false"),
-        ("eagle3", {"norm_output": True, "eagle_config": {"norm_output": False}}, "norm_output differs from the one"),
-        ("hydra", {"hidden_state_offset": 1}, "hidden_state_offset must be 0"),
-        (
-            "hydra",
-            {"hydra_head_arch": "eagle-attn"},
-            "Hydra heads must be MLPs (hydra_head_arch mlp or prefix-mlp, found",
-        ),
+        ({"eagle_config": [1]}, "eagle_config must be an object, found [1]"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false, found 96"),
+        ({"speculators_model_type": "eagle3"}, "speculators reads that as false, vLLM as true"),
+        ({"norm_before_residual": "no"}, "norm_before_residual must be true or false, found 'no'"),
+        ({"norm_output": True, "eagle_config": {"norm_output": False}}, "norm_output differs from the one"),
+        ({"fc_norm": True}, "fc_norm is true, but model.safetensors lacks fc_norm.0.weight"),
     ],
 )
-def test_what_only_a_configuration_can_say(tmp_path, target, good, name, said, message):
-    tensors, config = good[name]
+def test_what_only_a_configuration_can_say(tmp_path, target, good, said, message):
+    tensors, config = good["eagle3"]
     put_down(tmp_path, tensors, config | said)
     refused(tmp_path, target, message)
 
@@ -451,7 +342,7 @@ def test_torn_and_swollen_files(tmp_path, target, good, monkeypatch):
     for name in ("pytorch_model.bin", "model.safetensors"):
         put_down(tmp_path, tensors, config, name=name)
         size = (tmp_path / name).stat().st_size
-        for left in (size - 9, size // 2, 100, 7, 0):
+        for left in (size - 9, 100, 0):
             os.truncate(tmp_path / name, left)
             refused(tmp_path, target, name, "not a readable")
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 7 + b"\x7f" + b"{}")
@@ -461,7 +352,7 @@ def test_torn_and_swollen_files(tmp_path, target, good, monkeypatch):
         archive.writestr("pytorch_model/data.pkl", b"\0" * 10**6)
     refused(tmp_path, target, "pytorch_model.bin: not a file that torch.save writes: it is compressed")
     monkeypatch.setattr(find_tensor_files, "HEADER_LIMIT", 500)
-    monkeypatch.setattr(torch_save, "OTHERS_LIMIT", 500)
+    monkeypatch.setattr(find_tensor_files, "OTHERS_LIMIT", 500)
     put_down(tmp_path, tensors, config, name="pytorch_model.bin")
     refused(tmp_path, target, "more than 500 bytes that are no tensors")
     put_down(tmp_path, tensors, config)
@@ -523,15 +414,14 @@ def test_shards_without_their_index_are_named(tmp_path, target, good, name):
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
-@pytest.mark.parametrize("left", [("fc.bias",), ("fc.bias", "fc.weight"), ()])
-def test_tensors_that_an_index_does_not_list_are_read(tmp_path, target, good, suffix, left):
+def test_tensors_that_an_index_does_not_list_are_read(tmp_path, target, good, suffix):
     """vLLM and transformers choose files by the index, and load every tensor in them."""
     tensors, config = good["eagle"]
     names = sorted(tensors)
     parts = {f"a{suffix}": names[::2], f"b{suffix}": names[1::2]}
     for file, keys in parts.items():
         put_down(tmp_path, {key: tensors[key] for key in keys}, config, name=file)
-    listed = {key: file for file, keys in parts.items() for key in keys if key not in left}
+    listed = {key: file for file, keys in parts.items() for key in keys if key != "fc.bias"}
     (tmp_path / f"model{suffix}.index.json").write_text(json.dumps({"weight_map": listed}))
     assert torch.equal(load_drafter(tmp_path, target).fc.bias, tensors["fc.bias"])
 
@@ -552,13 +442,6 @@ def test_a_tensor_in_two_shards_is_the_one_that_the_index_names(tmp_path, target
         refused(tmp_path, target, "fc.bias is in two files, and weight_map does not say which one holds")
 
 
-@pytest.mark.parametrize("name", ["t2d", "fc.weight"])
-def test_sparse_tensors_are_named(tmp_path, target, good, name):
-    tensors, _ = good["eagle3"]
-    torch.save(tensors | {name: tensors[name].to_sparse()}, tmp_path / "pytorch_model.bin")
-    refused(tmp_path, target, f"'{name}' must be a plain tensor, found one of layout sparse_coo")
-
-
 def test_which_file_is_meant(tmp_path, target, good):
     tensors, config = good["hydra"]
     for name in ("a.safetensors", "b.safetensors"):
@@ -569,8 +452,9 @@ def test_which_file_is_meant(tmp_path, target, good):
     assert load_drafter(tmp_path, target).kind == "hydra"
 
 
-@pytest.mark.parametrize(("kind", "file"), [("medusa", "medusa_lm_head.pt"), ("hydra", "hydra_lm_head.pt")])
-@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "file", "shards"), [("medusa", "medusa_lm_head.pt", False), ("hydra", "hydra_lm_head.pt", True)]
+)
 def test_heads_come_before_the_whole_model_beside_them(tmp_path, target, good, kind, file, shards):
     model = {name: tensor.clone() for name, tensor in target.model.state_dict().items()}
     name = "model-00001-of-00001.safetensors" if shards else "model.safetensors"
@@ -585,17 +469,13 @@ def test_heads_come_before_the_whole_model_beside_them(tmp_path, target, good, k
 
 
 def test_what_is_no_drafter(tmp_path, target):
+    refused(tmp_path, target, "holds no safetensors")
     save_file({"a.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     refused(tmp_path, target, "neither a drafter's tensors nor a language model's config.json: a.weight")
     target.model.config.save_pretrained(tmp_path)
     refused(tmp_path, target, "neither a drafter that treeopt knows nor a whole language model", "a.weight")
     save_file({"model.embed_tokens.weight": torch.zeros(61, 32)}, tmp_path / "model.safetensors")
     refused(tmp_path, target, "are missing")
-
-
-def test_a_language_model_is_still_one(tmp_path, target):
-    target.model.save_pretrained(tmp_path)
-    assert isinstance(load_drafter(tmp_path, target), LanguageModel)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -621,7 +501,7 @@ def test_pointers_of_git_lfs_are_named(tmp_path, target, good, name):
     refused(tmp_path, target, f"{name}: ", "a pointer of Git LFS, not the file: fetch it with `git lfs pull`")
 
 
-@pytest.mark.parametrize("text", [b"<html>401</html>", b'{"error": "Invalid credentials"}', b"\n<!DOCTYPE html>"])
+@pytest.mark.parametrize("text", [b'{"error": "Invalid credentials"}', b"\n<!DOCTYPE html>"])
 def test_answers_of_servers_are_no_tensors(tmp_path, target, text):
     (tmp_path / "model.safetensors").write_bytes(text)
     refused(tmp_path, target, "not a safetensors file but a text, such as a server's answer: fetch it again")

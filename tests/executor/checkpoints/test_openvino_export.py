@@ -10,17 +10,11 @@ from pathlib import Path
 import pytest
 
 from executor.checkpoints import save_drafter
+from executor.checkpoints.convert import check_openvino
 from executor.checkpoints.convert import main as convert
-from executor.checkpoints.engine_files.openvino_export import check_openvino
 from executor.drafters.language_model.drafter import LanguageModel
 from tests.helpers.drafters import random_drafter
-from tests.helpers.models import deep_target
 from treeopt.errors import ExecutorError, UsageError
-
-
-@pytest.fixture(scope="module")
-def target():
-    return deep_target()
 
 
 def interpreter(folder: Path, body: str) -> str:

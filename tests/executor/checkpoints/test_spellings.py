@@ -107,70 +107,37 @@ SLIDING = {"layer_types": ["sliding_attention"], "sliding_window": 2048}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 # Name -> the tensors made of the shipped ones, and the configuration.
 SAME = {
-    # names
     "reference": (lambda t: t, fields()),
     "no configuration": (lambda t: t, None),
     "vllm": (vllm, fields(**VLLM)),
     "model.": (lambda t: prefixed("model.", vllm(t)), fields(**FORGE)),
-    "model.midlayer": (lambda t: prefixed("model.", t), fields(**FORGE)),
     "module.": (lambda t: {f"module.{name}": v for name, v in t.items()}, fields()),
-    "_orig_mod.": (lambda t: {f"_orig_mod.{name}": v for name, v in t.items()}, fields()),
-    "draft_model.": (lambda t: {f"draft_model.{name}": v for name, v in t.items()}, fields()),
     "eagle_module.": (lambda t: {f"eagle_module.{name}": v for name, v in t.items()}, fields()),
-    "draft_id_to_target_id": (
-        lambda t: {name.replace("d2t", "draft_id_to_target_id"): v for name, v in t.items()},
-        fields(),
-    ),
-    # types, and what is left out
-    "float32": (lambda t: {n: v.float() if v.is_floating_point() else v for n, v in t.items()}, fields()),
     "int32 d2t": (lambda t: t | {"d2t": t["d2t"].int()}, fields()),
     "no t2d": (lambda t: without(t, "t2d"), fields()),
-    "no d2t": (lambda t: without(t, "d2t"), fields()),
-    "int t2d": (lambda t: t | {"t2d": t["t2d"].long()}, fields()),
-    "inv_freq": (lambda t: t | {"midlayer.self_attn.rotary_emb.inv_freq": torch.ones(16)}, fields()),
     "verifier's copies": (lambda t: t | {"verifier_norm.weight": torch.ones(160)}, fields()),
-    # orders of rows
     "by frequency": (by_frequency, fields(**FORGE)),
-    "by frequency, no t2d": (lambda t: without(by_frequency(t), "t2d"), fields()),
-    "reversed": (lambda t: reordered(t, torch.arange(2048).flip(0)), fields()),
-    "by frequency, vllm": (lambda t: vllm(by_frequency(t)), fields(**VLLM)),
-    # layers of the target
     "inputs": (lambda t: t, fields(eagle_aux_hidden_state_layer_ids=[2, 6, 9])),
     "outputs": (
         lambda t: t,
         fields(**FORGE, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 5, 8], "use_aux_hidden_state": True}),
     ),
-    "usual inputs": (lambda t: t, fields(**FORGE, eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 6, 9]})),
-    "layer_ids": (lambda t: t, fields(eagle_config={"layer_ids": [2, 6, 9]})),
     "null": (lambda t: t, fields(eagle_aux_hidden_state_layer_ids=None, eagle_config=None)),
-    # norms
-    "norm_output false": (lambda t: t, fields(**VLLM, norm_output=False)),
     "Automodel": (
         lambda t: prefixed("model.", vllm(t)),
         fields(**FORGE, norm_output=False, fc_norm=False, target_hidden_size=160, parallel_drafting=False),
     ),
     "SpecForge's norm_output": (lambda t: t, fields(**FORGE, norm_output=True)),
     "SpecForge's since 879": (lambda t: t, fields(**FORGE, norm_output=False)),
-    # positions
     "rope_parameters": (lambda t: t, fields("rope_theta", rope_parameters=ROPE)),
-    "both": (lambda t: t, fields(rope_parameters=ROPE, rope_scaling=None)),
-    "type": (lambda t: t, fields(rope_scaling={"type": "default"})),
-    "by layer type": (lambda t: t, fields("rope_theta", rope_parameters={"full_attention": ROPE})),
-    "mrope": (lambda t: t, fields(rope_scaling={"rope_type": "mrope", "mrope_section": [4, 6, 6]})),
-    "whole heads": (lambda t: t, fields(partial_rotary_factor=1.0)),
-    "no base": (lambda t: t, fields("rope_theta")),  # Llama's own
-    # windows
-    "full": (lambda t: t, fields(layer_types=["full_attention"], sliding_window=16)),
+    "no base": (lambda t: t, fields("rope_theta")),
     "wide window": (lambda t: t, fields(**SLIDING)),
     "the target's layer types": (
         lambda t: t,
         fields(layer_types=["full_attention", "sliding_attention"], sliding_window=16),
     ),
-    "use_sliding_window false": (lambda t: t, fields(sliding_window=16, use_sliding_window=False)),
-    # nested
     "speculators": (vllm, nested()),
     "speculators, window": (vllm, nested(**SLIDING, use_sliding_window=True)),
-    "speculators, rope_parameters": (vllm, nested(rope_parameters=ROPE)),
     "vllm's model": (vllm, {"model_type": "eagle", "model": fields(), "method": "eagle3"}),
     "copied from a target": (
         vllm,
@@ -180,10 +147,6 @@ SAME = {
 OTHER = {
     "base": (lambda t: t, fields(rope_theta=100.0)),
     "linear": (lambda t: t, fields(rope_scaling={"rope_type": "linear", "factor": 8.0})),
-    "yarn": (
-        lambda t: t,
-        fields(rope_scaling={"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}),
-    ),
     "narrow window": (lambda t: t, fields(layer_types=["sliding_attention"], sliding_window=2)),
     "norm_output": (lambda t: t, fields(**VLLM, norm_output=True)),
     "norm_before_residual": (lambda t: t, fields(norm_before_residual=True)),
@@ -194,7 +157,6 @@ OTHER = {
         lambda t: t | {f"midlayer.self_attn.{part}_norm.weight": torch.ones(32) for part in "qk"},
         fields(),
     ),
-    "rows": (lambda t: t | {"lm_head.weight": t["lm_head.weight"].flip(0)}, fields()),
     "the target's head": (lambda t: without(t, "lm_head.weight", "d2t", "t2d"), fields(draft_vocab_size=None)),
 }
 

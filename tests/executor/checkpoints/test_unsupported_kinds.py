@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from executor.checkpoints import load_drafter, save_drafter
+from executor.checkpoints import load_drafter
 from executor.drafters.language_model.drafter import LanguageModel
-from tests.executor.checkpoints.test_layouts import config_of, put_down, tensors_of
-from tests.helpers.drafters import random_drafter
-from tests.helpers.models import HIDDEN, VOCABULARY, deep_target, small_model
-from treeopt.errors import ExecutorError
+from tests.helpers.checkpoint_files import config_of, put_down, refused, tensors_of
+from tests.helpers.models import HIDDEN, VOCABULARY, small_model
 
 LAYER = {
     **{f"self_attn.{part}_proj.weight": (HIDDEN, HIDDEN) for part in "qkvo"},
@@ -20,29 +18,8 @@ LAYER = {
 LLAMA = {"model_type": "llama", "hidden_size": HIDDEN, "num_attention_heads": 4, "vocab_size": VOCABULARY}
 
 
-@pytest.fixture(scope="module")
-def target():
-    return deep_target()
-
-
-@pytest.fixture(scope="module")
-def eagle3(target, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("eagle3")
-    save_drafter(folder, random_drafter("eagle3", target), dtype="float32", meta={}, layout="eagle3-vllm")
-    return tensors_of(folder), config_of(folder)
-
-
 def layer(prefix: str, **more: tuple[int, ...]):
     return {prefix + name: torch.ones(shape) for name, shape in (LAYER | more).items()}
-
-
-def refusal(folder, target) -> str:
-    with pytest.raises(ExecutorError) as caught:
-        load_drafter(folder, target)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert str(folder) in message
-    return message
 
 
 @pytest.mark.parametrize(
@@ -50,42 +27,34 @@ def refusal(folder, target) -> str:
     [
         ({"mask_hidden": (1, 1, 96)}, {}, "P-EAGLE"),
         ({}, {"parallel_drafting": True}, "P-EAGLE"),
-        ({}, {"architectures": ["PEagleDraftModel"]}, "P-EAGLE"),
-        ({}, {"speculators_model_type": "peagle"}, "P-EAGLE"),
-        ({"mask_embedding": (1, 96)}, {"ptd_token_id": 0}, "parallel drafting"),
         ({}, {"pard_token": 60}, "PARD"),
         ({"layers.0.self_attn.q_a_proj.weight": (4, 64)}, {}, "MLA drafters"),
-        ({"layers.0.self_attn.kv_b_proj.weight": (4, 64)}, {"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "MLA"),
         ({"layers.0.mlp.experts.0.up_proj.weight": (4, 32)}, {}, "EAGLE drafters with experts"),
-        ({"layers.0.block_sparse_moe.gate.weight": (4, 32)}, {}, "EAGLE drafters with experts"),
         ({"layers.0.self_attn.qkv_proj.weight": (4, 64)}, {}, "fused projections"),
-        ({"layers.0.mlp.gate_up_proj.weight": (4, 64)}, {}, "fused projections"),
         ({}, {"dflash_config": {"target_layer_ids": [1]}}, "DFlash is not supported"),
-        ({"hidden_norm.weight": (32,)}, {}, "DFlash is not supported"),
         ({}, {"architectures": ["DSparkDraftModel"]}, "DSpark"),
-        ({"layers.0.self_attn.q_proj.weight_scale": ()}, {}, "quantised drafters"),
         ({"layers.0.self_attn.q_proj.qweight": (4,)}, {"quantization_config": {"quant_method": "awq"}}, "(awq)"),
     ],
 )
 def test_relatives_of_eagle_are_named(tmp_path, target, eagle3, more, said, word):
-    tensors, config = eagle3
+    _, tensors, config = eagle3
     put_down(tmp_path, tensors | {name: torch.ones(shape) for name, shape in more.items()}, config | said)
-    message = refusal(tmp_path, target)
+    message = refused(tmp_path, target)
     assert word in message
     assert "not supported" in message
     assert "needed" in message
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
 def test_narrow_types_are_quantised_drafters(tmp_path, target, eagle3, dtype):
-    tensors = {name: t.to(dtype) if name.endswith("proj.weight") else t for name, t in eagle3[0].items()}
-    put_down(tmp_path, tensors, eagle3[1] | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}})
-    message = refusal(tmp_path, target)
+    tensors = {name: t.to(dtype) if name.endswith("proj.weight") else t for name, t in eagle3[1].items()}
+    put_down(tmp_path, tensors, eagle3[2] | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}})
+    message = refused(tmp_path, target)
     assert f"quantised drafters (modelopt, FP8, {str(dtype).removeprefix('torch.')}) are not supported" in message
 
 
 def test_a_copied_quantisation_of_plain_tensors_changes_nothing(tmp_path, target, eagle3):
-    put_down(tmp_path, eagle3[0], eagle3[1] | {"quantization_config": {"quant_method": "mxfp4"}})
+    put_down(tmp_path, eagle3[1], eagle3[2] | {"quantization_config": {"quant_method": "mxfp4"}})
     assert load_drafter(tmp_path, target).kind == "eagle3"
 
 
@@ -94,67 +63,55 @@ def test_a_copied_quantisation_of_plain_tensors_changes_nothing(tmp_path, target
     [
         (layer("model.layers.12.", **{"eh_proj.weight": (32, 64), "enorm.weight": (32,)}), {}),
         (layer("model.mtp_layers.0.", **{"input_proj.weight": (32, 64), "token_layernorm.weight": (32,)}), {}),
-        (layer("mtp.layers.0."), {}),
         (
             layer("model.layers.0.", **{"eh_proj.weight": (32, 64)})
             | {"model.embed_tokens.weight": torch.ones(61, 32)},
             {},
         ),
-        (layer("model.layers.0."), {"architectures": ["Qwen3NextMTP"]}),
         (layer("model.layers.0."), {"model_type": "deepseek_mtp"}),
-        (layer("model.layers.0."), {"architectures": ["DeepseekV3ForCausalLMNextN"]}),
     ],
 )
 def test_mtp_heads_are_named(tmp_path, target, tensors, said):
     put_down(tmp_path, tensors, LLAMA | said)
-    assert "MTP heads (multi-token prediction) are not supported" in refusal(tmp_path, target)
+    assert "MTP heads (multi-token prediction) are not supported" in refused(tmp_path, target)
 
 
 @pytest.mark.parametrize(
     ("tensors", "said", "word"),
     [
         ({"speculator.emb.0.weight": (61, 32)}, {"model_type": "mlp_speculator"}, "MLP speculators"),
-        ({"speculator.head.0.weight": (61, 32)}, {}, "MLP speculators"),
         ({f"{part}.{k}.weight": (32, 32) for part in ("emb", "proj", "ln", "head") for k in (0, 1)}, {}, "MLP specul"),
         ({"eagle_linear.weight": (32, 64), "layers.0.attention.wq.weight": (32, 32)}, {}, "in Mistral's own format"),
-        ({"fc.weight": (32, 64), "layers.0.attention.wq.weight": (32, 32)}, {}, "in Mistral's own format"),
         ({"speculator.x.weight": (61, 32)}, {"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]}, "recurrent"),
         ({"base_model.model.layers.0.q_proj.lora_A.weight": (4, 32)}, {}, "LoRA adapters"),
-        ({"encoder.block.0.weight": (4, 32)}, {}, "neither a drafter that treeopt knows nor a whole language model"),
         ({"heads.0.weight": (61, 32), "gate": (3,)}, {}, "its tensors are gate, heads.0.weight"),
     ],
 )
 def test_others_are_named_before_transformers_is_asked(tmp_path, target, monkeypatch, tensors, said, word):
     monkeypatch.setattr("executor.checkpoints.load_target", lambda *a, **k: pytest.fail("loaded as a language model"))
     put_down(tmp_path, {name: torch.ones(shape) for name, shape in tensors.items()}, LLAMA | said)
-    assert word in refusal(tmp_path, target)
+    assert word in refused(tmp_path, target)
 
 
 def test_a_language_model_with_an_mtp_layer_beside_its_own_is_one(tmp_path, target):
     model = small_model()
     model.save_pretrained(tmp_path)
-    tensors = tensors_of_folder(tmp_path)
+    tensors = tensors_of(tmp_path)
     put_down(tmp_path, tensors | layer("model.layers.2.", **{"eh_proj.weight": (32, 64)}))
     assert isinstance(load_drafter(tmp_path, target), LanguageModel)
 
 
-@pytest.mark.parametrize("said", [{"pard_token": 0}, {"spd_type": "pard"}, {"spd_type": "PARD", "pard_token": 60}])
+@pytest.mark.parametrize("said", [{"pard_token": 0}, {"spd_type": "PARD"}])
 def test_a_language_model_that_drafts_in_parallel_is_named(tmp_path, target, said):
     small_model().save_pretrained(tmp_path)
-    put_down(tmp_path, tensors_of_folder(tmp_path), config_of(tmp_path) | said)
-    assert "PARD and other parallel drafting" in refusal(tmp_path, target)
+    put_down(tmp_path, tensors_of(tmp_path), config_of(tmp_path) | said)
+    assert "PARD and other parallel drafting" in refused(tmp_path, target)
 
 
-def tensors_of_folder(folder):
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")
-
-
-@pytest.mark.parametrize("prefix", ["spec_model.", "language_model.model.", "base_model.model.", "eagle3.", "x.y.z."])
+@pytest.mark.parametrize("prefix", ["language_model.model.", "x.y.z."])
 @pytest.mark.parametrize("vocabulary", [True, False])
 def test_a_prefix_that_no_reader_knows_is_found_by_what_follows(tmp_path, target, eagle3, prefix, vocabulary):
-    tensors, config = eagle3
+    _, tensors, config = eagle3
     outer = ("lm_head", "d2t", "t2d")
     renamed = {name if vocabulary and name.startswith(outer) else prefix + name: t for name, t in tensors.items()}
     put_down(tmp_path, renamed, config)
@@ -162,30 +119,30 @@ def test_a_prefix_that_no_reader_knows_is_found_by_what_follows(tmp_path, target
 
 
 def test_other_names_beside_a_prefix_are_refused(tmp_path, target, eagle3):
-    tensors, config = eagle3
+    _, tensors, config = eagle3
     put_down(tmp_path, {f"a.{name}": t for name, t in tensors.items()} | {"other.weight": torch.ones(2)}, config)
-    assert "neither a drafter that treeopt knows nor a whole language model" in refusal(tmp_path, target)
+    assert "neither a drafter that treeopt knows nor a whole language model" in refused(tmp_path, target)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "language_model.", "base."])
-def test_a_language_model_under_a_prefix_is_refused_with_both_names(tmp_path, target, prefix):
+def test_a_language_model_under_a_prefix_is_refused_with_both_names(tmp_path, target):
+    prefix = "language_model."
     model = small_model()
     model.save_pretrained(tmp_path)
-    put_down(tmp_path, {prefix + name: t for name, t in tensors_of_folder(tmp_path).items()})
-    message = refusal(tmp_path, target)
+    put_down(tmp_path, {prefix + name: t for name, t in tensors_of(tmp_path).items()})
+    message = refused(tmp_path, target)
     assert "the weights of lm_head.weight, " in message
     assert f"instead there are {prefix}lm_head.weight" in message
 
 
-@pytest.mark.parametrize("prefix", ["adapter.layers.0.", "clover_head.0.", "draft.blocks.0."])
-def test_an_unknown_drafter_with_embeddings_is_refused_with_the_names_of_its_tensors(tmp_path, target, prefix):
+def test_an_unknown_drafter_with_embeddings_is_refused_with_the_names_of_its_tensors(tmp_path, target):
+    prefix = "adapter.layers.0."
     embeddings = {"embed_tokens.weight": torch.ones(VOCABULARY, HIDDEN)}
     put_down(tmp_path, layer(prefix) | embeddings, LLAMA | {"intermediate_size": 48, "num_hidden_layers": 1})
-    message = refusal(tmp_path, target)
+    message = refused(tmp_path, target)
     assert "are missing" in message
     assert f"instead there are {prefix}" in message
 
 
 def test_an_lm_head_alone_is_no_language_model(tmp_path, target):
     put_down(tmp_path, layer("draft.layers.0.") | {"lm_head.weight": torch.ones(VOCABULARY, HIDDEN)}, LLAMA)
-    assert "neither a drafter that treeopt knows nor a whole language model" in refusal(tmp_path, target)
+    assert "neither a drafter that treeopt knows nor a whole language model" in refused(tmp_path, target)

@@ -157,32 +157,19 @@ def test_a_rule_s_generator_is_registered(monkeypatch):
     assert graphs.bytes == 200
 
 
-def test_graphs_without_cuda_are_refused():
-    with pytest.raises(UsageError, match="graphs are for CUDA devices, got cpu"):
-        Decoder(small_target(), graphs=True)
-
-
-@pytest.fixture
-def on_cuda(monkeypatch):
-    """A target that says that it is on a CUDA device."""
+def test_runs_that_no_graph_can_hold_are_refused(monkeypatch):
+    """Elsewhere than on CUDA, by several processes, where positions are looked at, or where a policy asks the host."""
     target = small_target()
+    with pytest.raises(UsageError, match="graphs are for CUDA devices, got cpu"):
+        Decoder(target, graphs=True)
     monkeypatch.setitem(vars(target), "device", torch.device("cuda"))
-    return target
-
-
-def test_graphs_of_several_processes_are_refused(monkeypatch, on_cuda):
-    monkeypatch.setattr("executor.decoding.decoder.processes", lambda: 2)
-    with pytest.raises(UsageError, match="several processes"):
-        Decoder(on_cuda, graphs=True)
-
-
-def test_graphs_of_positions_that_are_looked_at_are_refused(on_cuda):
-    on_cuda.model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
+    with monkeypatch.context() as changed:
+        changed.setattr("executor.decoding.decoder.processes", lambda: 2)
+        with pytest.raises(UsageError, match="several processes"):
+            Decoder(target, graphs=True)
+    target.model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
     with pytest.raises(UsageError, match="dynamic rotary scaling"):
-        Decoder(on_cuda, graphs=True)
-
-
-def test_policies_that_ask_the_host_are_refused():
+        Decoder(target, graphs=True)
     decoder = Decoder(small_target(), random_heads())
     decoder.graphs = True
     with pytest.raises(UsageError, match="OptTree asks the host after each level"):

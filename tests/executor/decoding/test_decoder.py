@@ -1,19 +1,15 @@
-import copy
 import itertools
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BloomConfig
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
-from executor.target.tree_attention_mask import tree_table
 from tests.helpers.models import (
     CONFIGS,
-    SMALL,
     Told,
     generated,
     random_heads,
@@ -83,41 +79,6 @@ def test_good_drafts_are_kept_and_change_nothing(references, kind, share, rank):
         assert {a for g in found for a in g.accepted[:-1]} == {tree.depth}
 
 
-@pytest.mark.parametrize("broken", ["compaction", "mask", "positions"])
-def test_the_comparison_notices_a_broken_loop(references, monkeypatch, broken):
-    prompts, texts = references["llama"]
-    tree = Tree.from_paths([(2, 2, 2, 2), (2, 0), (0, 2), (1,)])
-    target = small_target()
-    decoder = Decoder(target, Told(texts, 1.0, 2), tree=tree, batch=len(prompts))
-    if broken == "compaction":
-        monkeypatch.setattr("executor.target.kv_cache.TreeCache.compact", lambda *args: None)
-    elif broken == "mask":
-        table = tree_table  # the nodes before a node instead of its ancestors
-        monkeypatch.setattr(
-            "executor.target.tree_attention_mask.tree_table",
-            lambda above, *rest: table(torch.ones_like(above).tril(), *rest),
-        )
-    else:  # a node's position is its row instead of its depth
-        verify = Target.verify
-        monkeypatch.setattr(
-            Target,
-            "verify",
-            lambda self, t, n, depths, *rest, **words: verify(
-                self, t, n, torch.arange(depths.shape[1])[None], *rest, **words
-            ),
-        )
-    found = decoder.generate(prompts, new_tokens=NEW)
-    assert [list(g.tokens) for g in found] != texts
-
-
-def test_requests_are_replaced_in_place(references):
-    """More requests than rows, of different length and limit: rows are refilled while others go on."""
-    prompts, texts = references["llama"]
-    many, expected = prompts * 3, texts * 3
-    found = Decoder(small_target(), random_heads(), tree=TREES["eagle"], batch=4).generate(many, new_tokens=NEW)
-    assert [list(g.tokens) for g in found] == expected
-
-
 def test_more_rows_than_requests(references):
     prompts, texts = references["llama"]
     decoder = Decoder(small_target(), random_heads(), tree=TREES["eagle"], batch=8)
@@ -173,26 +134,6 @@ def test_the_whole_context_can_be_used():
     assert list(found[0].tokens) == text
 
 
-def test_models_that_cannot_verify_trees_are_refused_by_name():
-    from transformers import AutoModelForCausalLM
-
-    bloom = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=32, hidden_size=16, n_layer=1, n_head=2))
-    with pytest.raises(ExecutorError, match="bloom models cannot verify trees: its ALiBi"):
-        Target(bloom)
-
-
-def test_longrope_is_refused_by_name():
-    """Its frequencies depend on the longest sequence of the batch: one row would change its neighbours."""
-    from transformers import AutoModelForCausalLM, Phi3Config
-
-    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 1e4}
-    config = Phi3Config(
-        **(SMALL | {"pad_token_id": 0}), rope_scaling=rope, original_max_position_embeddings=64, sliding_window=None
-    )
-    with pytest.raises(ExecutorError, match="phi3: LongRoPE"):
-        Target(AutoModelForCausalLM.from_config(config))
-
-
 def test_two_decoders_on_one_target_are_noticed():
     target, prompts = small_target(), random_prompts((4, 6))
     first = Decoder(target, batch=2).steps(prompts, new_tokens=8)
@@ -206,34 +147,10 @@ def test_two_decoders_on_one_target_are_noticed():
     next(third)
 
 
-def test_what_cannot_be_decoded_is_refused_before_a_step_is_asked_for():
-    target = small_target()
-    with pytest.raises(ExecutorError, match="context of 512"):
-        Decoder(target).steps([[1, 2]], new_tokens=512)
-    assert target.cache is None
-
-
 @pytest.mark.parametrize("token", [-1, 61])
 def test_tokens_outside_the_vocabulary_are_refused(token):
     with pytest.raises(UsageError, match="prompt 1 holds tokens outside the vocabulary of 61"):
         Decoder(small_target()).generate([[1], [2, token]], new_tokens=4)
-
-
-def test_a_deep_tree_may_look_past_the_context():
-    """Its nodes there are never kept: positions of a GPT-2 end at the last one."""
-    from transformers import AutoModelForCausalLM, GPT2Config
-
-    torch.manual_seed(1)
-    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=40, initializer_range=0.35)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    prompt = random_prompts((30,))[0]
-    text = generated(model, prompt, 10)
-    target = Target(copy.deepcopy(model))
-    for late in (0, 1):
-        decoder = Decoder(target, Told([text]), tree=Tree.chain(6), late=late)
-        assert list(decoder.generate([prompt], new_tokens=10)[0].tokens) == text
-    with pytest.raises(ExecutorError, match="41 tokens exceed the model's context of 40"):
-        Decoder(target).steps([prompt], new_tokens=11)
 
 
 def test_memory_is_refused_for_both_caches_together(monkeypatch):

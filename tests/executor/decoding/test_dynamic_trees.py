@@ -81,6 +81,12 @@ def of(policy, trace):
     return shortlists(trace, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)
 
 
+def two_traces(*, beam=None):
+    """A trace to choose by, and one to judge by."""
+    rng = np.random.default_rng(1)
+    return [grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng, beam=beam) for _ in range(2)]
+
+
 # --- steps
 
 
@@ -106,30 +112,12 @@ def test_steps_equal_a_plain_simulation(trace, policy, batch, seed):
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(worlds(), policies(), st.integers(1, 4))
-def test_every_request_is_counted_once_and_to_its_end(trace, policy, batch):
-    steps = Batches(trace, batch=batch).steps(policy, of(policy, trace))
-    anchors = steps.anchors[steps.counted]
-    own = np.minimum(steps.accepted[steps.counted] + 1, trace.left[anchors])
-    tokens = np.bincount(trace.request_index[anchors], own, minlength=trace.requests)
-    assert tokens.tolist() == trace.lengths.tolist()
-
-
-@settings(max_examples=examples(100), deadline=None)
 @given(worlds(), policies(), st.integers(1, 3))
 def test_running_batches_take_the_steps_of_a_request_alone(trace, policy, batch):
     if policy.alone or batch == 1:
         steps = Batches(trace, batch=batch).steps(policy, of(policy, trace))
         taken = np.bincount(trace.request_index[steps.anchors[steps.counted]], minlength=trace.requests)
         assert taken.tolist() == replay_policy(policy, trace).steps.tolist()
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(worlds(), policies())
-def test_a_shared_budget_of_one_row_is_a_limit(trace, policy):
-    if isinstance(policy, DynamicTree) and policy.budget is not None:
-        alone = replace(policy, budget=None, nodes=min(policy.nodes, policy.budget))
-        assert accepted_lengths(policy, trace).tolist() == accepted_lengths(alone, trace).tolist()
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -335,8 +323,7 @@ def test_drawing_trees_anew_is_paid_for_in_every_step(policy, padding):
 
 
 def test_a_policy_that_looks_at_costs_is_told_what_drawing_anew_takes():
-    rng = np.random.default_rng(1)
-    fit, held = (grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng) for _ in range(2))
+    fit, held = two_traces()
     cost = Stairs(2, anew=0.05)
     policy = best_policy(fit, held, cost, kind="cost-aware", max_nodes=6).policy
     table = Prices(cost, 1).table(policy.drafting, policy.nodes, growth="cost-aware")
@@ -348,8 +335,7 @@ def test_a_policy_that_looks_at_costs_is_told_what_drawing_anew_takes():
 @pytest.mark.parametrize("kind", sweeps())
 def test_narrower_beams_are_tried_where_trees_drawn_anew_cost(kind):
     """Of every kind, with sizes and depths of their own, as far as the recording tells what they draft."""
-    rng = np.random.default_rng(1)
-    fit, held = (grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng, beam=4) for _ in range(2))
+    fit, held = two_traces(beam=4)
 
     def tried(cost):
         return [policy for policy, _ in best_policy(fit, held, cost, kind=kind, max_nodes=12).tried]
@@ -369,8 +355,7 @@ def test_a_beam_that_was_not_priced_is_not_the_only_one_tried():
                 raise CostError("width 3: at most 2")
             return super().step_s(shapes)
 
-    rng = np.random.default_rng(1)
-    fit, held = (grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng) for _ in range(2))
+    fit, held = two_traces()
     for kind in sweeps():
         tried = best_policy(fit, held, Narrow(2, anew=0.01), kind=kind, max_nodes=6).tried
         assert max(policy.depth for policy, _ in tried) == DEPTH
@@ -471,8 +456,7 @@ def test_the_bound_is_the_best_of_all_ways_through_a_request(trace, seed, nodes)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("kind", sweeps())
 def test_the_best_of_a_sweep_is_judged_on_other_requests(kind, batch):
-    rng = np.random.default_rng(1)
-    fit, held = (grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng, beam=4) for _ in range(2))
+    fit, held = two_traces(beam=4)
     cost = Stairs(2, most=9)
     judged = best_policy(fit, held, cost, kind=kind, batch=batch, max_nodes=20, seed=3)
     rates = dict(judged.tried)
@@ -506,8 +490,7 @@ def test_what_the_shipped_drafter_says_is_worth_more_when_calibrated():
 
 
 def test_narrower_beams_are_tried_where_widths_cost():
-    rng = np.random.default_rng(1)
-    fit, held = (grown_trace([12] * 10, depth=DEPTH, width=WIDTH, rng=rng) for _ in range(2))
+    fit, held = two_traces()
     judged = best_policy(fit, held, Stairs(2, wide=0.3), kind="eagle2", max_nodes=3)
     rates = {(p.beam, p.depth, p.nodes): rate for p, rate in judged.tried}
     assert {beam for beam, _, _ in rates} == {9, 4, 2, 1}

@@ -14,7 +14,6 @@ from executor.drafters.base.drafter import Admitted
 from executor.drafters.language_model.drafter import LanguageModel, LanguageModelState
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
-from executor.verification.acceptance_rules import Greedy
 from executor.verification.tree_tensors import Draft
 from tests.helpers.models import VOCABULARY, generated, noisy, random_prompts, small_model, small_target
 from tests.helpers.slow_params import slow_unless
@@ -186,10 +185,6 @@ def test_teacher_forced_scores_are_the_model_s_own_guesses():
     for k, forced in enumerate(lm.teacher_forced(small_target(), tokens, features, 3), 1):
         assert forced.scores.shape == (2, 20, VOCABULARY)
         torch.testing.assert_close(forced.scores[:, : 20 - k], plain[:, k:])
-
-
-def test_greedy_candidates_are_the_best():
-    assert Greedy().candidates(torch.tensor([0.0, 3.0, 1.0]), 2).tolist() == [1, 2]
 
 
 def test_two_decoders_with_one_drafter_are_noticed(references):

@@ -21,10 +21,8 @@ from executor.decoding.decoder import Decoder
 from executor.decoding.dynamic_growth import DynamicGrowth
 from executor.decoding.static_growth import StaticGrowth
 from executor.drafters.base.drafter import Committed
-from executor.drafters.base.last_tokens import RANK_STEP
-from executor.drafters.ngram.checkpoint import NGRAM_FILE
-from executor.drafters.ngram.drafter import NGram
-from executor.drafters.prompt_lookup.drafter import RATIO, PromptLookup, match_scores
+from executor.drafters.ngram.drafter import NGRAM_FILE, NGram
+from executor.drafters.prompt_lookup.drafter import RANK_STEP, RATIO, PromptLookup, match_scores
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
@@ -37,7 +35,6 @@ from tests.executor.decoding.test_cuda_graphs import Recorder
 from tests.helpers.drafters import admitted
 from tests.helpers.models import VOCABULARY, generated, random_prompts, small_model, small_target
 from tests.helpers.slow_params import slow_unless
-from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
 from treeopt.storage.atomic_files import shipped
@@ -170,7 +167,7 @@ def scores_of(drafter: NGram | PromptLookup, learnt: Sequence[Text]) -> Scores:
     return lambda text, path: lookup_scores(text, path, drafter.longest, VOCABULARY)
 
 
-@pytest.mark.parametrize(("batch", "late"), [(1, 0), (4, 0), (4, 1)])
+@pytest.mark.parametrize(("batch", "late"), [(1, 0), (4, 1)])
 @pytest.mark.parametrize("name", DRAFTERS[:3:2])
 @pytest.mark.parametrize("shape", ["chain", "eagle", "stopping"])
 def test_equals_generate_token_for_token(references, shape, name, batch, late):
@@ -325,7 +322,7 @@ def target():
     return small_target()
 
 
-@pytest.mark.parametrize("order", [1, 2, 4])
+@pytest.mark.parametrize("order", [1, 4])
 def test_round_trip(tmp_path, target, references, order):
     drafter = NGram.count(references[2], order=order, vocabulary=VOCABULARY)
     save_drafter(tmp_path, drafter, dtype="float32", meta={"corpus": "tiny"})
@@ -353,12 +350,6 @@ def test_what_differs_has_another_hash():
     one, other = (NGram.count([[1, 2, x]], order=2, vocabulary=5) for x in (1, 3))
     assert weights_hash(one) != weights_hash(other)
     assert weights_hash(PromptLookup(3)) != weights_hash(PromptLookup(4))
-
-
-def test_an_unreadable_file_is_named(tmp_path, target):
-    (tmp_path / NGRAM_FILE).write_bytes(b"\x80\x04K\x01.")
-    with pytest.raises(ExecutorError, match=f"{NGRAM_FILE}: not a readable safetensors file"):
-        load_drafter(tmp_path, target)
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path, target, monkeypatch):

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import treeopt
 from executor.checkpoints import load_drafter, save_drafter
-from executor.checkpoints.tensors.lazy_tensors import Stored
-from executor.checkpoints.tensors.parameter_names import fill_module
+from executor.checkpoints.tensors.lazy_tensors import Stored, fill_module
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.drafter import Admitted, Committed, Forced
@@ -26,9 +25,8 @@ from executor.recording.collect_trace import collect
 from executor.runners.loop_runner import weights_read
 from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
-from executor.train.new_drafter import begun
 from executor.train.text_files import Rows
-from executor.train.training_run import Job, run
+from executor.train.training_run import Job, begun, run
 from simulate.model_sizes.drafter_kinds import (
     DRAFTERS,
     DrafterKind,

@@ -52,13 +52,9 @@ def check(found: Tensor, x: Tensor, weight: Tensor, around: Around) -> None:
 
 OPTIONS = [
     (),
-    ("norm",),
     ("bias",),
-    ("residual",),
     ("gated",),
-    ("norm", "bias"),
     ("norm", "bias", "residual"),
-    ("norm", "gated"),
     ("norm", "gated", "residual"),
 ]
 
@@ -80,8 +76,8 @@ def test_a_row_has_any_width(inner, options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [(), ("residual",), ("gated",), ("gated", "residual")], ids="+".join)
-@pytest.mark.parametrize("rows", [2, 17, MOST_ROWS])
+@pytest.mark.parametrize("options", [(), ("residual",), ("gated", "residual")], ids="+".join)
+@pytest.mark.parametrize("rows", [2, MOST_ROWS])
 def test_streams_compute_what_torch_does(rows, options, dtype):
     x, weight, around = drawn(rows, 136, 90, *options, dtype=dtype)
     check(stream_linear(x, weight, around), x, weight, around)

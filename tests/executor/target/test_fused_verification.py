@@ -64,45 +64,35 @@ def test_what_rounding_causes_is_far_from_the_limit(dtype, monkeypatch):
     assert worst_error(target, FusedForward(target.model.get_decoder())) < 0.5
 
 
-def test_targets_on_cpu_have_none(monkeypatch):
-    monkeypatch.setattr(fused_verification, "DEVICE", "cuda")
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("DEVICE", "cuda", "they are for CUDA"),
+        ("find_spec", lambda name: None, "Triton is not installed"),
+        ("device_refusal", lambda device: "too old", "too old"),
+        ("processes", lambda: 2, "the model is split over processes"),
+    ],
+)
+def test_where_kernels_cannot_run_there_are_none(monkeypatch, name, value, reason):
+    monkeypatch.setattr(fused_verification, name, value)
     target = small_target()
     fuse(target)
-    assert (target.fused, target.fused_reason) == (None, "they are for CUDA")
-
-
-def test_without_triton_there_are_none(monkeypatch):
-    monkeypatch.setattr(fused_verification, "find_spec", lambda name: None)
-    target = small_target()
-    fuse(target)
-    assert (target.fused, target.fused_reason) == (None, "Triton is not installed")
+    assert (target.fused, target.fused_reason) == (None, reason)
 
 
 @pytest.mark.parametrize(
-    ("capability", "reason"),
+    ("cuda", "capability", "reason"),
     [
-        ((9, 0), None),
-        ((8, 9), "they were tried only on devices of compute capability 9, this one has 8.9"),
-        ((12, 0), "they were tried only on devices of compute capability 9, this one has 12.0"),
+        ("13.0", (9, 0), None),
+        ("13.0", (8, 9), "they were tried only on devices of compute capability 9, this one has 8.9"),
+        (None, (9, 0), "they are for NVIDIA's devices"),
     ],
 )
-def test_devices_that_are_not_hopper_have_none(capability, reason, monkeypatch):
+def test_devices_that_are_not_hopper_have_none(cuda, capability, reason, monkeypatch):
     """Large trees would need more shared memory than most have, which a small tree at load does not show."""
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert device_refusal(torch.device("cuda")) == reason
-
-
-def test_devices_of_other_makers_have_none(monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert device_refusal(torch.device("cuda")) == "they are for NVIDIA's devices"
-
-
-def test_the_reason_of_a_device_is_the_target_s(monkeypatch):
-    monkeypatch.setattr(fused_verification, "device_refusal", lambda device: "too old")
-    target = small_target()
-    fuse(target)
-    assert (target.fused, target.fused_reason) == (None, "too old")
 
 
 def test_kernels_are_launched_on_the_device_of_the_target(monkeypatch):
@@ -134,14 +124,7 @@ def test_kernels_are_launched_on_the_device_of_the_target(monkeypatch):
     assert len(entered) == 2
 
 
-def test_split_models_have_none(monkeypatch):
-    monkeypatch.setattr(fused_verification, "processes", lambda: 2)
-    target = small_target()
-    fuse(target)
-    assert target.fused_reason == "the model is split over processes"
-
-
-@pytest.mark.parametrize(("name", "words"), [("mistral", {}), ("gemma2", {}), ("llama", {"attention": "sdpa"})])
+@pytest.mark.parametrize(("name", "words"), [("mistral", {}), ("llama", {"attention": "sdpa"})])
 def test_windows_and_other_attentions_have_none(name, words):
     target = Target(AutoModelForCausalLM.from_config(family(name).model.config), **words)
     fuse(target)
@@ -154,31 +137,26 @@ def test_other_families_have_none():
     assert (target.fused, target.fused_reason) == (None, "it is not built as Llama is")
 
 
-def test_kernels_that_do_not_run_leave_the_model_its_own_forward(monkeypatch):
-    """Triton needs a C compiler, and its errors have many classes."""
+@pytest.mark.parametrize(
+    ("name", "error", "reason"),
+    [
+        ("attend_to_tree", RuntimeError("Failed to find C compiler.\nPlease specify."), "Failed to find C compiler."),
+        ("_joined", torch.OutOfMemoryError("CUDA out of memory."), "CUDA out of memory."),
+    ],
+)
+def test_kernels_that_do_not_run_leave_the_model_its_own_forward(monkeypatch, name, error, reason):
+    """Triton needs a C compiler, and its errors have many classes; weights of one input are joined in new memory."""
 
     def fail(*args):
-        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
-
-    target = fusable_target()
-    monkeypatch.setattr(fused_forward, "attend_to_tree", fail)
-    fuse(target)
-    assert (target.fused, target.cache) == (None, None)
-    assert target.fused_reason == "they do not run here: Failed to find C compiler."
-
-
-def test_too_little_memory_leaves_the_model_its_own_forward(monkeypatch):
-    """Weights of one input are joined in new memory."""
-
-    def fail(layers):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        raise error
 
     target = fusable_target()
     own = target.model.state_dict()
-    monkeypatch.setattr(fused_forward, "_joined", fail)
+    monkeypatch.setattr(fused_forward, name, fail)
     fuse(target)
-    assert (target.fused, target.fused_reason) == (None, "they do not run here: CUDA out of memory.")
-    assert all(value.equal(own[name]) for name, value in target.model.state_dict().items())
+    assert (target.fused, target.cache) == (None, None)
+    assert target.fused_reason == f"they do not run here: {reason}"
+    assert all(value.equal(own[key]) for key, value in target.model.state_dict().items())
 
 
 def test_unknown_logits_leave_the_model_its_own_forward(monkeypatch):

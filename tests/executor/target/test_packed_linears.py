@@ -34,10 +34,11 @@ def test_small_layers_gain_nothing(monkeypatch):
     monkeypatch.undo()
     assert pack_linears(nn.Linear(160, 160)) == 0
     assert pack_linears(nn.Linear(160, 4096)) == 160 * 4096 * 4
+    assert pack_linears(nn.Linear(160, 4096).double()) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 2, 7, 33])
+@pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("bias", [False, True])
 def test_products_are_the_same_to_rounding(dtype, rows, bias):
     """Sums of 96 products may be added in another order: eps * sqrt(96) * their size, with a margin of 4.
@@ -55,10 +56,6 @@ def test_products_are_the_same_to_rounding(dtype, rows, bias):
     tolerance = 4 * torch.finfo(dtype).eps * 96**0.5
     torch.testing.assert_close(layer(features), plain, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(layer(features.transpose(0, 1)), plain.transpose(0, 1), rtol=tolerance, atol=tolerance)
-
-
-def test_double_precision_stays_as_it_is():
-    assert pack_linears(nn.Linear(8, 8).double()) == 0
 
 
 def test_gradients_flow_and_weights_are_saved_as_before():
@@ -184,3 +181,9 @@ def test_decoding_with_packed_weights_equals_generate(kind):
         prompts, new_tokens=32
     )
     assert [list(g.tokens) for g in found] == texts
+
+
+def test_a_drafter_without_weights_stays_as_it_is():
+    module = nn.Module()
+    pack_where_it_fits(module)
+    assert packed_choice(module) == {}

@@ -25,12 +25,6 @@ def drafter(folder: Path, change=None) -> Path:
     return folder
 
 
-def moved(held):
-    vocabulary = held["model"]["vocab"]
-    top = max(vocabulary.values())
-    held["model"]["vocab"] = {token: i if i < 300 else 300 + top - i for token, i in vocabulary.items()}
-
-
 def swapped(held):
     vocabulary = held["model"]["vocab"]
     one, other = sorted(vocabulary, key=vocabulary.get)[1000:1002]
@@ -59,7 +53,7 @@ def more(held):
     )
 
 
-@pytest.mark.parametrize("change", [moved, swapped, renamed])
+@pytest.mark.parametrize("change", [swapped, renamed])
 def test_other_tokens_are_refused_with_examples(tmp_path, change):
     with pytest.raises(ExecutorError) as caught:
         check_same_tokens(TARGET, drafter(tmp_path, change), VOCABULARY)

@@ -22,10 +22,9 @@ import executor.target.attention_backends
 import executor.target.tree_attention_mask
 from executor.decoding.decoder import Decoder
 from executor.decoding.self_test import audit_text
-from executor.device import free_bytes
 from executor.target.architectures import REFUSED, refusal
 from executor.target.kv_cache import TreeCache
-from executor.target.positions.sliding_windows import windows
+from executor.target.positions import windows
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import Topology
 from tests.helpers.model_families import BASE, NEW, WINDOW, Oracle, decode, family
@@ -86,8 +85,8 @@ WINDOWED = [break_window, break_window_of_positions, break_window_of_branches]
 
 @pytest.mark.parametrize(
     ("name", "broken"),
-    [(name, broken) for name in ("llama", "opt", "mistral", "gemma3", "gpt_oss") for broken in ALWAYS]
-    + [(name, broken) for name in ("mistral", "gemma3", "gpt_oss") for broken in WINDOWED],
+    [(name, broken) for name in ("llama", "opt", "gpt_oss") for broken in ALWAYS]
+    + [(name, broken) for name in ("mistral", "gemma3") for broken in WINDOWED],
 )
 def test_the_comparison_notices(name, broken, monkeypatch):
     known = family(name)
@@ -227,11 +226,10 @@ def test_a_kept_prompt_s_memory_is_let_go_before_more_is_taken(monkeypatch):
     assert held[1] is None
 
 
-@pytest.mark.parametrize("kind", [tuple, np.asarray])
-def test_a_kept_prompt_may_be_any_sequence(kind, filled):
+def test_a_kept_prompt_may_be_any_sequence(filled):
     target, prompts = small_target(), random_prompts([9, 4])
     with target.keeping_prompts():
-        for _ in range(3):
+        for kind in (tuple, np.asarray, tuple):
             Decoder(target, batch=2).generate([kind(prompt) for prompt in prompts], new_tokens=3)
     assert filled == [2]
 
@@ -334,7 +332,7 @@ class NoHostReads(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("attention", ["packed", "sdpa", "eager"])
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gemma3", "qwen3", "opt", "gpt_neox"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "opt"])
 def test_verifying_reads_nothing_back(name, attention):
     target = family(name).target(attention=attention)
     target.allocate(2, 128)
@@ -410,7 +408,7 @@ def test_many_nodes_and_views_of_any_width():
 # --- memory
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "deepseek_v3"])
 def test_the_cache_s_size_is_known_before(name):
     target = family(name).target()
     needed = target.cache_bytes(3, 40)
@@ -427,12 +425,6 @@ def test_a_cache_that_does_not_fit_is_refused(monkeypatch):
         target.allocate(64, 1024)
     assert target.cache is None
     target.allocate(1, 8)
-
-
-def test_free_memory_is_what_the_system_says():
-    free = free_bytes(torch.device("cpu"))
-    assert free is None or 2**20 < free < 2**50
-    assert free_bytes(torch.device("meta")) is None
 
 
 def test_memory_is_used_again_but_owned_anew():

@@ -38,7 +38,7 @@ def forwards(monkeypatch):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2", "cohere2"])  # the last two change their logits
-@pytest.mark.parametrize("taps", [(), (0, 1), (2,)])
+@pytest.mark.parametrize("taps", [(), (0, 2)])
 def test_what_is_kept_is_what_the_target_gives(tmp_path, forwards, architecture, taps):
     target, tokens = family(architecture).target(), random_rows().tokens
     due = target.features(tokens, taps)
@@ -75,7 +75,7 @@ def test_half_precision_is_kept_as_it_is(tmp_path):
     assert torch.equal(first.logits, again.logits)
 
 
-@pytest.mark.parametrize("name", ["medusa1", "hydra++", "eagle", "coral", "eagle3"])
+@pytest.mark.parametrize("name", ["medusa1", "hydra++", "coral", "eagle3"])
 def test_a_lesson_is_the_same(tmp_path, name):
     """Losses, gradients and measurements."""
     target, rows = small_target(), random_rows()

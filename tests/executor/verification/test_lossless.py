@@ -149,14 +149,7 @@ def stops_of(
 ) -> list[Tensor]:
     """Of steps that keep 0, 1, ... tokens: P(they do, and emit these), by the 1, 2, ... tokens that are emitted.
 
-    Args:
-        rule: whose shares and residuals are summed up; a rule without them decides for certain.
-        tree: what is drafted.
-        target: of `tree.depth` + 1 levels.
-        drafter: the same.
-        draws: probability of siblings; None for that which the rule asks for.
-        drawn_from: the pipeline of the draws; None for the rule's.
-        topology: None for the tree's.
+    Siblings are drawn with probability `draws` by the pipeline `drawn_from`; None for those of the rule.
     """
     vocabulary = target.levels[0].shape[1]
     warp = getattr(rule, "warp", None)
@@ -193,10 +186,7 @@ def continued(law: Tensor, target: Tables, depth: int, rule: Rule) -> Tensor:
 
 
 def law_of(rule: Rule, tree: Tree, target: Tables, drafter: Tables, **settings: Any) -> Tensor:
-    """The exact law of the first depth + 1 tokens of the text: steps end early, and then the target goes on.
-
-    Args: as of `stops_of`.
-    """
+    """The exact law of the first depth + 1 tokens of the text: steps end early, and then the target goes on."""
     law, *stops = stops_of(rule, tree, target, drafter, **settings)
     for d, stop in enumerate(stops, 1):
         law = continued(law, target, d, rule) + stop
@@ -351,16 +341,8 @@ def p_value(
 ) -> float:
     """Chi-square of the first two tokens of `steps` texts against the target's law; 50 tokens, small cells pooled.
 
-    Where a step emits one token, the second is drawn from the target by the rule's own pipeline.
-
-    Args:
-        rule: verifies.
-        tree: what is drafted.
-        drawn_by: draws the candidates, if another.
-        change: of the drawn candidates (..., width) before they enter the tree.
-        steps: samples.
-        flat: spread of the target's scores.
-        seed: of tables, candidates and verdicts.
+    Where a step emits one token, the second is drawn from the target by the rule's own pipeline. Candidates are drawn
+    by `drawn_by`, if that is another rule, and changed by `change` before they enter the tree.
     """
     vocabulary, parts = 50, 4
     rng = torch.Generator().manual_seed(seed + 1000)

@@ -15,7 +15,6 @@ from treeopt import search
 from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
 from treeopt.constraints import ContiguousRanks, broken
 from treeopt.errors import EngineError, TraceError, UsageError
-from treeopt.planning.learning_curve import learning_curves
 from treeopt.planning.search_warnings import resemblance
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.sampled_rules import accepted_odds
@@ -167,8 +166,6 @@ def test_search_grows_trees_of_the_recorded_one():
             refused(trace, nodes=3, depth=2)
     with pytest.raises(UsageError, match="cannot be replayed with a pool of nodes"):
         Replayer(trace, Tree.chain(1))
-    with pytest.raises(TraceError, match="rank paths do not determine acceptance"):
-        learning_curves(trace, nodes=(2,), depth=2, seed=0)
 
 
 def test_rules_are_kept_while_trees_grow():

@@ -49,7 +49,7 @@ def test_half_precision_is_warped_in_float32():
     assert torch.equal(warp.log_probabilities(logits), warp.log_probabilities(logits.float()))
 
 
-@pytest.mark.parametrize("vocabulary", [1, 2, 3, 4, 5, 17, 50, 257])
+@pytest.mark.parametrize("vocabulary", [1, 3, 17, 257])
 def test_pick_inverts_the_cumulated_weights(vocabulary):
     """On a grid of uniforms every token gets its share to within one grid point: the law is exact."""
     rng = torch.Generator().manual_seed(vocabulary)

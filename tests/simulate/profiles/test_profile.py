@@ -1,6 +1,5 @@
 """A measured profile: exact where it was measured, linear between, refused elsewhere, whole in its file."""
 
-import itertools
 import json
 import math
 import os
@@ -20,7 +19,7 @@ from simulate.profiles.basis import Basis
 from simulate.profiles.profile import BETWEEN_RUNS, SCHEMA, BatchTimes, Growing, Profile, load_profile, save_profile
 from tests.helpers.strategies import metas
 from treeopt.cost_model import StepShape
-from treeopt.errors import CostError, TreeoptError, UsageError
+from treeopt.errors import CostError, UsageError
 from treeopt.tree import Tree
 
 PROFILE = Profile(
@@ -171,18 +170,12 @@ def test_outside_what_was_measured_is_refused(outside, words):
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"batch": 5}, ("batch 5", "1, 4")),
-        ({"batch": 1, "context": 7}, ("context 7", "8 to 100")),
-        ({"batch": 1, "context": 101}, ("context 101", "8 to 100")),
-    ],
-)
-def test_plain_steps_outside_are_refused(asked, words):
-    with pytest.raises(CostError) as caught:
-        PROFILE.plain_s(**asked)
-    assert all(word in str(caught.value) for word in words), caught.value
+def test_plain_steps_outside_are_refused():
+    with pytest.raises(CostError, match=r"batch 5.*1, 4"):
+        PROFILE.plain_s(batch=5)
+    for context in (7, 101):
+        with pytest.raises(CostError, match=rf"context {context}.*8 to 100"):
+            PROFILE.plain_s(batch=1, context=context)
 
 
 def test_the_ends_of_the_context_are_inside():
@@ -196,10 +189,7 @@ def test_the_ends_of_the_context_are_inside():
         ({"batches": PROFILE.batches[::-1]}, "batches"),
         ({"batches": (PROFILE.batches[0],) * 2}, "batches"),
         ({"context": (5, 4)}, "context"),
-        ({"context": (-1, 4)}, "context"),
-        ({"relative_error": -0.1}, "relative_error"),
         ({"relative_error": math.nan}, "relative_error"),
-        ({"relative_error": math.inf}, "relative_error"),
     ],
 )
 def test_a_profile_checks_itself(changes, word):
@@ -293,7 +283,7 @@ def test_time_between_contexts_lies_between_theirs():
 def test_shapes_that_are_too_large_come_with_what_to_ask_for():
     """The largest sizes named are covered, one more is not."""
     padded = replace(PROFILE, captured=(8, 24))
-    for profile, batch in ((PROFILE, 1), (padded, 1), (PROFILE, 4)):
+    for profile, batch in ((padded, 1), (PROFILE, 4)):
         deepest = min(times.deepest for times in profile.batches if times.batch == batch)
         with pytest.raises(CostError, match="the profile measured tokens") as refused:
             profile.step_s([shape(batch, 900, deepest), shape(batch, 500, deepest)])
@@ -363,7 +353,7 @@ def test_drawing_trees_anew_is_added_where_it_was_measured():
     assert known.error(static[0]) == PROFILE.error(static[0]) == math.hypot(0.03, BETWEEN_RUNS)
     assert known.error(replace(static[0], growth="opt-tree")) == pytest.approx(anew)
     assert known.error(replace(static[0], growth="dynamic-tree")) == PROFILE.error(static[0])
-    with pytest.raises(UsageError, match=r"growth must be one of dynamic-tree, .*, got 'luck'"):
+    with pytest.raises(UsageError, match=r"growth must be one of .*, got 'luck'"):
         replace(static[0], growth="luck")
 
 
@@ -430,17 +420,6 @@ def broken(place, value):
     return record
 
 
-def assert_refused(path, *words):
-    """One sentence that names the file and these words."""
-    with pytest.raises(CostError) as caught:
-        load_profile(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ")
-    assert "\n" not in message
-    for word in words:
-        assert re.search(rf"(?<!\w){re.escape(word)}(?!\w)", message.removeprefix(str(path))), (word, message)
-
-
 def test_the_record_by_hand_is_valid(tmp_path):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(RECORD))
@@ -449,105 +428,43 @@ def test_the_record_by_hand_is_valid(tmp_path):
     assert load_profile(path).error(shape(4, 4, 2)) == math.hypot(0.02, BETWEEN_RUNS)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    assert_refused(tmp_path / "none.json", "No such file or directory")
-
-
-def test_a_folder_is_named(tmp_path):
-    assert_refused(tmp_path, "directory")
-
-
-@pytest.mark.parametrize("value", [[], [RECORD], 3, "text", None, {}, {"schema": "treeopt.profile/1"}])
-def test_another_schema_is_refused(tmp_path, value):
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(value))
-    assert_refused(path, "schema")
-
-
-WHOLE = [(name,) for name in ("batches", "context", "relative_error", "meta", "basis", "committed", "captured")]
-PARTS = [("batches", 1, part) for part in RECORD["batches"][1] if part != "growth"]
-PARTS += [("batches", 1, "growth", "opt-tree", part) for part in GROWING]
-PARTS += [("basis", part) for part in ("seconds", "experts", "spread")]
-
-
-@pytest.mark.parametrize("place", WHOLE + PARTS, ids=lambda place: ".".join(map(str, place)))
-def test_a_missing_field_is_named(tmp_path, place):
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(broken(place, MISSING)))
-    assert_refused(path, "missing", place[-1], *(["batches[1]"] if len(place) > 2 else []))
-
-
-COUNTS = [
-    ("batches", 1, "growth", "opt-tree", "widest"),
-    ("context", 0),
-    ("context", 1),
-    ("batches", 1, "batch"),
-    ("batches", 1, "draft", 0, 0),
-    ("batches", 1, "rest", 1, 0),
-    ("captured", 0),
-    ("basis", "experts", "count"),
+GROWTH = ("growth", "opt-tree")
+IN_A_BATCH = [
+    (("plain_s",), MISSING, "plain_s"),
+    ((*GROWTH, "spread"), MISSING, "spread"),
+    (("batch",), 2.5, "batch"),
+    (("batch",), 1, "batches"),
+    (("draft", 0, 0), 2**63, "draft"),
+    (("draft",), [[2, 0.1], [1, 0.2]], "draft[1]"),
+    (("rest",), 3, "rest"),
+    (("rest",), [[3, 0.1, 0.2]], "rest"),
+    (("rest", 1, 1), math.nan, "rest"),
+    (("rest", 0, 1), 1e-320, "rest[0] must have at least 1e-12 seconds"),
+    (("plain_s",), 0, "plain_s"),
+    (("widths", 1, 1), "three", "widths"),
+    (("commit_s",), math.inf, "commit_s"),
+    (("relative_error",), -1, "relative_error"),
+    ((*GROWTH, "widest"), 10**400, "growth"),
+    (("growth",), {"luck": GROWING}, "'luck' must be one of"),
 ]
-SHARES = [
-    ("batches", 1, "growth", "opt-tree", "level_s"),
-    ("relative_error",),
-    ("committed",),
-    ("basis", "spread"),
-    ("basis", "seconds", "step"),
-    ("batches", 1, "widths", 1, 1),
-    ("batches", 1, "context"),
-    ("batches", 1, "commit_s"),
-    ("batches", 1, "plain_s"),
-    ("batches", 1, "draft", 0, 1),
-    ("batches", 1, "rest", 1, 1),
+OUTSIDE_BATCHES = [
+    (("schema",), "treeopt.profile/1", "schema"),
+    (("captured",), MISSING, "captured"),
+    (("basis", "spread"), MISSING, "spread"),
+    (("batches",), [], "batches"),
+    (("context",), [100, 8], "context"),
+    (("context", 1), None, "context"),
+    (("committed",), True, "committed"),
+    (("captured",), [8, 8], "captured"),
+    (("basis", "seconds"), {}, "a term that any step has"),
+    (("basis", "experts"), None, "needs their counts"),
+    (("meta",), 3, "meta"),
 ]
+WRONG = [(("batches", 1, *place), value, word) for place, value, word in IN_A_BATCH] + OUTSIDE_BATCHES
 
 
-def called(place):
-    """What a message should call it."""
-    return place[2] if place[0] in ("batches", "basis") and len(place) > 2 else place[0]
-
-
-def where(value):
-    return ".".join(map(str, value)) if isinstance(value, tuple) else repr(value)[:12]
-
-
-NO_NUMBERS = itertools.cycle([-1, math.nan, math.inf, None, [], "three", 10**400, True, {}])
-NO_COUNTS = itertools.cycle([2**63, 2.5, 10**400])
-IMPOSSIBLE = [*zip(SHARES + COUNTS, NO_NUMBERS), *zip(COUNTS, NO_COUNTS)]  # noqa: B905 - the values never end
-
-
-@pytest.mark.parametrize(("place", "value"), IMPOSSIBLE, ids=where)
-def test_what_is_no_such_number_is_named(tmp_path, place, value):
-    path = tmp_path / "p.json"
-    path.write_text(json.dumps(broken(place, value)))
-    assert_refused(path, called(place))
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "word"),
-    [
-        (("batches",), [], "batches"),
-        (("batches",), 3, "batches"),
-        (("batches", 1, "batch"), 1, "batches"),
-        (("batches", 1, "plain_s"), 0, "plain_s"),
-        (("batches", 1, "rest"), 3, "rest"),
-        (("batches", 1, "rest"), [[3, 0.1, 0.2]], "rest"),
-        (("batches", 1, "rest", 0, 0), 0, "rest[0]"),
-        (("batches", 0, "draft"), [[2, 0.1], [1, 0.2]], "draft[1]"),
-        (("batches", 1, "relative_error"), -1, "relative_error"),
-        (("batches", 0, "growth", "opt-tree"), {"step_s": 0.0}, "level_s"),
-        (("batches", 0, "growth"), {"luck": GROWING}, "'luck' must be one of"),
-        (("captured",), [8, 8], "captured"),
-        (("basis", "seconds"), {}, "a term that any step has"),
-        (("basis", "experts"), None, "needs their counts"),
-        (("context",), [100, 8], "context"),
-        (("context",), 8, "context"),
-        (("meta",), 3, "meta"),
-        (("meta",), [["device", "made up"]], "meta"),
-    ],
-    ids=where,
-)
-def test_what_breaks_the_format_is_named(tmp_path, place, value, word):
+@pytest.mark.parametrize(("place", "value", "word"), WRONG, ids=lambda each: str(each)[:40])
+def test_a_broken_record_is_refused_in_one_line_with_its_field(tmp_path, place, value, word):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(broken(place, value)))
     with pytest.raises(CostError) as caught:
@@ -558,20 +475,13 @@ def test_what_breaks_the_format_is_named(tmp_path, place, value, word):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError])
-def test_an_interrupted_save_keeps_the_old_file(tmp_path, monkeypatch, failure):
-    path = tmp_path / "p.json"
-    save_profile(PROFILE, path)
-    before = path.read_bytes()
-
-    def fail(handle):
-        raise failure
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises((failure, TreeoptError)):
-        save_profile(Profile(PROFILE.batches[:1], (0, 1), 0.0), path)
-    assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["p.json"]
+@pytest.mark.parametrize("text", ["[]", "3", "null", "{}"])
+def test_what_is_no_profile_is_refused(tmp_path, text):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(CostError, match=r"p\.json: .*schema"):
+        load_profile(tmp_path / "p.json")
+    with pytest.raises(CostError, match=r"none\.json: cannot be read: No such file"):
+        load_profile(tmp_path / "none.json")
 
 
 def test_a_profile_as_a_frame_holds_every_measured_time():
@@ -590,10 +500,3 @@ def test_a_profile_as_a_frame_holds_every_measured_time():
     assert set(frame["batch"]) == {2}
     assert set(frame["context"]) == {50.0}
     assert dict(zip(frame["part"], frame["unit"], strict=True))["draft"] == "levels"
-
-
-def test_step_times_too_short_to_be_any_are_refused():
-    with pytest.raises(CostError, match=r"rest\[0\] must have at least 1e-12 seconds, found 1e-320"):
-        BatchTimes(4, 0.04, ((1, 0.0001),), ((2, 1e-320), (64, 0.08)))
-    with pytest.raises(CostError, match="plain_s must be at least 1e-12 seconds, found 1e-300"):
-        BatchTimes(4, 1e-300, ((1, 0.0001),), ((2, 0.05),))

@@ -75,14 +75,16 @@ def test_unsure_values_are_marked():
     assert unsure == {"H800 SXM", "H20", "L40S", "RTX 4090", "MI300X"}
 
 
-@pytest.mark.parametrize("name", ["rtx 4090", "RTX 4090", " Rtx 4090 "])
-def test_lookup_ignores_case(name):
-    assert find_hardware(name).name == "RTX 4090"
+@pytest.mark.parametrize(("name", "due"), [(" Rtx 4090 ", "RTX 4090"), ("a100-80", "A100-80 SXM")])
+def test_the_beginning_of_a_name_in_any_case_will_do(name, due):
+    assert find_hardware(name).name == due
 
 
-def test_an_unknown_name_lists_the_known_ones():
+def test_other_names_list_the_devices_that_could_be_meant():
     with pytest.raises(CostError, match=r"one of A6000, .*, H200, .*, MI300X; got 'h300'"):
         find_hardware("h300")
+    with pytest.raises(CostError, match="one of A100-40, A100-80 SXM; got 'a100'"):
+        find_hardware("a100")
 
 
 def test_a_file_of_ones_own(write):
@@ -95,20 +97,10 @@ def test_a_file_of_ones_own(write):
     assert find_hardware("x2", path=path).fitted.kv_bandwidth_share == 0.7
 
 
-def test_ridge_point_separates_bandwidth_from_arithmetic():
-    device = Hardware(**ENTRY)
-    moved = 1e6
-    for intensity, bound in [(0.5, "bandwidth"), (2.0, "flops")]:
-        operations = intensity * device.ridge_point * moved
-        slower = "flops" if operations / device.flops > moved / device.bandwidth else "bandwidth"
-        assert slower == bound
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"flops": 0}, "flops must be a finite number from 1 to .*, got 0"),
-        ({"flops": "fast"}, "flops must be .* got 'fast'"),
         ({"bandwidth": math.nan}, "bandwidth must be .* got nan"),
         ({"l2_bytes": 1.5}, "l2_bytes must be a positive integer, got 1.5"),
         ({"source": " "}, "source must be a text that is not empty, got ' '"),
@@ -118,7 +110,6 @@ def test_ridge_point_separates_bandwidth_from_arithmetic():
             "fitted: bandwidth_share must be .* at most 1, got 1.2",
         ),
         ({"link": LINK | {"share": 0}}, "link: share must be .* got 0"),
-        ({"link": LINK | {"second_s": "1"}}, "link: second_s must be .* got '1'"),
         ({"name": "x0"}, "name must be unique"),
     ],
 )
@@ -129,13 +120,10 @@ def test_a_wrong_entry_is_named_with_file_and_field(write, change, message):
         load_hardware(path)
 
 
-@pytest.mark.parametrize("field", list(ENTRY))
-def test_a_missing_field_is_named(write, field):
-    path = write({key: value for key, value in ENTRY.items() if key != field})
-    with pytest.raises(CostError, match=rf"devices\[0\].*: {field} must be given"):
-        load_hardware(path)
-
-
-def test_a_missing_file_is_refused(tmp_path):
+def test_missing_fields_and_files_are_named(write, tmp_path):
+    for field in ("name", "bandwidth"):
+        path = write({key: value for key, value in ENTRY.items() if key != field})
+        with pytest.raises(CostError, match=rf"devices\[0\].*: {field} must be given"):
+            load_hardware(path)
     with pytest.raises(CostError, match=r"absent.json: must be a readable JSON file"):
         load_hardware(tmp_path / "absent.json")

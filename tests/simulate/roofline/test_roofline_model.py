@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.drafters.eagle.sizes import eagle_shape
+from executor.drafters.eagle import eagle_shape
 from executor.drafters.eagle3 import eagle3_shape
 from executor.drafters.hydra import hydra_shape
 from executor.drafters.medusa import medusa_shape
@@ -21,10 +21,11 @@ from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware
 from simulate.roofline.device_memory import sequence_bytes, weights_bytes
 from simulate.roofline.forward_time import Kernels, tiled_rows
-from simulate.roofline.roofline_model import Overheads, Roofline
+from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.profile_transfer import transfer
 from tests.benchmarks.published_speedups import published_speedups
-from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B, QWEN_25_7B
+from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B
 from tests.simulate.model_sizes.test_mixture_of_experts import MIXTRAL
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
@@ -244,11 +245,6 @@ def test_heads_have_their_targets_sizes_and_blocks_of_their_own(config, tmp_path
     assert drafter_shape(tmp_path, kind="medusa", target=L3) == medusa_shape(L3, blocks=2)
     with pytest.raises(CostError, match=r"config\.json: .* target"):
         drafter_shape(tmp_path, kind="medusa")
-    for name in ("medusa_num_layers", "num_hidden_layers"):
-        config = config | ({name: 0} if name in config else {})
-    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    with pytest.raises(CostError, match=r"config\.json: .*_layers must be a positive integer, got 0"):
-        drafter_shape(tmp_path, kind="medusa", target=L3)
 
 
 def test_levels_of_heads_cost_the_same_whatever_is_fed():
@@ -322,13 +318,9 @@ def test_hydra_is_read_from_its_configuration(config, due, tmp_path):
         drafter_shape(tmp_path, kind="hydra", target=L2)
     with pytest.raises(CostError, match="a prefix layer with experts cannot be priced"):
         hydra_shape(Shape.from_config(MIXTRAL), prefix=True)
-    for name, wrong, why in (
-        ("hydra_num_heads", 0, "positive integer"),
-        ("hydra_head_arch", "rnn", "mlp or prefix-mlp"),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(config | {name: wrong}), "utf-8")
-        with pytest.raises(CostError, match=rf"config\.json: {name} must be .*{why}"):
-            drafter_shape(tmp_path, kind="hydra", target=L2)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hydra_head_arch": "rnn"}), "utf-8")
+    with pytest.raises(CostError, match=r"config\.json: hydra_head_arch must be .*mlp or prefix-mlp"):
+        drafter_shape(tmp_path, kind="hydra", target=L2)
 
 
 def test_experts_are_read_as_tokens_touch_them():
@@ -403,16 +395,6 @@ def test_constants_come_from_the_device_its_class_or_one_like_it():
         roofline(device=partly)
     with pytest.raises(CostError, match="bandwidth must be a finite number from 1"):
         own_hardware("mine", bandwidth=0, flops=1e14, like=a100)
-
-
-@pytest.mark.parametrize(("name", "found"), [("h100", "H100 SXM"), ("L40s", "L40S"), ("a100-80", "A100-80 SXM")])
-def test_the_beginning_of_a_name_will_do(name, found):
-    assert find_hardware(name).name == found
-
-
-def test_an_ambiguous_name_lists_the_devices_it_could_be():
-    with pytest.raises(CostError, match="one of A100-40, A100-80 SXM; got 'a100'"):
-        find_hardware("a100")
 
 
 def test_what_cannot_be_seen_is_refused():
@@ -559,7 +541,3 @@ def test_carrying_over_to_another_class_or_another_model():
     assert np.all(times(across) > 2 * times(as_profile(here)))
     with pytest.raises(CostError, match="target must be the same on both devices"):
         transfer(as_profile(here), measured_on=here, to=roofline(L2))
-
-
-def test_qwen_runs_too():
-    assert 3e-3 < roofline(Shape.from_config(QWEN_25_7B)).plain_s(batch=1) < 8e-3

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.drafters.eagle.sizes import eagle_shape
+from executor.drafters.eagle import eagle_shape
 from executor.drafters.hydra import hydra_shape
 from executor.drafters.medusa import medusa_shape
 from simulate.model_sizes.model_shape import Shape

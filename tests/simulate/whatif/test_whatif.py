@@ -1,6 +1,7 @@
 """What-if: each cell is the plan that search makes there, and break-even is where a chain's speedup is 1."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.drafters.eagle.sizes import eagle_shape
+from executor.drafters.eagle import eagle_shape
 from simulate.closed_forms.paper_formulas import expected_tau
 from simulate.model_sizes.drafter_sizes import no_work
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.device_memory import weights_bytes
-from simulate.roofline.roofline_model import Overheads, Roofline
+from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.break_even_acceptance import break_even
 from simulate.whatif.profile_transfer import transfer
 from simulate.whatif.scenarios import Place, Scenario, explore, limits
@@ -29,7 +31,7 @@ from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Choice
 from treeopt.plans.plan_json import load_plan
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.traces.trace import Trace, load_trace, save_trace
+from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
 
 L3 = Shape.from_config(LLAMA_3_8B)
@@ -135,11 +137,7 @@ def test_the_command_prints_what_the_library_finds(files, tmp_path):
         assert each["tau"]["low"] == entry.choice.tau.low
         assert each["break_even_acceptance"] == break_even(cost, batch=each["batch"], depth=3, context=each["context"])
     assert [limit["context"] for limit in record["limits"]] == [512, 8192, 512, 8192]
-    shown = done(*words(files, *settings)).stdout
-    assert "context 8192: speculation pays" in shown
-    assert "Break-even acceptance: the acceptance of each" in shown
-    assert "nothing was measured" in shown
-    assert "H100 SXM 10% or 50%, L40S 25% or 50%" in shown
+    assert "H100 SXM 10% or 50%, L40S 25% or 50%" in done(*words(files, *settings)).stdout
 
 
 def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
@@ -151,35 +149,19 @@ def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
     )
     profile = Profile((times,), (512, 512), 0.03, {"device": "a machine"})
     save_profile(profile, tmp_path / "p.json")
-    asked = [
-        "--batch",
-        "2",
-        "--context",
-        "2k",
-        "--profile",
-        tmp_path / "p.json",
-        "--measured-on",
-        "h100",
-        "--max-nodes",
-        "9",
-    ]
+    asked = ["--batch", "2", "--context", "2k", "--max-nodes", "9"]
+    asked += ["--profile", tmp_path / "p.json", "--measured-on", "h100"]
     record = json.loads(done(*words(files, *asked, "--json", hardware="h200")).stdout)
     carried = transfer(profile, measured_on=here, to=roofline("h200"), context=2048)
     assert record["cells"][0]["plain_s"] == carried.plain_s(batch=2)
     told = done(*words(files, *asked, hardware="h200,h200"))
     assert "different" not in told.output
+    assert "carried over from a machine" in told.stdout
     assert "carried-over step times" not in told.output
     assert told.stdout.count("H200 12%") == 1  # 3 % as measured, 10 % carried over, 5 % as runs differ
-    elsewhere = done(
-        *words(files, *asked, "--measured-on", "mi300x", "--like", "h100", "--json", hardware="h200")
-    ).stdout
-    assert json.loads(elsewhere)["cells"][0]["plain_s"] != carried.plain_s(batch=2)
     save_profile(replace(profile, meta={"device": "cpu, 1 threads"}), tmp_path / "c.json")
     told = done(*words(files, *asked, "--profile", tmp_path / "c.json", hardware="h200")).output
     assert "Warning: the profile was measured on cpu, 1 threads, not on h100: carried-over step times" in told
-    shown = done(*words(files, *asked, hardware="h200")).stdout
-    assert "carried over from a machine" in shown
-    assert "H200 12%" in shown
     other = {"target": {"name": "other", "weights": "1"}, "drafter": {"kind": "eagle"}}
     save_profile(replace(profile, meta=other), tmp_path / "p.json")
     told = done(*words(files, *asked, hardware="h200")).output
@@ -193,16 +175,6 @@ def test_a_device_in_ones_own_figures(files):
     reads = 2 * L3.step_parameters / (1e12 * 0.8)
     assert reads < record["cells"][0]["plain_s"] < reads + 3e-3
     assert "mine 25%" in record["conditions"][0]
-
-
-def test_a_folder_of_heads_says_how_many_blocks_they_have(files, tmp_path):
-    asked = ["--batch", "1", "--kind", "medusa", "--max-nodes", "9", "--json"]
-    (tmp_path / "config.json").write_text('{"medusa_num_heads": 5, "medusa_num_layers": 1}', "utf-8")
-    like = [json.loads(done(*words(files, *asked, *own)).stdout)["cells"] for own in ([], ["--drafter", tmp_path])]
-    assert like[0] == like[1]
-    (tmp_path / "config.json").write_text('{"medusa_num_heads": 5, "medusa_num_layers": 9}', "utf-8")
-    more = json.loads(done(*words(files, *asked, "--drafter", tmp_path)).stdout)["cells"]
-    assert more[0]["step_s"] > like[0][0]["step_s"]
 
 
 @pytest.fixture
@@ -239,10 +211,9 @@ def test_a_kind_without_a_price_is_refused_unless_another_is_named(of_kind):
     refused(run(*of_kind("language-model")), "name its folder with --drafter", code=2)
 
 
-@pytest.mark.parametrize("kind", ["ngram", "prompt-lookup"])
-def test_lookup_takes_the_host_once_and_the_device_never(of_kind, files, tmp_path, kind):
+def test_lookup_takes_the_host_once_and_the_device_never(of_kind, tmp_path):
     """A step is verification and one wait; no weights but the target's are held; carried over it stays as it was."""
-    record = json.loads(done(*of_kind(kind, "--json", "--profiles", tmp_path / "times")).stdout)
+    record = json.loads(done(*of_kind("prompt-lookup", "--json", "--profiles", tmp_path / "times")).stdout)
     (cell,) = record["cells"]
     nothing = replace(roofline(), drafter=no_work())
     tree = Tree.from_paths(cell["tree"]["paths"])
@@ -257,31 +228,7 @@ def test_lookup_takes_the_host_once_and_the_device_never(of_kind, files, tmp_pat
     assert there.draft == here.draft
     assert there.widths == here.widths
     assert there.plain_s > here.plain_s
-    refused(
-        run(*of_kind(kind, "--draft-bytes", "1")),
-        f"--draft-bytes describes the sizes of a model, and {kind} has none",
-        code=2,
-    )
-    refused(
-        run(*of_kind(kind, "--drafter", files)),
-        f"--drafter describes the sizes of a model, and {kind} has none",
-        code=2,
-    )
-
-
-def test_hydra_is_priced_as_its_configuration_says(of_kind, tmp_path):
-    large = LLAMA_3_8B | {"hidden_size": 8192, "num_attention_heads": 64}
-    (tmp_path / "config.json").write_text(json.dumps(large), "utf-8")
-    other = done(*of_kind("hydra", "--json", "--drafter", tmp_path)).output
-    assert "the drafter's hidden size is 8192, the target's 4096" in other
-    assert "no prefix layer" in other
-    found = done(*of_kind("hydra", "--json"))
-    assert "hydra is priced as four heads of one layer and no prefix layer" in found.output
-    (tmp_path / "config.json").write_text('{"hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}', "utf-8")
-    plus = done(*of_kind("hydra", "--json", "--drafter", tmp_path))
-    assert "no prefix layer" not in plus.output
-    (cell,), (dearer,) = (json.loads(each.stdout)["cells"] for each in (found, plus))
-    assert dearer["speedup"]["value"] < cell["speedup"]["value"]
+    refused(run(*of_kind("ngram", "--draft-bytes", "1")), "--draft-bytes describes the sizes of a model", code=2)
 
 
 def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
@@ -299,7 +246,6 @@ def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
     assert json.loads(exported.stdout)["num_speculative_tokens"] == cell["tree"]["depth"]
     assert "gave way" not in exported.output
     assert "Only trees that vLLM" in done(*of_kind("eagle", "--for", "vllm")).stdout
-    refused(run(*of_kind("eagle", "--for", "none")), "--for", code=2)
 
 
 def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):
@@ -311,8 +257,6 @@ def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):
     refused(run(*of_target), said, "--weight-bytes", code=2)
     (cell,) = json.loads(done(*of_target, "--weight-bytes", "0.5").stdout)["cells"]
     assert cell["plain_s"] == roofline(weight_bytes=0.5).plain_s(batch=1)
-    wide = json.loads(done(*of_target, "--weight-bytes", "4").stdout)["meta"]["settings"]
-    assert (wide["weight_bytes"], wide["draft_bytes"]) == (4, 4)
     of_drafter = words(files, *asked, "--drafter", tmp_path, hardware="h100")
     refused(run(*of_drafter), said, "--draft-bytes", code=2)
     assert json.loads(done(*of_drafter, "--draft-bytes", "0.5").stdout)["meta"]["settings"]["draft_bytes"] == 0.5
@@ -354,13 +298,10 @@ def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
     (cell,) = json.loads(done(*words(files, *own, "--json", hardware="mine")).stdout)["cells"]
     assert cell["fits"] is None
     assert "not fit" not in cell["name"]
-    told = done(*words(files, *own[:-4], "--batch", "1,64", "--max-nodes", "9", hardware="mine")).stdout
-    assert "mine: its memory is not known" in told
-    assert "Memory: weights" not in told  # nothing was looked at
+    assert "mine: its memory is not known" in done(*words(files, *own, hardware="mine")).stdout
     for memory, fits in ((10, False), (1000, True)):
         found = done(*words(files, *own, "--memory", memory, "--json", hardware="mine"))
         assert [cell["fits"] for cell in json.loads(found.stdout)["cells"]] == [fits]
-    refused(run(*words(files, "--memory", "80")), "--memory", "--bandwidth", code=2)
 
 
 def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
@@ -384,13 +325,7 @@ def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
     assert load_plan(tmp_path / "p" / "4-x-h100-sxm-512.json").entries[0].choice.name == four["name"]
     assert load_profile(tmp_path / "s" / "4-x-h100-sxm.json").meta["device"] == "4 x H100 SXM"
     assert "share every layer" not in done(*words(files, "--batch", "1", "--max-nodes", "3", hardware="h100")).stdout
-    refused(
-        run(*words(files, hardware="2xl40s")),
-        "--hardware 2xl40s: L40S: the speed of its interconnect is not known",
-        "--link",
-    )
-    refused(run(*words(files, hardware="16xh100")), "--hardware 16xh100: devices must be 1 to 8, those of one node")
-    refused(run(*words(files, hardware="3xh100")), "--hardware 3xh100: target: 3 devices cannot share 32 query heads")
+    refused(run(*words(files, hardware="2xl40s")), "--hardware 2xl40s: L40S: the speed of its", "--link")
 
 
 def test_an_exchange_that_is_not_known_is_given(files):
@@ -402,7 +337,7 @@ def test_an_exchange_that_is_not_known_is_given(files):
     sums = 2 * 32 + 1  # of the layers, and the logits
     assert cells[1][0]["plain_s"] - cells[0][0]["plain_s"] == pytest.approx(sums * 25e-6)
     assert cells[1][1] == cells[0][1]  # the H100's is known
-    for link in ("20", "20,25,3", "fast,25", "0,25", "20,nan", "1e7,1"):
+    for link in ("20", "fast,25", "1e7,1"):
         refused(
             run(*words(files, "--link", link, hardware="2xl40s")),
             "--link takes GB/s and microseconds, numbers from 1e-06 to 1e+06",
@@ -445,33 +380,33 @@ def test_the_largest_figures_that_are_taken_are_computed_with(files):
         assert all(np.isfinite([cell["step_s"], cell["speedup"]["value"]]).all() for cell in record["cells"])
 
 
-def test_what_cannot_be_is_refused(files, tmp_path):
-    refused(run(*words(files, hardware="h300")), "hardware must be one of A6000", "got 'h300'")
-    refused(run(*words(files, hardware="mi300x")), "MI300X: no constants are known", "say which device it is like")
-    refused(run(*words(files, "--bandwidth", "1000")), "--bandwidth and --flops need each other", code=2)
-    refused(run(*words(files, "--bandwidth", "1", "--flops", "1")), "describe one device", code=2)
-    for wrong in ("inf", "1e300"):
-        own = ["--bandwidth", "1", "--flops", "1", "--like", "h100", "--memory", wrong]
-        refused(run(*words(files, *own, hardware="mine")), "--memory", code=2)
-    refused(
-        run(*words(files, "--price", "h100=1,l40s=1", "--max-tpot-ms", "inf")), "inf is not a finite number", code=2
-    )
-    refused(run(*words(files, "--measured-on", "h100")), "--profile and --measured-on need each other", code=2)
-    refused(run(*words(files, "--like", "h200")), "--like has no effect: the constants of h100,l40s are known", code=2)
-    for spoilt in ("0", "8-1", "many", "1,,2", "-3", "9" * 400, "2147483649", "4194304k"):
-        refused(
-            run(*words(files, f"--context={spoilt}")), "is not a list of context lengths, whole numbers in 1..", code=2
-        )
-    refused(run(*words(tmp_path)), "t.npz")
+@pytest.mark.parametrize(
+    ("words_", "said", "code"),
+    [
+        (("--hardware", "h300"), "hardware must be one of A6000", 1),
+        (("--hardware", "mi300x"), "say which device it is like", 1),
+        (("--bandwidth", "1000"), "--bandwidth and --flops need each other", 2),
+        (("--bandwidth", "1", "--flops", "1"), "describe one device", 2),
+        (("--price", "h100=1,l40s=1", "--max-tpot-ms", "inf"), "inf is not a finite number", 2),
+        (("--measured-on", "h100"), "--profile and --measured-on need each other", 2),
+        (("--like", "h200"), "--like has no effect: the constants of h100,l40s are known", 2),
+        (("--context=8-1",), "is not a list of context lengths, whole numbers in 1..", 2),
+        (("--memory", "80"), "--bandwidth", 2),
+        (("--for", "none"), "--for", 2),
+    ],
+)
+def test_options_that_cannot_be_are_refused(files, words_, said, code):
+    refused(run(*words(files, *words_)), said, code=code)
+
+
+def test_targets_and_traces_that_cannot_be_priced_are_refused(files, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}', "utf-8")
     asked = ["whatif", "--trace", files / "t.npz", "--hardware", "h100", "--target", tmp_path]
     refused(run(*asked), "config.json: model_type must be one of arcee", "got 'mamba'")
     trace = load_trace(files / "t.npz")
-    drawn = Trace(trace.request, trace.position, trace.rank, trace.width, EAGLE | {"verification": "sequoia"})
-    save_trace(drawn, tmp_path / "drawn.npz")
-    refused(
-        run("whatif", "--trace", tmp_path / "drawn.npz", "--hardware", "h100", "--target", files), "rule sequoia draws"
-    )
+    save_trace(replace(trace, meta=EAGLE | {"verification": "sequoia"}), tmp_path / "drawn.npz")
+    asked = ["whatif", "--trace", tmp_path / "drawn.npz", "--hardware", "h100", "--target", files]
+    refused(run(*asked), "rule sequoia draws")
 
 
 @pytest.mark.parametrize(
@@ -482,6 +417,8 @@ def test_what_cannot_be_is_refused(files, tmp_path):
         ("eagle", {"vocab_size": 32000}, "the drafter knows 32000 tokens, the target 128256"),
         ("eagle3", {}, "its head is priced over all 128256 tokens"),
         ("eagle3", {"draft_vocab_size": 32000}, None),
+        ("hydra", {}, "hydra is priced as four heads of one layer and no prefix layer"),
+        ("hydra", {"hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}, None),
     ],
 )
 def test_a_drafter_of_other_sizes_is_warned_of(files, tmp_path, kind, changes, said):
@@ -489,7 +426,7 @@ def test_a_drafter_of_other_sizes_is_warned_of(files, tmp_path, kind, changes, s
     (tmp_path / "config.json").write_text(json.dumps(config | changes), "utf-8")
     asked = ["--kind", kind, "--drafter", tmp_path / "config.json", "--batch", "1", "--max-nodes", "3"]
     found = done(*words(files, *asked, hardware="h100"))
-    own = [line for line in found.output.splitlines() if "the drafter" in line or "its head" in line]
+    own = [line for line in found.output.splitlines() if re.search("the drafter|its head|prefix layer", line)]
     assert len(own) == (said is not None)
     if said:
         assert said in own[0]
@@ -520,5 +457,4 @@ def test_plans_are_written_for_engines(files, tmp_path):
     assert [e.choice.speedup for e in plan.entries] == [e.choice.speedup for e in due.entries]
     found = done("export", folder / "h100-sxm-512.json", "--format", "sglang", "--batch", "1", "--nearest", "chain")
     assert found.stdout
-    done(*words(files, *asked))  # into a folder that is there
     refused(run(*words(files, *asked[:-1], tmp_path / "no" / "plans")), "--plans", "there is no folder", code=2)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.drafters.prompt_lookup.lookup_names import lookup_drafter
+from executor.drafters.prompt_lookup.engine_rules import lookup_drafter
 from executor.models.random_weights import random_drafter
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.engine_times_csv import read_times

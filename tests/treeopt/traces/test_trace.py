@@ -125,15 +125,11 @@ def test_the_format_is_the_documented_one(tmp_path):
         if name != "meta":
             assert_equal_arrays(held[name], expected[name])
     assert json.loads(held["meta"].tobytes()) == json.loads(expected["meta"].tobytes())
-    np.savez(path, **expected)  # uncompressed, written by anyone
-    assert_equal_traces(load_trace(path), full_trace())
-
-
-def test_fortran_order_is_read(tmp_path):
-    path = tmp_path / "trace.npz"
-    arrays = arrays_of(full_trace())
-    np.savez(path, **(arrays | {name: np.asfortranarray(arrays[name]) for name in ("rank", "accept")}))
-    assert_equal_traces(load_trace(path), full_trace())
+    logprob = expected["candidates_logprob"].astype(np.float16)
+    fortran = {name: np.asfortranarray(expected[name]) for name in ("rank", "accept")}
+    for by_others in ({}, fortran, {"candidates_logprob": logprob}):
+        np.savez(path, **expected | by_others)  # uncompressed
+        assert_equal_traces(load_trace(path), full_trace())
 
 
 @pytest.mark.parametrize("key", ["width", "schema", "domain_names"])
@@ -154,12 +150,6 @@ def test_meta_that_is_no_json_is_refused_before_anything_is_written(tmp_path, va
     with pytest.raises((TraceError, TypeError)):
         save_trace(trace_of([[[0]]], width=2, meta={"seed": value}), tmp_path / "trace.npz")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_log_probabilities_of_half_precision_are_read(tmp_path):
-    arrays = arrays_of(full_trace())
-    np.savez(tmp_path / "t.npz", **arrays | {"candidates_logprob": arrays["candidates_logprob"].astype(np.float16)})
-    assert_equal_traces(load_trace(tmp_path / "t.npz"), full_trace())
 
 
 # --- derived
@@ -192,24 +182,17 @@ def test_a_trace_cannot_be_changed():
 # --- files that are none
 
 
-def test_missing_file_and_directory(tmp_path):
+def test_files_that_are_no_trace(tmp_path):
     with pytest.raises(TraceError, match=r"nowhere\.npz: no such file"):
         load_trace(tmp_path / "nowhere.npz")
     with pytest.raises(TraceError, match=rf"{tmp_path}: is not a file"):
         load_trace(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"PK", b"rank\n0\n", b"\x93NUMPY\x01\x00", b"PK\x05\x06" + bytes(18)])
-def test_files_that_are_no_trace(tmp_path, content):
-    with pytest.raises(TraceError, match=r"trace\.npz: "):
-        load_bytes(tmp_path / "trace.npz", content)
-
-
-def test_a_npy_file_is_no_trace(tmp_path):
-    path = tmp_path / "rank.npy"
-    np.save(path, full_trace().rank)
+    for content in (b"", b"PK", b"\x93NUMPY\x01\x00", b"PK\x05\x06" + bytes(18)):
+        with pytest.raises(TraceError, match=r"trace\.npz: "):
+            load_bytes(tmp_path / "trace.npz", content)
+    np.save(tmp_path / "rank.npy", full_trace().rank)
     with pytest.raises(TraceError, match=r"rank\.npy: not a complete \.npz file"):
-        load_trace(path)
+        load_trace(tmp_path / "rank.npy")
 
 
 @pytest.mark.parametrize(("write", "step"), [(np.savez_compressed, 1), (np.savez, 7)])
@@ -291,18 +274,12 @@ def refused(path: Path, arrays: dict[str, Any]) -> str:
     return str(caught.value).removeprefix(f"{path}: ")
 
 
-@pytest.mark.parametrize(
-    "name", ["request", "position", "rank", "meta", *(f"candidates_{f.name}" for f in fields(Candidates))]
-)
-def test_missing_arrays_are_named(tmp_path, name):
+def test_missing_and_unknown_arrays_are_named(tmp_path):
     arrays = arrays_of(full_trace())
-    del arrays[name]
-    assert refused(tmp_path / "t.npz", arrays) == f"array `{name}` is missing"
-
-
-def test_unknown_arrays_are_named(tmp_path):
-    arrays = arrays_of(full_trace()) | {"ranks": np.zeros(3)}
-    assert refused(tmp_path / "t.npz", arrays) == "unknown array `ranks`"
+    for missing in ("rank", "meta", "candidates_hit"):
+        rest = {name: array for name, array in arrays.items() if name != missing}
+        assert refused(tmp_path / "t.npz", rest) == f"array `{missing}` is missing"
+    assert refused(tmp_path / "t.npz", arrays | {"ranks": np.zeros(3)}) == "unknown array `ranks`"
 
 
 @pytest.mark.parametrize(
@@ -310,8 +287,6 @@ def test_unknown_arrays_are_named(tmp_path):
     [
         ("request", np.int64),
         ("rank", np.float16),
-        ("domain", np.int32),
-        ("drafted", np.int32),
         ("candidates_hit", np.uint8),
         ("rank", [("a", "<i2")]),
     ],
@@ -323,7 +298,7 @@ def test_wrong_types_are_named(tmp_path, name, dtype):
     assert message.endswith(str(np.dtype(dtype)))
 
 
-@pytest.mark.parametrize("name", ["rank", "meta", "accept"])
+@pytest.mark.parametrize("name", ["rank", "meta"])
 def test_pickled_objects_are_not_read(tmp_path, name):
     class Bomb:
         def __reduce__(self):
@@ -335,119 +310,52 @@ def test_pickled_objects_are_not_read(tmp_path, name):
     assert message == f"`{name}` holds pickled Python objects, which are not read"
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("request", (4, 1)),
-        ("domain", (1, 2)),
-        ("candidates_hit", (6, 1)),
-    ],
-)
-def test_wrong_dimensions_are_named(tmp_path, name, shape):
+def test_wrong_dimensions_are_named(tmp_path):
     arrays = arrays_of(full_trace())
-    array = arrays[name].reshape(shape) if shape else arrays[name].reshape(-1)[0]
-    message = refused(tmp_path / "t.npz", arrays | {name: array})
-    assert message.startswith(f"`{name}` must have ")
-    assert message.endswith(f"found shape {shape}")
+    for name, shape in (("domain", (1, 2)), ("candidates_hit", (6, 1))):
+        message = refused(tmp_path / "t.npz", arrays | {name: arrays[name].reshape(shape)})
+        assert message.startswith(f"`{name}` must have ")
+        assert message.endswith(f"found shape {shape}")
 
 
-BAD = {
-    "length of position": (
-        "position",
-        np.int32([0, 1, 2]),
-        r"`request` and `position` must have the same length",
-    ),
-    "no anchors": ("request", np.zeros(0, np.int32), r"`request`"),
-    "length of rank": ("rank", np.zeros((3, 2), np.int16), r"`rank` must be \(4, 1\.\.64\), found \(3, 2\)"),
-    "shape of accept": ("accept", np.zeros((4, 2, 3), np.float16), r"`accept` must have shape \(4, 2, 2\)"),
-    "length of drafted": ("drafted", np.int16([2, 1]), r"`drafted` must have one entry per anchor \(4\), found \(2,\)"),
-    "negative drafted": ("drafted", np.int16([2, 1, 1, -1]), r"drafted\[3\] must be in 0\.\.2 \(the depth\), found -1"),
-    "right where nothing is drafted": (
-        "drafted",
-        np.int16([2, 0, 1, 1]),
-        r"rank\[1, 0\] must be -1 or -2, because drafted\[1\] is 0, found 1",
-    ),
-    "no prompt": ("prompt_tokens", np.int32([70, 0]), r"prompt_tokens\[1\] must be at least 1, found 0"),
-    "requests fall": ("request", np.int32([3, 3, 3, 2]), r"request\[3\] must not fall below 3, found 2"),
-    "late start": ("position", changed("position", 0, 1), r"position\[0\] must be 0 .*, found 1"),
-    "rank = width": (
-        "rank",
-        changed("rank", (1, 0), 2),
-        r"rank\[1, 0\] must be in \[-2, 1\] \(width 2\), found 2",
-    ),
-    "-2 inside": ("rank", changed("rank", (1, 1), -2), r"rank\[1, 1\] must be -1 or more .*, found -2"),
-    "rank past the end": ("rank", changed("rank", (3, 1), 0), r"rank\[3, 1\] must be -2 .*, found 0"),
-    "NaN in accept": (
-        "accept",
-        changed("accept", (2, 1, 0), np.nan),
-        r"accept\[2, 1, 0\] must be in \[0, 1\], found nan",
-    ),
-    "draft_prob > 1": (
-        "draft_prob",
-        changed("draft_prob", (3, 0, 0), 1.5),
-        r"draft_prob\[3, 0, 0\] must be in \[0, 1\]",
-    ),
-    "entropy < 0": (
-        "draft_entropy",
-        changed("draft_entropy", (1, 1), -1),
-        r"draft_entropy\[1, 1\] must be 0 or more and finite, found -1",
-    ),
-    "accept sums to 1.1": (
-        "accept",
-        changed("accept", (2, 1), [0.3, 0.8]),
-        r"accept\[2, 1\] must sum to at most 1",
-    ),
-    "label too large": (
-        "domain",
-        np.int16([0, 2]),
-        r"domain\[1\] must be an index of the 2 `domain_names`, found 2",
-    ),
-    "offset falls": (
-        "candidates_offset",
-        np.int64([0, 3, 2, 4, 6]),
-        r"`candidates_offset` must rise from 0 to 6",
-    ),
-    "offset length": (
-        "candidates_offset",
-        np.int64([0, 3, 4, 6]),
-        r"`candidates_offset` must rise .* in 5 entries",
-    ),
-    "candidate ranks": ("candidates_rank", np.zeros(5, np.uint8), r"`candidates_rank` must have 6 entries"),
-    "parent elsewhere": (
-        "candidates_parent",
-        changed("candidates_parent", 5, 1),
-        r"candidates_parent\[5\] must stand",
-    ),
-    "logprob > 0": (
-        "candidates_logprob",
-        changed("candidates_logprob", 3, 0.5),
-        r"candidates_logprob\[3\] must be at most 0",
-    ),
-    "hit below a miss": (
-        "candidates_hit",
-        changed("candidates_hit", 0, False),
-        r"candidates_hit\[1\] is true below",
-    ),
-    "not JSON": ("meta", encoded(b"{"), r"`meta` is not JSON"),
-    "not an object": ("meta", encoded([1]), r"`meta` must be a JSON object"),
-    "nested too deep": ("meta", encoded(b"[" * 100_000), r"`meta`"),
-    "no schema": ("meta", header_with(schema=...), r"schema must be 'treeopt\.trace/1', found None"),
-    "no width": ("meta", header_with(width=...), r"`meta`: `width` is missing"),
-    "width is a bool": ("meta", header_with(width=True), r"`meta`: `width` must be an integer, found true"),
-    "width 10^30": ("meta", header_with(width=10**30), r"`meta`: `width` must be at most 1024"),
-    "names are no list": (
-        "meta",
-        header_with(domain_names="chat"),
-        r"`meta`: `domain_names` must be a list, found 'chat'",
-    ),
-}
+BAD = [
+    ("position", np.int32([0, 1, 2]), r"`request` and `position` must have the same length"),
+    ("request", np.zeros(0, np.int32), r"`request`"),
+    ("rank", np.zeros((3, 2), np.int16), r"`rank` must be \(4, 1\.\.64\), found \(3, 2\)"),
+    ("accept", np.zeros((4, 2, 3), np.float16), r"`accept` must have shape \(4, 2, 2\)"),
+    ("drafted", np.int16([2, 1]), r"`drafted` must have one entry per anchor \(4\), found \(2,\)"),
+    ("drafted", np.int16([2, 1, 1, -1]), r"drafted\[3\] must be in 0\.\.2 \(the depth\), found -1"),
+    ("drafted", np.int16([2, 0, 1, 1]), r"rank\[1, 0\] must be -1 or -2, because drafted\[1\] is 0, found 1"),
+    ("prompt_tokens", np.int32([70, 0]), r"prompt_tokens\[1\] must be at least 1, found 0"),
+    ("request", np.int32([3, 3, 3, 2]), r"request\[3\] must not fall below 3, found 2"),
+    ("position", changed("position", 0, 1), r"position\[0\] must be 0 .*, found 1"),
+    ("rank", changed("rank", (1, 0), 2), r"rank\[1, 0\] must be in \[-2, 1\] \(width 2\), found 2"),
+    ("rank", changed("rank", (1, 1), -2), r"rank\[1, 1\] must be -1 or more .*, found -2"),
+    ("rank", changed("rank", (3, 1), 0), r"rank\[3, 1\] must be -2 .*, found 0"),
+    ("accept", changed("accept", (2, 1, 0), np.nan), r"accept\[2, 1, 0\] must be in \[0, 1\], found nan"),
+    ("accept", changed("accept", (2, 1), [0.3, 0.8]), r"accept\[2, 1\] must sum to at most 1"),
+    ("draft_entropy", changed("draft_entropy", (1, 1), -1), r"draft_entropy\[1, 1\] must be 0 or more and finite"),
+    ("domain", np.int16([0, 2]), r"domain\[1\] must be an index of the 2 `domain_names`, found 2"),
+    ("candidates_offset", np.int64([0, 3, 2, 4, 6]), r"`candidates_offset` must rise from 0 to 6"),
+    ("candidates_offset", np.int64([0, 3, 4, 6]), r"`candidates_offset` must rise .* in 5 entries"),
+    ("candidates_rank", np.zeros(5, np.uint8), r"`candidates_rank` must have 6 entries"),
+    ("candidates_parent", changed("candidates_parent", 5, 1), r"candidates_parent\[5\] must stand"),
+    ("candidates_logprob", changed("candidates_logprob", 3, 0.5), r"candidates_logprob\[3\] must be at most 0"),
+    ("candidates_hit", changed("candidates_hit", 0, False), r"candidates_hit\[1\] is true below"),
+    ("meta", encoded(b"{"), r"`meta` is not JSON"),
+    ("meta", encoded(b"[" * 100_000), r"`meta`"),
+    ("meta", encoded([1]), r"`meta` must be a JSON object"),
+    ("meta", header_with(schema=...), r"schema must be 'treeopt\.trace/1', found None"),
+    ("meta", header_with(width=...), r"`meta`: `width` is missing"),
+    ("meta", header_with(width=10**30), r"`meta`: `width` must be at most 1024"),
+    ("meta", header_with(domain_names="chat"), r"`meta`: `domain_names` must be a list, found 'chat'"),
+]
 
 
 @pytest.mark.parametrize("chunk", [2, trace_checks.CHUNK])
-@pytest.mark.parametrize("case", BAD)
-def test_bad_content_is_refused_with_field_and_index(tmp_path, monkeypatch, case, chunk):
+@pytest.mark.parametrize(("name", "array", "message"), BAD, ids=[f"{name}: {words}" for name, _, words in BAD])
+def test_bad_content_is_refused_with_field_and_index(tmp_path, monkeypatch, name, array, message, chunk):
     monkeypatch.setattr(trace_checks, "CHUNK", chunk)  # large arrays are checked in parts
-    name, array, message = BAD[case]
     found = refused(tmp_path / "t.npz", arrays_of(full_trace()) | {name: array})
     assert re.match(message, found), found
 
@@ -486,14 +394,7 @@ def test_positions_are_checked_alike_in_parts_of_any_size(trace, chunk, data):
 # --- the constructor checks as much as the loader
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("request", np.array([0.0])),
-        ("rank", np.array([[np.nan]])),
-        ("request", [0]),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [("request", np.array([0.0])), ("rank", np.array([[np.nan]]))])
 def test_a_trace_of_other_types_is_refused_or_converted(tmp_path, name, value):
     # What is constructed can be saved, and what is saved can be loaded.
     parts = {
@@ -538,15 +439,7 @@ def test_a_member_written_by_hand_is_read(tmp_path):
     assert_equal_traces(load_bytes(tmp_path / "t.npz", file_with("request", member("(4,)", data))), full_trace())
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        "(4000000000,)",
-        "(5,)",
-        "4",
-        "[4]",
-    ],
-)
+@pytest.mark.parametrize("shape", ["(4000000000,)", "(5,)", "[4]"])
 def test_a_shape_that_the_data_do_not_fill_is_refused_without_allocating(tmp_path, shape):
     content = file_with("request", member(shape, full_trace().request.tobytes()))
     tracemalloc.start()
@@ -578,18 +471,12 @@ def test_arrays_beyond_the_limit_are_refused_by_name(tmp_path, monkeypatch):
         load_bytes(tmp_path / "t.npz", file_with("request", member("(4,)", full_trace().request.tobytes())))
 
 
-def test_data_left_over_behind_an_array_are_refused(tmp_path):
-    content = file_with("request", member("(4,)", full_trace().request.tobytes() + bytes(8)))
-    with pytest.raises(TraceError, match="request"):
-        load_bytes(tmp_path / "t.npz", content)
-
-
-@pytest.mark.parametrize("version", [(0, 0), (2, 0), (9, 9)])
-def test_other_versions_of_an_array_head_never_raise_anything_else(tmp_path, version):
-    data = bytearray(member("(4,)", full_trace().request.tobytes()))
-    data[6:8] = bytes(version)
-    with pytest.raises(TraceError, match=r"t\.npz: "):
-        load_bytes(tmp_path / "t.npz", file_with("request", bytes(data)))
+def test_members_written_otherwise_are_refused(tmp_path):
+    good = member("(4,)", full_trace().request.tobytes())
+    other_version = good[:6] + bytes([9, 9]) + good[8:]
+    for content in (good + bytes(8), other_version):  # left over behind the array; a head of another version
+        with pytest.raises(TraceError, match=r"t\.npz: "):
+            load_bytes(tmp_path / "t.npz", file_with("request", content))
 
 
 # --- written whole or not at all
@@ -611,19 +498,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == (
         {"trace.npz": b"old"} if existing else {}
     )
-
-
-def test_an_interrupted_replacement_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
-    path = tmp_path / "trace.npz"
-    path.write_bytes(b"old")
-
-    def interrupt(_handle):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.fsync", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        save_trace(full_trace(), path)
-    assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == {"trace.npz": b"old"}
 
 
 def test_saving_replaces_a_file_and_obeys_the_umask(tmp_path):
@@ -667,14 +541,10 @@ def test_a_selection_keeps_all_that_its_requests_say(trace, data):
         trace.domain_names,
     )
     assert (part.candidates is None) == (trace.candidates is None)
-
-
-@given(traces(parts=True))
-def test_selecting_all_changes_nothing(trace):
     assert_equal_traces(trace.select(np.arange(trace.requests)), trace)
 
 
-@pytest.mark.parametrize("requests", [[], [2], [-1], [0, 5], [1, 0], [0, 0], [True, False]], ids=str)
+@pytest.mark.parametrize("requests", [[], [2], [-1], [1, 0], [0, 0], [True, False]], ids=str)
 def test_a_selection_that_is_no_increasing_choice_of_requests_is_refused(requests):
     with pytest.raises(TraceError):
         full_trace().select(np.array(requests))
@@ -695,6 +565,8 @@ def test_a_split_is_disjoint_complete_and_leaves_neither_part_empty(trace, share
 
 def test_splits_differ_between_seeds_and_are_fair():
     trace = with_lengths(np.zeros((100, 1)), [1] * 100, width=1)
+    with pytest.raises(TraceError, match="at least 2 requests, the trace has 1"):
+        trace.select(np.array([0])).split(share=0.5, rng=np.random.default_rng(0))
     halves = [trace.split(share=0.5, rng=np.random.default_rng(seed))[0].request for seed in range(400)]
     assert len({half.tobytes() for half in halves}) == 400
     # Each request falls into the first half with probability 1/2: 100 binomial counts of 400 lie in 200 ± 50,
@@ -702,11 +574,6 @@ def test_splits_differ_between_seeds_and_are_fair():
     times = np.bincount(np.concatenate(halves), minlength=100)
     assert times.sum() == 50 * 400
     assert abs(times - 200).max() <= 50
-
-
-def test_one_request_cannot_be_split():
-    with pytest.raises(TraceError, match="at least 2 requests, the trace has 1"):
-        trace_of([[[0]]], width=1).split(share=0.5, rng=np.random.default_rng(0))
 
 
 @given(traces())

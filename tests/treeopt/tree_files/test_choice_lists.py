@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.checkpoints.tensors.torch_save import read_saved
+from executor.checkpoints.tensors.find_tensor_files import read_saved
 from tests.helpers.strategies import rank_paths, trees
 from treeopt.cli import main
 from treeopt.cli.options.value_types import Static, load_tree
@@ -212,7 +212,7 @@ def test_files_that_cannot_be_read(tmp_path):
             read_tree(tmp_path / name)
     with pytest.raises(TreeError, match="cannot be read: No such file"):
         read_tree(tmp_path / "none.json")
-    with pytest.raises(TreeError, match=r"saved=torch_save\.read_saved"):
+    with pytest.raises(TreeError, match=r"saved=find_tensor_files\.read_saved"):
         read_tree(tmp_path / "a.pt")
 
 

@@ -104,7 +104,7 @@ def _imported_from_a_file(path: Path) -> bool:
 
 
 def _saved(path: Path) -> Any:
-    from executor.checkpoints.tensors.torch_save import read_saved
+    from executor.checkpoints.tensors.find_tensor_files import read_saved
 
     return read_saved(path)
 

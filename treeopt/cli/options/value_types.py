@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from treeopt.api.file_loading import load_tree
-from treeopt.engines import ENGINES, GONE, gone
+from treeopt.engines import ENGINES, GONE, replacement
 from treeopt.errors import TreeError, TreeoptError, UsageError
 from treeopt.policies import DynamicTree, OptTree
 from treeopt.policies.policy import setting_names
@@ -243,7 +243,7 @@ class EngineName(click.Choice):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the name."""
         if value not in ENGINES and value in GONE:  # looks into other packages, too
-            self.fail(gone(value), param, ctx)
+            self.fail(replacement(value), param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from executor.target.positions.field_names import (
+from executor.target.positions import (
     BASES,
     DICTIONARIES,
     FULL,
