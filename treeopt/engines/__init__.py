@@ -45,7 +45,7 @@ class Engines(Registry[Engine]):
             UsageError: no engine of this name; says what to use.
         """
         if name in GONE and name not in self:
-            raise UsageError(gone(name))
+            raise UsageError(replacement(name))
         return super().__getitem__(name)
 
     def limiting(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class Engines(Registry[Engine]):
 ENGINES = Engines("engine", "treeopt.engines", group="treeopt.engines")
 
 
-def gone(name: str) -> str:
+def replacement(name: str) -> str:
     """Return what to use in place of an engine that treeopt no longer knows."""
     return f"engine {name} is no longer known: use {GONE[name]}"
 

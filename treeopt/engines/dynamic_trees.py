@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from treeopt.constraints import branching, pool
-from treeopt.engines.export import Fit, Nearest, coverage_note, listed, origin_note
+from treeopt.engines.export import Fit, Nearest, batch_sizes, coverage_note, origin_note
 from treeopt.errors import EngineError, counted
 from treeopt.plans.plan import PlanEntry
 from treeopt.policies import DynamicTree, Policy
@@ -71,11 +71,11 @@ class DynamicTrees:
         """Return the most nodes that the engine verifies at this depth and width."""
         return pool(depth=depth, width=width) if self.bound == "pool" else depth * width
 
-    def refused(self, triple: Triple) -> str | None:
+    def refusal(self, triple: Triple) -> str | None:
         """Return why the engine cannot run these settings, None if it can.
 
         >>> from treeopt.engines import ENGINES
-        >>> ENGINES["sglang"].trees.refused(Triple(depth=2, width=2, nodes=7))[:50]
+        >>> ENGINES["sglang"].trees.refusal(Triple(depth=2, width=2, nodes=7))[:50]
         '7 nodes, but depth 2 and width 2 offer at most 6 ('
         """
         most = self.most(triple.depth, triple.width)
@@ -92,7 +92,7 @@ class DynamicTrees:
         """Return why the engine cannot run a policy at a batch size, None if it can."""
         if not isinstance(policy, DynamicTree):
             return f"{self.engine} has settings for {', '.join(self.names[:2])} and {self.names[2]} alone"
-        reason = _beyond_three_settings(policy) or self.refused(Triple(policy.depth, policy.beam, policy.nodes))
+        reason = _beyond_three_settings(policy) or self.refusal(Triple(policy.depth, policy.beam, policy.nodes))
         return reason or self.too_many(batch)
 
     def too_many(self, batch: int) -> str | None:
@@ -157,7 +157,7 @@ def dynamic_tree(
     if len(entries) > 1:
         raise EngineError(
             f"{trees.engine} cannot change a dynamic tree by batch size, because {trees.one_size}; "
-            f"nearest: one batch size of {listed(entries)}, or `chain`"
+            f"nearest: one batch size of {batch_sizes(entries)}, or `chain`"
         )
     entry = entries[0]
     return _policy(entry, trees, nearest) if entry.choice.grown else _replacement(entry, trees)
@@ -169,7 +169,7 @@ def describe(entry: PlanEntry, trees: DynamicTrees) -> list[str]:
     if tree is None or tree.nodes == 0:
         return []
     triple = Triple(tree.depth, branching(tree), tree.nodes)
-    return [] if trees.refused(triple) else [f"a dynamic tree (`triple`), not predicted: {trees.text(triple)}"]
+    return [] if trees.refusal(triple) else [f"a dynamic tree (`triple`), not predicted: {trees.text(triple)}"]
 
 
 def _policy(entry: PlanEntry, trees: DynamicTrees, nearest: Nearest | None) -> tuple[Triple, list[str]]:
@@ -184,7 +184,7 @@ def _policy(entry: PlanEntry, trees: DynamicTrees, nearest: Nearest | None) -> t
     triple = Triple(policy.depth, policy.beam, policy.nodes)
     if (reason := trees.too_many(entry.batch)) is not None:
         raise EngineError(f"{named}: {reason}; nearest: a plan of batch {trees.requests}, or `chain`")
-    reason = _beyond_three_settings(policy) or trees.refused(triple)
+    reason = _beyond_three_settings(policy) or trees.refusal(triple)
     planned = [f"planned for batch {entry.batch} only"]
     if reason is None:
         return triple, planned
@@ -214,7 +214,7 @@ def _replacement(entry: PlanEntry, trees: DynamicTrees) -> tuple[Triple, list[st
     tree = entry.choice.tree
     assert tree is not None
     triple = Triple(tree.depth, branching(tree), tree.nodes)
-    reason = trees.refused(triple)
+    reason = trees.refusal(triple)
     if reason is not None:
         closest = trees.text(trees.nearest(triple))
         raise EngineError(

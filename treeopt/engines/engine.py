@@ -12,13 +12,13 @@ from treeopt.engines.export import (
     Export,
     Fit,
     Nearest,
+    batch_sizes,
     coverage_note,
     drafter_notes,
     entries_of,
     fit,
     imposed_notes,
     kept_rates,
-    listed,
     origin_note,
 )
 from treeopt.errors import EngineError, UsageError
@@ -355,7 +355,7 @@ class ExportJob:
         self.replaced = [at.note for at in self.fits if at.note]
         if not any(at.tree for at in self.fits):
             raise EngineError(
-                f"{engine.title}: the plan says not to speculate at batch {listed(self.fits)}; nearest: leave "
+                f"{engine.title}: the plan says not to speculate at batch {batch_sizes(self.fits)}; nearest: leave "
                 "speculative decoding off"
             )
         return self.fits
@@ -371,7 +371,7 @@ class ExportJob:
             held = ", ".join(f"{at.depth} at batch {at.batch}" for at in fits)
             raise EngineError(
                 f"{self.engine.title} drafts one length at all batch sizes, but the plan has {held}; nearest: one "
-                f"batch size of {listed(at for at in fits if at.tree)} (`--batch`)"
+                f"batch size of {batch_sizes(at for at in fits if at.tree)} (`--batch`)"
             )
         return fits[0].depth
 

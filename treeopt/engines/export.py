@@ -95,7 +95,7 @@ def entries_of(plan: Plan, *, batch: int | None = None) -> tuple[PlanEntry, ...]
     if not chosen:
         wanted = "any batch size" if batch is None else f"batch {batch}"
         raise UsageError(
-            f"the plan does not hold {wanted}; it holds {listed(entries) or 'none'}: choose one of these with "
+            f"the plan does not hold {wanted}; it holds {batch_sizes(entries) or 'none'}: choose one of these with "
             "--batch, or search for it"
         )
     return chosen
@@ -129,18 +129,18 @@ def fit(
         return Fit(entry.batch, tree)
     chain = _best_chain(entry, rules)
     if chain is not None and nearest == "chain":
-        return Fit(entry.batch, chain.tree, _replaced(entry, chain))
+        return Fit(entry.batch, chain.tree, _replacement_note(entry, chain))
     alternatives = [_describe_chain(chain, entry), *others]
     raise EngineError(
-        f"{engine} cannot run {_named(entry.choice)} (batch {entry.batch}, {entry.choice.nodes:.3g} nodes, depth "
+        f"{engine} cannot run {_choice_name(entry.choice)} (batch {entry.batch}, {entry.choice.nodes:.3g} nodes, depth "
         f"{entry.choice.depth:.3g}): {reason}; nearest: {'; '.join(alternatives)}"
     )
 
 
-def listed(items: Iterable[PlanEntry | Fit]) -> str:
+def batch_sizes(items: Iterable[PlanEntry | Fit]) -> str:
     """Return batch sizes for a message.
 
-    >>> listed([Fit(1, None), Fit(8, None)])
+    >>> batch_sizes([Fit(1, None), Fit(8, None)])
     '1, 8'
     """
     return ", ".join(str(item.batch) for item in items)
@@ -172,7 +172,9 @@ def coverage_note(fits: Sequence[Fit]) -> str:
     if len(fits) == 1:
         return f"planned for batch {first} only; the engine uses it at every batch size"
     below = f", or of {first} below that" if first > 1 else ""
-    return f"planned for batch {listed(fits)}; any other uses the plan of the largest of these that it reaches{below}"
+    return (
+        f"planned for batch {batch_sizes(fits)}; any other uses the plan of the largest of these that it reaches{below}"
+    )
 
 
 def drafter_notes(plan: Plan, *, engine: str, kinds: Collection[str]) -> list[str]:
@@ -258,11 +260,11 @@ def _describe_chain(chain: Choice | None, entry: PlanEntry) -> str:
     )
 
 
-def _replaced(entry: PlanEntry, chain: Choice) -> str:
+def _replacement_note(entry: PlanEntry, chain: Choice) -> str:
     slower = ", slower than no speculation" if chain.speedup.value < 1 else ""
-    planned = f"{_named(entry.choice)} ({entry.choice.nodes:.3g} nodes)"
+    planned = f"{_choice_name(entry.choice)} ({entry.choice.nodes:.3g} nodes)"
     return f"batch {entry.batch}: {planned} was replaced by a {_describe_chain(chain, entry)}{slower}"
 
 
-def _named(choice: Choice) -> str:
+def _choice_name(choice: Choice) -> str:
     return f"policy {choice.grown.kind}" if choice.grown else f"tree {choice.tree.id}" if choice.tree else choice.name

@@ -9,7 +9,7 @@ import json
 
 from treeopt.constraints import DepthAtMost, RanksBelow
 from treeopt.engines.engine import Engine, ExportJob, Method, Option
-from treeopt.engines.export import DRAFTER, Export, listed
+from treeopt.engines.export import DRAFTER, Export, batch_sizes
 from treeopt.errors import UsageError
 from treeopt.storage.provenance import look
 
@@ -29,7 +29,9 @@ def write(job: ExportJob) -> Export:
     if heads is not None and heads < 1:
         raise UsageError(f"{TITLE}: heads must be at least 1, got {heads}")
     if len(job.entries) > 1:
-        raise UsageError(f"{TITLE} takes one topology: choose one batch size of {listed(job.entries)} with --batch")
+        raise UsageError(
+            f"{TITLE} takes one topology: choose one batch size of {batch_sizes(job.entries)} with --batch"
+        )
     (at,) = job.static(RULES if heads is None else (*RULES, DepthAtMost(heads, source="one head a depth, Medusa#63")))
     if heads is None:
         job.notes.append(f"the number of heads is not recorded: use a checkpoint with at least {at.depth}")

@@ -21,7 +21,7 @@ from typing import Literal
 from treeopt.constraints import ChainOnly
 from treeopt.engines.dynamic_trees import DynamicTrees
 from treeopt.engines.engine import Engine, ExportJob, Method, Option
-from treeopt.engines.export import DRAFTER, Export, Fit, listed, tiers
+from treeopt.engines.export import DRAFTER, Export, Fit, batch_sizes, tiers
 from treeopt.errors import EngineError, UsageError
 from treeopt.traces.importers.counter_names import CounterNames
 
@@ -97,7 +97,7 @@ def _chains(fits: Sequence[Fit], method: str, bounds: Bounds | None) -> dict[str
     longest = max(length for _, length in steps)
     if len(steps) == 1:
         return {"max_draft_len": longest}
-    alternative = f"nearest: one batch size of {listed([at for at in fits if at.tree])} (`--batch`)"
+    alternative = f"nearest: one batch size of {batch_sizes([at for at in fits if at.tree])} (`--batch`)"
     if method not in SCHEDULED:
         raise EngineError(f"{TITLE} cannot change the length of {method} by batch size; {alternative}")
     if steps[0][1] != longest:

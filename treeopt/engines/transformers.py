@@ -12,7 +12,7 @@ from typing import Any
 
 from treeopt.constraints import ChainOnly
 from treeopt.engines.engine import Engine, ExportJob, Method
-from treeopt.engines.export import DRAFTER, Export, listed
+from treeopt.engines.export import DRAFTER, Export, batch_sizes
 from treeopt.errors import EngineError
 
 TITLE = "transformers 5.23.0"
@@ -28,7 +28,7 @@ def write(job: ExportJob) -> Export:
     held = job.entries
     if held[0].batch > 1:
         raise EngineError(
-            f"{TITLE} decodes one sequence at a time when it speculates, but the plan holds batch {listed(held)}; "
+            f"{TITLE} decodes one sequence at a time when it speculates, but the plan holds batch {batch_sizes(held)}; "
             "nearest: a plan for batch 1"
         )
     job.entries = held[:1]
@@ -43,7 +43,7 @@ def write(job: ExportJob) -> Export:
         job.notes.append("settings belong to the assistant's generation_config, not to the target's")
     if len(held) > 1:
         job.notes.append(
-            f"only batch 1 of {listed(held)} was exported: {TITLE} decodes one sequence when it speculates"
+            f"only batch 1 of {batch_sizes(held)} was exported: {TITLE} decodes one sequence when it speculates"
         )
     launch = _launch(settings, job.target, job.model or DRAFTER, assisted=job.method == "assistant")
     return Export(json.dumps(settings), ".json", launch=launch)

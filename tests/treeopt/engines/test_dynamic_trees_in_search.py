@@ -36,8 +36,9 @@ CHEAP = Profile(
 TREES = ("openvino", "sglang", "tensorrt-llm")
 
 
-def searched(engine, *policies):
-    return treeopt.search(TRACE, CHEAP, batch=1, max_nodes=24, engine=engine, policies=policies, solver_work=0)
+def searched(engine, *policies, profile=CHEAP, batch=1, max_nodes=24, **settings):
+    words = {"policies": policies, **settings} if policies else settings
+    return treeopt.search(TRACE, profile, batch=batch, max_nodes=max_nodes, engine=engine, solver_work=0, **words)
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +60,8 @@ def test_a_dynamic_tree_is_chosen_where_it_pays(plans, engine):
 def test_the_choice_is_exported_as_it_was_priced(plans):
     policy = plans["openvino"].entries[0].choice.grown.policy
     written = json.loads(ENGINES["openvino"].export(plans["openvino"], method="eagle3").text)
-    assert written == {
-        "num_assistant_tokens": policy.nodes,
-        "tree_depth": policy.depth,
-        "branching_factor": policy.beam,
-    }
+    sizes = {"num_assistant_tokens": policy.nodes, "tree_depth": policy.depth, "branching_factor": policy.beam}
+    assert written == sizes
     policy = plans["sglang"].entries[0].choice.grown.policy
     words = ENGINES["sglang"].export(plans["sglang"], method="EAGLE", model="m").text.split()
     assert words[words.index("--speculative-num-draft-tokens") + 1] == str(policy.nodes + 1)
@@ -95,7 +93,7 @@ def test_the_reason_why_an_engine_cannot_run_a_policy(policy, reason):
 
 def test_given_dynamic_trees_are_judged_and_those_that_cannot_be_run_are_named():
     given = (DynamicTree(10, 3, 4, 4), DynamicTree(10, 3, 4, width=2), DynamicTree(20, 4, 5, 5))
-    plan = treeopt.search(TRACE, CHEAP, batch=1, max_nodes=8, engine="sglang", dynamic=given, solver_work=0)
+    plan = searched("sglang", max_nodes=8, dynamic=given)
     (entry,) = plan.entries
     rows = {other.name: other for other in entry.compared}
     assert rows["nodes=10,depth=3,beam=4,width=4"].grown.policy == given[0]
@@ -104,11 +102,8 @@ def test_given_dynamic_trees_are_judged_and_those_that_cannot_be_run_are_named()
     (warning,) = [line for line in plan.warnings if "was not judged" in line]
     assert warning.startswith("nodes=10,depth=3,beam=4,width=2 was not judged at batch 1: its width 2 unlike beam 4")
     assert entry.choice.grown is None
-    swept = treeopt.search(TRACE, CHEAP, batch=1, max_nodes=8, engine="sglang", policies=("eagle2",), solver_work=0)
-    best = swept.entries[0].choice
-    same = treeopt.search(
-        TRACE, CHEAP, batch=1, max_nodes=8, engine="sglang", dynamic=(best.grown.policy,), solver_work=0
-    )
+    best = searched("sglang", "eagle2", max_nodes=8).entries[0].choice
+    same = searched("sglang", max_nodes=8, dynamic=(best.grown.policy,))
     again = next(other for other in same.entries[0].compared if other.grown)
     assert (again.tau, again.step_s, again.speedup) == (best.tau, best.step_s, best.speedup)
 
@@ -121,9 +116,7 @@ def test_given_dynamic_trees_need_candidates():
 def test_openvino_gets_no_dynamic_tree_for_several_requests():
     table = CHEAP.batches[0]
     both = replace(CHEAP, batches=(table, replace(table, batch=4)))
-    plan = treeopt.search(
-        TRACE, both, batch=(1, 4), max_nodes=24, engine="openvino", policies=("eagle2",), solver_work=0
-    )
+    plan = searched("openvino", "eagle2", profile=both, batch=(1, 4))
     one, four = plan.entries
     assert one.choice.grown is not None
     assert four.choice.grown is None

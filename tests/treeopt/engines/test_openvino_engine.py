@@ -44,7 +44,7 @@ def folder() -> Path:
         pytest.skip(f"needs {missing}")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def there(folder, monkeypatch) -> None:
     """Stand in the folder of the models, so that drivers name them as the recordings do."""
     monkeypatch.chdir(folder)
@@ -54,7 +54,6 @@ def asked(new_tokens: int = 32) -> list[EngineRequest]:
     return [EngineRequest(tokens, new_tokens, ignore_stop=True) for tokens in prompts(REQUESTS, 100)]
 
 
-@pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("options", DRAFTERS.values(), ids=DRAFTERS)
 def test_greedy_texts_equal_plain_ones_and_accepted_lengths_do_not_depend_on_the_batch(options):
     with OpenVino(settings(PYTHON, TARGET, arguments=EXACT, **options)) as engine:
@@ -69,7 +68,6 @@ def test_greedy_texts_equal_plain_ones_and_accepted_lengths_do_not_depend_on_the
                 assert max(one.committed) <= length + 1
 
 
-@pytest.mark.usefixtures("there")
 def test_committed_tokens_are_those_of_the_engine_s_own_counters():
     """`m_batch_sizes` of the engine's blocking call, one request at a time."""
     request = asked()[0]
@@ -90,7 +88,6 @@ print(json.dumps([list(metrics.main_model_metrics.raw_metrics.m_batch_sizes), me
     assert sum(text.committed) - len(text.committed) == accepted
 
 
-@pytest.mark.usefixtures("there")
 def test_an_iterator_closed_early_cancels_and_the_next_run_is_exact():
     with OpenVino(settings(PYTHON, TARGET, arguments=EXACT, drafter=DRAFTER)) as engine:
         plain = texts(engine, asked(), 0, 4)
@@ -99,9 +96,10 @@ def test_an_iterator_closed_early_cancels_and_the_next_run_is_exact():
             next(steps)
         steps.close()
         assert [text.tokens for text in texts(engine, asked(), 3, 4)] == [text.tokens for text in plain]
+        with pytest.raises(EngineError, match="EAGLE-3 drafter only, and stdlib-llama-3-layers is none"):
+            texts(engine, asked(), DynamicTree(nodes=6, depth=3, beam=2), 1)  # the engine itself emits another text
 
 
-@pytest.mark.usefixtures("there")
 def test_a_worker_killed_in_the_middle_gives_one_line_and_leaves_nothing():
     with OpenVino(settings(PYTHON, TARGET, arguments=EXACT)) as engine:
         steps = engine.decode(asked(400), draft=0, concurrency=2)
@@ -114,7 +112,6 @@ def test_a_worker_killed_in_the_middle_gives_one_line_and_leaves_nothing():
             os.killpg(pid, 0)
 
 
-@pytest.mark.usefixtures("there")
 def test_trees_decode_the_plain_text_in_fewer_steps_than_a_chain():
     with OpenVino(settings(PYTHON, TARGET, arguments=EXACT, drafter=EAGLE3)) as engine:
         plain = [text.tokens for text in texts(engine, asked(), 0, 4)]
@@ -127,17 +124,6 @@ def test_trees_decode_the_plain_text_in_fewer_steps_than_a_chain():
     assert steps["tree"] < steps["chain"]
 
 
-@pytest.mark.usefixtures("there")
-def test_a_tree_with_a_language_model_as_the_drafter_is_refused():
-    """The engine itself takes it, and emits another text."""
-    with (
-        OpenVino(settings(PYTHON, TARGET, arguments=EXACT, drafter=DRAFTER)) as engine,
-        pytest.raises(EngineError, match="EAGLE-3 drafter only, and stdlib-llama-3-layers is none"),
-    ):
-        texts(engine, asked(), DynamicTree(nodes=6, depth=3, beam=2), 1)
-
-
-@pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("name", RUNS)
 def test_the_engine_still_answers_as_recorded(tmp_path, name):
     """The same orders and the same tokens; times differ, and how many steps pass before a cancel."""

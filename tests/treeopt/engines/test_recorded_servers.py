@@ -1,6 +1,7 @@
 """The drivers of vLLM and llama.cpp against recordings of their real servers: launches, requests and steps."""
 
 import json
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -16,14 +17,11 @@ from treeopt.storage.provenance import look
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory):
     """The steps of every recorded run, by name; a launch or request that is not as recorded fails."""
-    made = {}
 
+    @cache
     def steps(name):
-        if name not in made:
-            folder = tmp_path_factory.mktemp("replay")
-            run = RUNS[name]
-            made[name] = decoded(run, in_place_of(run, folder, "replay", str(RECORDINGS / f"{name}.jsonl")))
-        return made[name]
+        run, folder = RUNS[name], tmp_path_factory.mktemp("replay")
+        return decoded(run, in_place_of(run, folder, "replay", str(RECORDINGS / f"{name}.jsonl")))
 
     return steps
 

@@ -16,18 +16,12 @@ from treeopt.tree import Tree
 PROMPT = (5, 6)
 
 
-def interpreter(folder, manner):
-    """A program that takes SGLang's words, keeps them, and runs the fake engine."""
-    path = folder / "python"
-    path.write_text(
-        f'#!/bin/sh\necho "$@" >> {folder}/words\nexec {sys.executable} {fake_engine.__file__} "{manner}" "$@"\n'
-    )
-    path.chmod(0o755)
-    return path
-
-
 def driver(folder, manner="usage", **settings):
-    program = interpreter(folder, manner)
+    """A driver whose interpreter keeps SGLang's words and runs the fake engine."""
+    program = folder / "python"
+    kept, fake = f'echo "$@" >> {folder}/words', f'exec {sys.executable} {fake_engine.__file__} "{manner}" "$@"'
+    program.write_text(f"#!/bin/sh\n{kept}\n{fake}\n")
+    program.chmod(0o755)
     return SGLang(DriverSettings("sglang", "target", python=program, timeout_s=30, **settings))
 
 
@@ -50,11 +44,16 @@ def test_plain_decoding_is_launched_without_a_drafter(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("draft", "message"), [(DynamicTree(4, 2), "give draft lengths"), (3, "needs a drafter for a draft of 3")]
+    ("draft", "concurrency", "message"),
+    [
+        (DynamicTree(4, 2), 1, "give draft lengths"),
+        (3, 1, "needs a drafter for a draft of 3"),
+        (0, 0, "concurrency must be at least 1"),
+    ],
 )
-def test_what_the_driver_does_not_run_is_refused_before_a_launch(tmp_path, draft, message):
+def test_what_the_driver_does_not_run_is_refused_before_a_launch(tmp_path, draft, concurrency, message):
     with driver(tmp_path) as engine, pytest.raises(UsageError, match=message):
-        list(engine.decode([EngineRequest(PROMPT, 12)], draft=draft, concurrency=1))
+        list(engine.decode([EngineRequest(PROMPT, 12)], draft=draft, concurrency=concurrency))
     assert not (tmp_path / "words").exists()
 
 
@@ -65,8 +64,3 @@ def test_a_server_that_dies_says_why_and_is_launched_again(tmp_path, caplog):
         EngineRunner(lambda most: engine).run(Tree.chain(2), 1, Requests([PROMPT], 40))
     assert words in caplog.text
     assert len((tmp_path / "words").read_text().splitlines()) == 2
-
-
-def test_a_concurrency_of_zero_is_refused(tmp_path):
-    with driver(tmp_path, method="EAGLE3") as engine, pytest.raises(UsageError, match="concurrency must be at least 1"):
-        list(engine.decode([EngineRequest(PROMPT, 12)], draft=2, concurrency=0))

@@ -7,24 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.small_plans import EAGLE3, GOLDEN, entry, plan_of, planned
-from treeopt.engines import ENGINES
+from tests.helpers.small_plans import EAGLE3, entry, exported, plan_of, planned
 from treeopt.errors import EngineError, UsageError
 from treeopt.plans.plan import Plan
 from treeopt.tree import Tree
 
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra executor")
 
-FIELDS = {  # of Eagle3DecodingConfig, NGramDecodingConfig and their base; others are forbidden
-    "decoding_type",
-    "speculative_model",
-    "max_draft_len",
-    "max_total_draft_tokens",
-    "draft_len_schedule",
-    "use_dynamic_tree",
-    "dynamic_tree_max_topK",
-    "max_matching_ngram_size",
-}
+# Fields of Eagle3DecodingConfig and of NGramDecodingConfig; others are forbidden.
+TREE_FIELDS = {"max_total_draft_tokens", "use_dynamic_tree", "dynamic_tree_max_topK"}
+FIELDS = {"decoding_type", "speculative_model", "max_draft_len", "draft_len_schedule", "max_matching_ngram_size"}
 EAGLE = {"method": "Eagle3", "model": EAGLE3["model"]}
 
 falling_plans = st.dictionaries(st.integers(1, 40), st.integers(0, 7), min_size=1, max_size=5).map(
@@ -41,7 +33,7 @@ def read(text: str) -> dict[str, Any]:
     loaded = yaml.safe_load(text)
     assert set(loaded) == {"speculative_config"}
     config = loaded["speculative_config"]
-    assert set(config) <= FIELDS
+    assert set(config) <= FIELDS | TREE_FIELDS
     assert type(config["max_draft_len"]) is int
     assert config["max_draft_len"] > 0
     return config
@@ -68,9 +60,9 @@ def length_at(config: dict[str, Any], batch: int, *, bounds: str) -> int:
 def test_each_release_reads_the_planned_lengths(plan: Plan, bounds: Any) -> None:
     if not any(each.choice.tree for each in plan.entries):
         with pytest.raises(EngineError, match="not to speculate"):
-            ENGINES["tensorrt-llm"].export(plan, **EAGLE, schedule_bounds=bounds)
+            exported("tensorrt-llm", plan, **EAGLE, schedule_bounds=bounds)
         return
-    result = ENGINES["tensorrt-llm"].export(plan, **EAGLE, schedule_bounds=bounds)
+    result = exported("tensorrt-llm", plan, **EAGLE, schedule_bounds=bounds)
     config = read(result.text)
     largest = max(each.batch for each in plan.entries)
     beyond = 20 if bounds == "lower" else 0  # newer releases draft nothing beyond the last key, which the notes say
@@ -82,8 +74,8 @@ def test_each_release_reads_the_planned_lengths(plan: Plan, bounds: Any) -> None
 
 
 def test_the_same_schedule_would_mean_another_in_the_other_release() -> None:
-    lower = read(ENGINES["tensorrt-llm"].export(GOLDEN, **EAGLE, schedule_bounds="lower").text)
-    upper = read(ENGINES["tensorrt-llm"].export(GOLDEN, **EAGLE, schedule_bounds="upper").text)
+    lower = read(exported("tensorrt-llm", **EAGLE, schedule_bounds="lower").text)
+    upper = read(exported("tensorrt-llm", **EAGLE, schedule_bounds="upper").text)
     assert lower["draft_len_schedule"] == {1: 5, 8: 3, 32: 1, 64: 0}
     assert upper["draft_len_schedule"] == {7: 5, 31: 3, 63: 1}
     assert length_at(lower, 4, bounds="lower") == 5
@@ -94,11 +86,11 @@ def test_the_same_schedule_would_mean_another_in_the_other_release() -> None:
 
 def test_several_lengths_need_the_meaning_of_the_keys() -> None:
     with pytest.raises(UsageError, match=r"several lengths.*--schedule-bounds lower .*upper"):
-        ENGINES["tensorrt-llm"].export(GOLDEN, **EAGLE)
-    one = ENGINES["tensorrt-llm"].export(GOLDEN, **EAGLE, batch=8)
+        exported("tensorrt-llm", **EAGLE)
+    one = exported("tensorrt-llm", **EAGLE, batch=8)
     assert read(one.text) == {"decoding_type": "Eagle3", "speculative_model": "someone/eagle3", "max_draft_len": 3}
     alike = plan_of(entry(1, Tree.chain(2)), entry(8, Tree.chain(2)))
-    assert read(ENGINES["tensorrt-llm"].export(alike, **EAGLE).text)["max_draft_len"] == 2
+    assert read(exported("tensorrt-llm", alike, **EAGLE).text)["max_draft_len"] == 2
 
 
 @pytest.mark.parametrize("bounds", ["lower", "upper"])
@@ -107,41 +99,23 @@ def test_a_schedule_begins_with_its_longest_length(bounds: Any) -> None:
     with pytest.raises(
         EngineError, match=r"longest length.*2 from batch 1, 4 from batch 8; nearest: one batch size of 1"
     ):
-        ENGINES["tensorrt-llm"].export(rising, **EAGLE, schedule_bounds=bounds)
+        exported("tensorrt-llm", rising, **EAGLE, schedule_bounds=bounds)
     late = plan_of(entry(1, None), entry(8, Tree.chain(4)))
     with pytest.raises(EngineError, match="0 from batch 1"):
-        ENGINES["tensorrt-llm"].export(late, **EAGLE, schedule_bounds=bounds)
+        exported("tensorrt-llm", late, **EAGLE, schedule_bounds=bounds)
 
 
-def test_methods() -> None:
-    lookup = read(ENGINES["tensorrt-llm"].export(GOLDEN, method="NGram", batch=1).text)
+def test_methods_and_names() -> None:
+    lookup = read(exported("tensorrt-llm", method="NGram", batch=1).text)
     assert lookup == {"decoding_type": "NGram", "max_draft_len": 5, "max_matching_ngram_size": 3}
-    assert "speculative_model" not in read(ENGINES["tensorrt-llm"].export(GOLDEN, method="MTP", batch=1).text)
-    assert (
-        read(ENGINES["tensorrt-llm"].export(GOLDEN, method="Draft_Target", batch=1).text)["speculative_model"]
-        == "DRAFTER"
-    )
+    assert "speculative_model" not in read(exported("tensorrt-llm", method="MTP", batch=1).text)
+    assert read(exported("tensorrt-llm", method="Draft_Target", batch=1).text)["speculative_model"] == "DRAFTER"
     by_kind = plan_of(entry(1, Tree.chain(2)), drafter={"kind": "language-model"})
-    assert read(ENGINES["tensorrt-llm"].export(by_kind).text)["decoding_type"] == "Draft_Target"
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"method": "NGram", "model": "m", "batch": 1}, UsageError, "takes no model"),
-        (
-            {"method": "NGram", "schedule_bounds": "upper"},
-            EngineError,
-            "cannot change the length of NGram by batch size",
-        ),
-    ],
-)
-def test_tensorrt_llm_refuses(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        ENGINES["tensorrt-llm"].export(GOLDEN, **options)
-
-
-def test_names_survive_the_yaml() -> None:
+    assert read(exported("tensorrt-llm", by_kind).text)["decoding_type"] == "Draft_Target"
+    with pytest.raises(UsageError, match="takes no model"):
+        exported("tensorrt-llm", method="NGram", model="m", batch=1)
+    with pytest.raises(EngineError, match="cannot change the length of NGram by batch size"):
+        exported("tensorrt-llm", method="NGram", schedule_bounds="upper")
     for model in ("org/model-1", 'a "quoted": name', "null", "1e3", "- x", "#c"):
-        result = ENGINES["tensorrt-llm"].export(GOLDEN, method="Eagle3", model=model, batch=1)
+        result = exported("tensorrt-llm", method="Eagle3", model=model, batch=1)
         assert read(result.text)["speculative_model"] == model

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from treeopt.engines import ENGINES, GONE, gone
+from treeopt.engines import ENGINES, GONE, replacement
 
 
 class Model(click.Path):
@@ -69,7 +69,7 @@ class EngineName(click.Choice):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the name."""
         if value not in ENGINES and value in GONE:  # looks into other packages, too
-            self.fail(gone(value), param, ctx)
+            self.fail(replacement(value), param, ctx)
         return super().convert(value, param, ctx)
 
 

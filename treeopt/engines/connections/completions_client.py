@@ -68,30 +68,19 @@ class UnknownFieldError(EngineError):
 class CompletionsClient:
     """A connection to one server."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        key: str | None = None,
-        timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
-        transport: httpx2.BaseTransport | None = None,
-    ) -> None:
+    def __init__(self, url: str, *, key: str | None = None, timeout_s: float) -> None:
         """Prepare a client; nothing is sent yet.
 
         Args:
             url: such as http://127.0.0.1:8000 or .../v1.
             key: sent as a bearer token.
             timeout_s: longest wait for the next piece of an answer.
-            clock: time of chunks.
-            transport: in place of the network, for tests.
 
         Raises:
             EngineError: not an http address.
         """
         self.url = url.rstrip("/").removesuffix("/v1")
         self.timeout_s = timeout_s
-        self._clock = clock
         self._model: str | None = None
         self._reading: set[socket.socket] = set()
         self._reported: Mapping[str, Any] = REPORTED
@@ -100,7 +89,7 @@ class CompletionsClient:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         try:
             self._client = httpx2.Client(
-                base_url=self.url, headers=headers, timeout=timeout, limits=limits, transport=transport, trust_env=False
+                base_url=self.url, headers=headers, timeout=timeout, limits=limits, trust_env=False
             )
             self._client.build_request("GET", "/v1/models")
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
@@ -179,7 +168,7 @@ class CompletionsClient:
             try:
                 with self._client.stream("POST", path, json=dict(body)) as response:
                     if response.is_success:
-                        with self._listed(response):
+                        with self._cancellable(response):
                             yield from self._records(response)
                         return
                     status, words = response.status_code, _words(response)
@@ -213,7 +202,7 @@ class CompletionsClient:
             ) from error
 
     @contextmanager
-    def _listed(self, response: httpx2.Response) -> Iterator[None]:
+    def _cancellable(self, response: httpx2.Response) -> Iterator[None]:
         """Let `cancel` end the connection of an answer while it is read."""
         stream = response.extensions.get("network_stream")
         connection = None if stream is None else stream.get_extra_info("socket")
@@ -230,7 +219,7 @@ class CompletionsClient:
             response.read()
             raise EngineError(f"{self.url}: the server does not stream its answer; step times and lengths need that")
         for event in httpx2.EventSource(response):
-            at_s = self._clock()
+            at_s = time.monotonic()
             if event.data.strip() == "[DONE]":
                 return
             try:

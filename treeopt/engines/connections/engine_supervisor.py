@@ -58,11 +58,11 @@ def _wait_for_end(closed: threading.Event) -> None:
 def _end_all(mark: str) -> None:
     """Terminate every process that carries the mark; kill those that are left after the grace period."""
     deadline_s = time.monotonic() + GRACE_S
-    for number in _marked(mark):
+    for number in _processes(mark):
         _send(number, signal.SIGTERM)
-    while _marked(mark):
+    while _processes(mark):
         if time.monotonic() > deadline_s:
-            for number in _marked(mark):
+            for number in _processes(mark):
                 _send(number, signal.SIGKILL)
         time.sleep(POLL_S)
 
@@ -72,7 +72,7 @@ def _send(number: int, order: signal.Signals) -> None:
         os.kill(number, order)
 
 
-def _marked(mark: str) -> list[int]:
+def _processes(mark: str) -> list[int]:
     """Return the numbers of the running processes whose environment holds the mark."""
     entry = f"{MARK}={mark}".encode()
     found = []

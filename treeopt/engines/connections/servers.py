@@ -1,5 +1,6 @@
 """Servers of an engine: their processes, a pool of them by draft length, and the part that their drivers share."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -12,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from treeopt.engines.connections import engine_supervisor
@@ -58,13 +58,6 @@ class ServerProcess:
                 start_new_session=True,
             )
 
-    def log(self) -> str:
-        """Return everything that the server printed so far."""
-        try:
-            return self._log.read_text("utf-8", errors="replace")
-        except OSError:
-            return self._tail
-
     def wait_until(self, ready: Callable[[], bool], *, timeout_s: float) -> None:
         """Wait until `ready` returns True.
 
@@ -98,7 +91,8 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Stop the server and all that it started, and remove its files."""
-        self._tail = self.log()
+        with contextlib.suppress(OSError):  # removed: it was stopped before
+            self._tail = self._log.read_text("utf-8", errors="replace")
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
         try:
@@ -241,9 +235,7 @@ class LaunchedServers(ABC):
         """See `Driver`."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop all servers."""
         self._servers.close()
 

@@ -13,7 +13,6 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import IO, Any, Self
 
 from treeopt.errors import EngineError
@@ -89,7 +88,7 @@ class WorkerProcess:
             raise EngineError(f"{self.name} has not answered for {timeout_s:g} s") from None
         if line is None:
             self._lines.put(None)  # for the next call
-            raise self._ended()
+            raise self._end_error()
         try:
             message = json.loads(line)
         except json.JSONDecodeError:
@@ -117,9 +116,7 @@ class WorkerProcess:
         """Return the running child."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop it."""
         self.close()
 
@@ -127,7 +124,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def _ended(self) -> EngineError:
+    def _end_error(self) -> EngineError:
         """Return the error of a child that closed its pipes: how it ended, and the last line that it wrote."""
         try:
             code = self._process.wait(self._grace_s)

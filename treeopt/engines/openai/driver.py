@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from treeopt.engines.connections.completions_client import CompletionsClient, in_flight, steps_of
@@ -48,9 +47,7 @@ class OpenAI:
         """See `Driver`."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the connections; the servers run on."""
         for client in self._clients.values():
             client.close()

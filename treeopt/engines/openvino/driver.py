@@ -19,7 +19,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from treeopt.constraints import pool
@@ -108,9 +107,7 @@ class OpenVino:
             raise
         self._versions = {name: str(hello[name]) for name in ("openvino_genai", "openvino") if name in hello}
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the worker."""
         self._entered = False
         self._stop()
@@ -164,7 +161,7 @@ class OpenVino:
     def _steps(self, order: dict[str, Any], requests: Sequence[EngineRequest]) -> Iterator[EngineStep]:
         if self._decoding:
             raise EngineError(f"{NAME} decodes one set of requests at a time; close the open iterator first")
-        worker = self._running()
+        worker = self._live_worker()
         self._load(worker, order["pipeline"])
         if "tree_depth" in order["settings"] and not self._eagle3:
             raise EngineError(f"{NAME} drafts trees with an EAGLE-3 drafter only, and {self._draft_model} is none")
@@ -222,14 +219,14 @@ class OpenVino:
     def _cancel(self) -> None:
         """Cancel what the worker decodes; an iterator closed early must not fail."""
         try:
-            worker = self._running()
+            worker = self._live_worker()
             worker.send({"op": "cancel"})
             while self._answer(worker)["event"] == "step":
                 pass
         except EngineError:
             self._stop()
 
-    def _running(self) -> WorkerProcess:
+    def _live_worker(self) -> WorkerProcess:
         if self._worker is None:
             if not self._entered:
                 raise EngineError(f"the {NAME} worker does not run; start it with `with`")

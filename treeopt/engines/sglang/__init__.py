@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from treeopt.constraints import ChainOnly
 from treeopt.engines.dynamic_trees import DynamicTrees, Triple
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
-from treeopt.engines.export import DRAFTER, Export, Fit, listed, origin, tiers
+from treeopt.engines.export import DRAFTER, Export, Fit, batch_sizes, origin, tiers
 from treeopt.errors import EngineError
 
 TITLE = "SGLang 0.5.23"
@@ -62,8 +62,8 @@ def write(job: ExportJob) -> Export:
     if job.replay is not None:
         if len(steps) > 1:
             reason = f"{TITLE} imposes one acceptance on all batch sizes ({SIMULATED}), but the chains differ"
-            raise EngineError(f"{reason}; nearest: one batch size of {listed([at for at in fits if at.tree])}")
-        environment = simulated(1 + sum(job.imposed_rates(longest)))
+            raise EngineError(f"{reason}; nearest: one batch size of {batch_sizes([at for at in fits if at.tree])}")
+        environment = acceptance_variables(1 + sum(job.imposed_rates(longest)))
         job.notes.append(ONE_LENGTH)
     if len(steps) == 1:
         chain = flags(Triple(longest, 1, longest))
@@ -72,7 +72,7 @@ def write(job: ExportJob) -> Export:
     if job.method and job.method not in ADAPTIVE:
         raise EngineError(
             f"{TITLE} cannot change the steps of {job.method} by batch size "
-            f"({ROUTER}); nearest: one batch size of {listed(fits)}"
+            f"({ROUTER}); nearest: one batch size of {batch_sizes(fits)}"
         )
     adaptive = (
         f"--speculative-num-steps {longest} --speculative-eagle-topk 1 --speculative-adaptive "
@@ -93,10 +93,10 @@ def flags(triple: Triple) -> str:
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in TREES.settings(triple).items())
 
 
-def simulated(tokens: float) -> str:
+def acceptance_variables(tokens: float) -> str:
     """Return variables that make steps commit this many tokens on average, the bonus counted.
 
-    >>> simulated(2.5).split()[:2]
+    >>> acceptance_variables(2.5).split()[:2]
     ['SGLANG_SIMULATE_ACC_LEN=2.500', 'SGLANG_SIMULATE_ACC_METHOD=match-expected']
     """
     settings = {"LEN": f"{tokens:.3f}", "METHOD": "match-expected", "TOKEN_MODE": "real-draft-token"}

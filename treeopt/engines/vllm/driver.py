@@ -63,9 +63,9 @@ class VLLM(LaunchedServers):
         self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
     ) -> Generator[EngineStep, None, None]:
         client, chunks = server.client, list[Chunk]()
-        kept = _appending(client.stream(request, model=client.model()), chunks)
+        kept = _chunks_into(client.stream(request, model=client.model()), chunks)
         steps = list(steps_of(kept, number, draft=MERGED * (draft + 1), began_s=began_s, where=client.url))
-        yield from counted(steps, _statistics(chunks) if draft else ([], []), where=client.url)
+        yield from counted_steps(steps, _statistics(chunks) if draft else ([], []), where=client.url)
 
 
 def _speculation(settings: DriverSettings) -> dict[str, Any] | None:
@@ -97,7 +97,7 @@ def _config(method: str | None) -> dict[str, Any] | None:
     return dict(config)
 
 
-def _appending(chunks: Generator[Chunk, None, None], held: list[Chunk]) -> Generator[Chunk, None, None]:
+def _chunks_into(chunks: Generator[Chunk, None, None], held: list[Chunk]) -> Generator[Chunk, None, None]:
     """Yield the chunks, and append each to `held`."""
     with closing(chunks):
         for chunk in chunks:
@@ -117,7 +117,7 @@ def _statistics(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]] | None:
     return None
 
 
-def counted(
+def counted_steps(
     chunks: Sequence[EngineStep], statistics: tuple[list[int], list[int]] | None, *, where: str
 ) -> Iterator[EngineStep]:
     """Yield the steps of an answer: its chunks, cut where the server's own counts say that a step ended.
