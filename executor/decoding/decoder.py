@@ -323,7 +323,7 @@ class Decoder:
 
     def memory(self, prompts: Sequence[Tokens], *, new_tokens: NewTokens) -> str:
         """Return a sentence with the memory of the caches of such a run; raise as `steps` does."""
-        _, capacity = self._checked(prompts, new_tokens)
+        _, capacity = self._checked_lengths(prompts, new_tokens)
         target = self.target.cache_bytes(self.batch, capacity)
         drafter = self._cache_bytes(capacity) - target
         return (
@@ -338,7 +338,7 @@ class Decoder:
 
     def _begin(self, prompts: Sequence[Tokens], new_tokens: NewTokens) -> Rows:
         """Allocate the caches of a run; all rows are idle."""
-        length, capacity = self._checked(prompts, new_tokens)
+        length, capacity = self._checked_lengths(prompts, new_tokens)
         if self.target.cache is None:  # later runs use memory again; each cache is then checked alone
             needed, free = self._cache_bytes(capacity), free_bytes(self.target.device)
             if free is not None and needed > free:
@@ -351,7 +351,7 @@ class Decoder:
         self._graphs = Graphs(rows) if self.graphs else None
         return rows
 
-    def _checked(self, prompts: Sequence[Tokens], new_tokens: NewTokens) -> tuple[int, int]:
+    def _checked_lengths(self, prompts: Sequence[Tokens], new_tokens: NewTokens) -> tuple[int, int]:
         """Return the positions that a sequence may reach, and the entries of its cache; raise as `steps` does."""
         limits = limit_each(new_tokens, len(prompts))
         for number, prompt in enumerate(prompts):

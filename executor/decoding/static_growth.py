@@ -97,10 +97,10 @@ class StaticGrowth:
         needed = torch.cat(scores_by_level, 1) if rule.needs_scores and scores_by_level else None
         if drafter is None or not drafter.abstains:
             return Draft(tokens, self.topology, self.fed, needed)
-        topology = self._proposed(torch.cat(proposed, 1).index_select(1, self.place), idle)
+        topology = self._proposed_trees(torch.cat(proposed, 1).index_select(1, self.place), idle)
         return Draft(tokens[:, : topology.count], topology, self.fed[:, : topology.count], needed)
 
-    def _proposed(self, proposed: Tensor, idle: Tensor | None) -> Topology:
+    def _proposed_trees(self, proposed: Tensor, idle: Tensor | None) -> Topology:
         """Return the trees of the nodes that were proposed, bool (batch, count), and whose ancestors were."""
         whole, count = self.topology, self.count
         present = proposed[:, whole.path[0]].all(-1)

@@ -70,7 +70,7 @@ class LoopBlocks:
         """
         assert runner.drafter is not None, "a profile is of a drafter, too"
         self.runner, self._prompts = runner, prompts
-        self.settings = _checked(runner, runner.drafter, prompts, settings)
+        self.settings = _with_depth(runner, runner.drafter, prompts, settings)
         self._begun: dict[tuple[int, int], Prompts] = {}  # the last batch size and round, with its prompts
         self._stack = ExitStack()
 
@@ -94,10 +94,10 @@ class LoopBlocks:
             max_nodes=settings.max_nodes,
             max_depth=settings.max_depth,
             policies=settings.policies,
-            verified=self._verified,
+            verified=self._verified_tokens,
         )
 
-    def _verified(self, tree: Tree) -> bool:
+    def _verified_tokens(self, tree: Tree) -> bool:
         try:
             self.runner.rule.check(tree)
         except ExecutorError:
@@ -277,7 +277,7 @@ class LoopBlocks:
         return cells, round(longest)
 
 
-def _checked(runner: LoopRunner, drafter: Drafter, prompts: Sequence[Tokens], settings: Measuring) -> Measuring:
+def _with_depth(runner: LoopRunner, drafter: Drafter, prompts: Sequence[Tokens], settings: Measuring) -> Measuring:
     """Return the settings with the depth filled in."""
     if settings.max_depth is not None and not 1 <= settings.max_depth <= drafter.max_depth:
         raise UsageError(f"max-depth must be in 1..{drafter.max_depth} (the drafter's), got {settings.max_depth}")

@@ -127,7 +127,7 @@ class Measurement:
         """The schedule: all configurations, or those that fit the budget after a first look at each place."""
         ranked = self._timing.ranked
         every = tuple(configuration for _, configuration in ranked)
-        planned = self._planned(len(ranked), sum(importance == REQUIRED for importance, _ in ranked))
+        planned = self._stored_schedule(len(ranked), sum(importance == REQUIRED for importance, _ in ranked))
         if planned is None:
             _ = self.prefill  # first: what it takes is missing from the budget of the configurations
             fit = self._fit_budget(ranked)
@@ -136,7 +136,7 @@ class Measurement:
         self._looked_s = planned.took_s
         return Schedule(every[: planned.configurations], planned.rounds, every[planned.configurations :])
 
-    def _planned(self, count: int, required: int) -> "Planned | None":
+    def _stored_schedule(self, count: int, required: int) -> "Planned | None":
         """Return the schedule that was decided on before an interruption, if one was."""
         planned = next(iter(self._work.pieces("planned", Planned)), None)
         rounds = self.settings.rounds or 0

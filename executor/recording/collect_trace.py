@@ -170,7 +170,7 @@ class _Shard:
         """Record the drafter along the texts."""
         recording, arrays = self.recording, self._arrays(written)
         lengths, domains = [len(text) for text in written], sorted({prompt.domain for prompt in self.prompts})
-        grams, repeats = repeated(written)
+        grams, repeats = repeated_ngrams(written)
         return Trace(
             request=np.repeat(np.arange(len(self.tokens), dtype=np.int32), lengths),
             position=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
@@ -201,16 +201,16 @@ class _Shard:
                 tree = recording.writing_tree
                 accepted += accepted_nodes(target, drafter, tokens, written[part], rule=rule, tree=tree)
             self.progress(len(tokens))
-        arrays: dict[str, Any] = _concatenated(forced)
+        arrays: dict[str, Any] = _concatenate(forced)
         if policy is not None:
-            trees = _concatenated(drafted)
+            trees = _concatenate(drafted)
             arrays["candidates"] = Candidates(np.append(0, trees.pop("sizes").cumsum()), **trees)
         if accepted:
             arrays["tree_kept"] = np.concatenate(accepted)
         return arrays
 
 
-def _concatenated(pieces: Sequence[Arrays]) -> Arrays:
+def _concatenate(pieces: Sequence[Arrays]) -> Arrays:
     """Return the arrays of all pieces, one after the other, by name."""
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
@@ -221,11 +221,11 @@ def repeated_share(texts: Sequence[Sequence[int]], length: int = NGRAM) -> float
     >>> repeated_share([[1, 2, 1, 2, 1, 2]], length=2)
     0.6
     """
-    grams, repeats = repeated(texts, length)
+    grams, repeats = repeated_ngrams(texts, length)
     return repeats / grams if grams else 0.0
 
 
-def repeated(texts: Sequence[Sequence[int]], length: int = NGRAM) -> tuple[int, int]:
+def repeated_ngrams(texts: Sequence[Sequence[int]], length: int = NGRAM) -> tuple[int, int]:
     """Return the number of n-grams in the texts, and how many of them stood earlier in the same text."""
     grams = repeats = 0
     for text in texts:

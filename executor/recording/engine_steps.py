@@ -101,7 +101,7 @@ def record_requests(
         some = [requests[number] for number in left]
         decoded = runner.driver.decode(some, draft=draft, concurrency=runner.concurrency)
         with closing(decoded) as steps:  # type: ignore[type-var]  # a generator, in every driver
-            for record in _ended(steps):
+            for record in _ended_requests(steps):
                 record = replace(record, request=left[record.request])
                 done[record.request] = record
                 work.put(name, {field: value for field, value in asdict(record).items() if value is not None})
@@ -114,7 +114,7 @@ def record_requests(
     return [done[number] for number in range(len(requests))]
 
 
-def _ended(steps: Iterable[EngineStep]) -> Iterable[RequestRecord]:
+def _ended_requests(steps: Iterable[EngineStep]) -> Iterable[RequestRecord]:
     """Yield the record of each request as it ends."""
     open_requests: dict[int, list[EngineStep]] = {}
     for step in steps:

@@ -133,13 +133,13 @@ def in_rounds(
         if turn == width - 1:
             break
         rejected = (q - p).clamp(min=0)
-        p = _normed((p - q).clamp(min=0))
+        p = _normalise((p - q).clamp(min=0))
         if generator is not None:
             uniforms = torch.rand((*p.shape[:-1], 1), dtype=torch.float64, device=p.device, generator=generator)
-            q = _normed(q.scatter(-1, pick(rejected, uniforms), 0))
+            q = _normalise(q.scatter(-1, pick(rejected, uniforms), 0))
     return torch.cat(shares, -1)
 
 
-def _normed(weights: Tensor) -> Tensor:
+def _normalise(weights: Tensor) -> Tensor:
     """Return the weights over their sum; 0 where they are all 0."""
     return weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)

@@ -144,7 +144,7 @@ def compare(
     return [
         comparison
         for entry in plan.entries
-        for comparison in _compared(
+        for comparison in _compare_entry(
             entry,
             {
                 shape: [visits.runs[v] for group in groups for v in group if v[:2] == (entry.batch, place)]
@@ -272,7 +272,7 @@ def runs_in(plan: Plan, runner: Runner, requests: Requests, *, blocks: int) -> i
     )
 
 
-def _compared(
+def _compare_entry(
     entry: PlanEntry,
     runs: Mapping[Shape, Sequence[Run]],
     predicted: Callable[[Choice], Figures],
@@ -293,7 +293,7 @@ def _compared(
             choice.name,
             static,
             predicted(choice),
-            _measured(runs[shape], plain, np.median if static else np.mean),
+            _measured_figures(runs[shape], plain, np.median if static else np.mean),
             end_to_end=_rate(runs[shape]) / _rate(plain),
             forms=ClosedForms() if key is None else forms.get(key, ClosedForms()),
             plain_s=plain_s,
@@ -324,7 +324,7 @@ def _tau(runs: Sequence[Run]) -> Estimate:
     return ratio(committed_of, steps_of)
 
 
-def _measured(runs: Sequence[Run], plain: Sequence[Run], middle: Callable[[Any], Any]) -> Figures:
+def _measured_figures(runs: Sequence[Run], plain: Sequence[Run], middle: Callable[[Any], Any]) -> Figures:
     """Return tau, step time and speedup.
 
     Step times are compared run by run, since those of a group follow one another on a machine that drifts.

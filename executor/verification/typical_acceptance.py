@@ -49,7 +49,7 @@ class Typical:
     def accept(self, logits: Tensor, draft: Draft) -> Accepted:
         """Accept the longest path of typical tokens."""
         topology = draft.topology.expand(len(logits))
-        missed, weight = self._judged(logits, draft, topology)
+        missed, weight = self._atypical_entries(logits, draft, topology)
         count, path = deepest(topology, missed, weight)
         return Accepted.of(draft, count, path, best_of(rows(logits, path[:, -1:])))
 
@@ -59,10 +59,10 @@ class Typical:
         The root is always marked.
         """
         topology = draft.topology.expand(len(logits))
-        missed, _ = self._judged(logits, draft, topology)
+        missed, _ = self._atypical_entries(logits, draft, topology)
         return ~cut_off(topology, missed)
 
-    def _judged(self, logits: Tensor, draft: Draft, topology: Topology) -> tuple[Tensor, Tensor]:
+    def _atypical_entries(self, logits: Tensor, draft: Draft, topology: Topology) -> tuple[Tensor, Tensor]:
         """Return the entries that are not typical, bool (batch, count), and log p of the drafted ones.
 
         The root is always typical.

@@ -90,7 +90,7 @@ class Drafted:
         return (self.level > 0) & (self.level <= level)
 
 
-def drafted(trace: Trace, drafting: Drafting) -> Iterator[tuple[NDArray[np.int64], Drafted]]:
+def drafted_candidates(trace: Trace, drafting: Drafting) -> Iterator[tuple[NDArray[np.int64], Drafted]]:
     """Yield anchors, int64 (n,), with their drafted candidates, chunk by chunk; anchors without any are left out.
 
     Raises:

@@ -96,9 +96,9 @@ class DynamicTree:
         present = ~np.isnan(log) & (log >= self.least)
         if self.budget is not None:
             present &= among_best(log, self.budget)
-        return Chosen(levels, present.sum(-1), self._known(lists, levels, log))
+        return Chosen(levels, present.sum(-1), self._recorded(lists, levels, log))
 
-    def _known(self, lists: Shortlists, levels: NDArray[np.int64], log: NDArray[np.float32]) -> NDArray[np.bool_]:
+    def _recorded(self, lists: Shortlists, levels: NDArray[np.int64], log: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Return True where no unrecorded candidate could be verified or call for another level."""
         if self.calibration is not None:
             return np.asarray(np.take_along_axis(lists.doubt, levels[..., None] - 1, -1)[..., 0] == -np.inf)

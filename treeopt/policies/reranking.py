@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.policies.beam import Drafted, Drafting, drafted
+from treeopt.policies.beam import Drafted, Drafting, drafted_candidates
 from treeopt.statistics.isotonic_regression import Curve, isotonic
 from treeopt.traces.trace import Trace
 
@@ -81,7 +81,7 @@ def shortlists(trace: Trace, drafting: Drafting, *, nodes: int, calibration: Cal
     depth = drafting.depth
     lists = Shortlists.blank(trace.anchors, depth=depth, nodes=nodes)
     lists.doubt[:] = 0  # anchors without candidates: nothing is known
-    for part, trees in drafted(trace, drafting):
+    for part, trees in drafted_candidates(trace, drafting):
         log = trees.value if calibration is None else _calibrated_log(trees, calibration)
         rows = np.arange(len(part))[:, None]
         for level in range(1, depth + 1):
@@ -112,7 +112,7 @@ def calibrate(trace: Trace, drafting: Drafting) -> Calibration:
         TraceError: the trace holds no candidates.
     """
     sums = np.zeros((3, drafting.depth, drafting.width, BINS))  # candidates, their probabilities, true candidates
-    for part, trees in drafted(trace, drafting):
+    for part, trees in drafted_candidates(trace, drafting):
         row = np.arange(len(part))[:, None]
         below = np.where(trees.parent >= 0, trees.hit[row, trees.parent], True)
         counted = (trees.level > 0) & below & (trace.left[part, None] >= trees.level)

@@ -4,7 +4,7 @@ import numpy as np
 
 from treeopt.errors import TraceError
 from treeopt.policies import Policy
-from treeopt.policies.beam import Drafted, drafted
+from treeopt.policies.beam import Drafted, drafted_candidates
 from treeopt.policies.reranking import ranked_places, shortlists
 from treeopt.replay.dynamic_tree import choose_alone
 from treeopt.traces.trace import Trace
@@ -24,7 +24,7 @@ def first_tree(policy: Policy, trace: Trace) -> tuple[Tree, int]:
         policy, shortlists(first, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)
     )
     found: list[tuple[int, Tree]] = []
-    for anchors, trees in drafted(first, policy.drafting):
+    for anchors, trees in drafted_candidates(first, policy.drafting):
         for row in np.flatnonzero(chosen.known[anchors])[:1].tolist():
             anchor = int(anchors[row])
             level = int(chosen.levels[anchor])

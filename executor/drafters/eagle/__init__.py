@@ -1,6 +1,7 @@
 """EAGLE, EAGLE-2, HASS and CORAL: one decoder layer over pairs of embedding and feature.
 
-* `drafter`: the network, and CORAL's LM-head router.
+* `drafter`: the network.
+* `lm_head_router`: CORAL's router over the LM head.
 * `checkpoint`: files of the reference, vLLM and speculators.
 
 Sizes are what configurations of EAGLE and EAGLE-3 drafters state: layers, windows, features, vocabulary. A drafter's

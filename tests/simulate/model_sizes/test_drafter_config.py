@@ -14,7 +14,8 @@ from executor.drafters.eagle import names_drafter
 from simulate.model_sizes.drafter_kinds import drafter_shape
 from simulate.model_sizes.model_shape import Shape
 from simulate.roofline.data_sheets import find_hardware
-from simulate.roofline.roofline_model import Overheads, Roofline
+from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.roofline_model import Roofline
 from tests.helpers.command_line import refused, run, small_trace
 from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
 from treeopt.errors import CostError

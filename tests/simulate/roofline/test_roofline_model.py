@@ -21,7 +21,8 @@ from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware
 from simulate.roofline.device_memory import sequence_bytes, weights_bytes
 from simulate.roofline.forward_time import Kernels, tiled_rows
-from simulate.roofline.roofline_model import Overheads, Roofline
+from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.profile_transfer import transfer
 from tests.benchmarks.published_speedups import published_speedups
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B

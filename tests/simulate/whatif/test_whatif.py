@@ -16,7 +16,8 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.device_memory import weights_bytes
-from simulate.roofline.roofline_model import Overheads, Roofline
+from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.break_even_acceptance import break_even
 from simulate.whatif.profile_transfer import transfer
 from simulate.whatif.scenarios import Place, Scenario, explore, limits
@@ -391,6 +392,7 @@ def test_the_largest_figures_that_are_taken_are_computed_with(files):
         (("--like", "h200"), "--like has no effect: the constants of h100,l40s are known", 2),
         (("--context=8-1",), "is not a list of context lengths, whole numbers in 1..", 2),
         (("--memory", "80"), "--bandwidth", 2),
+        (("--max-tpot-ms", "20"), "--max-tpot-ms limits the cheapest configuration: give --price", 2),
         (("--for", "none"), "--for", 2),
     ],
 )

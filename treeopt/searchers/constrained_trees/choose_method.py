@@ -63,12 +63,12 @@ def fitting(
     """
     if nodes < 1 or depth < 1:
         raise UsageError(f"nodes and depth must be at least 1, got {nodes} and {depth}")
-    trees = within(frontier, offered(joined(rules), width), nodes=nodes, depth=depth)
+    trees = within(frontier, ranks_within(joined(rules), width), nodes=nodes, depth=depth)
     if len(trees.tokens):
         return trees
     sizes = f"of at most {nodes} nodes and depth {depth}"
     for last, rule in enumerate(rules):
-        limits = offered(joined(rules[: last + 1]), width)
+        limits = ranks_within(joined(rules[: last + 1]), width)
         if len(within(frontier, limits, nodes=nodes, depth=depth).tokens) == 0:
             before = " and ".join(f"`{other.name}`" for other in rules[:last])
             beside = f" beside {before}" if before else ""
@@ -76,7 +76,7 @@ def fitting(
     raise AssertionError("one node keeps all rules if there are none")
 
 
-def offered(limits: Limits, width: int | None) -> Limits:
+def ranks_within(limits: Limits, width: int | None) -> Limits:
     """Return the limits for a drafter that has `width` ranks; None for any number.
 
     Raises:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from treeopt.constraints import Constraint, broken, joined
 from treeopt.cost_model import CostParts
 from treeopt.errors import CostError, EngineError, UsageError
-from treeopt.searchers.constrained_trees.choose_method import Fitting, fitting, offered
+from treeopt.searchers.constrained_trees.choose_method import Fitting, fitting, ranks_within
 from treeopt.searchers.constrained_trees.cpsat_integer_programme import SCALE, Formulation, Point, formulate, tables
 from treeopt.searchers.constrained_trees.node_pool import Nodes
 from treeopt.searchers.static_trees.best_first import Frontier
@@ -106,7 +106,7 @@ def refine(
     """
     if candidates < 1 or workers < 1 or not work > 0:
         raise UsageError(f"candidates, workers and work must be positive, got {candidates}, {workers} and {work}")
-    limits = offered(joined(rules), width)
+    limits = ranks_within(joined(rules), width)
     no_tree: EngineError | None = None
     if known is None:
         try:
@@ -225,11 +225,11 @@ class _Pricer:
     def __call__(self, chosen: _Chosen) -> _Priced | None:
         """Return the faster of the candidates alone and filled up; None if neither keeps the rules at a known cost."""
         bare = self.nodes.tree(chosen.taken)
-        full = filled(bare, self.ranks, chosen.pads, chosen.opened) if sum(chosen.pads) else None
-        trees = [self._priced(tree) for tree in (bare, full) if tree is not None]
+        full = fill_ranks(bare, self.ranks, chosen.pads, chosen.opened) if sum(chosen.pads) else None
+        trees = [self._with_prices(tree) for tree in (bare, full) if tree is not None]
         return max((tree for tree in trees if tree), key=lambda tree: tree.rate, default=None)
 
-    def _priced(self, tree: Tree) -> _Priced | None:
+    def _with_prices(self, tree: Tree) -> _Priced | None:
         if tree.nodes == 0 or any(rule.check(tree) for rule in self.rules):
             return None
         seconds = self.parts.step_s(np.array([tree.nodes + 1]), np.array([tree.fed_widths]))[0]
@@ -237,7 +237,7 @@ class _Pricer:
         return _Priced(tree, tokens, float(seconds)) if np.isfinite(seconds) else None
 
 
-def filled(tree: Tree, ranks: int, pads: Sequence[int], opened: Sequence[int]) -> Tree | None:
+def fill_ranks(tree: Tree, ranks: int, pads: Sequence[int], opened: Sequence[int]) -> Tree | None:
     """Return the tree with nodes without value added at the lowest free ranks; None where they do not all fit.
 
     Args:
@@ -246,7 +246,7 @@ def filled(tree: Tree, ranks: int, pads: Sequence[int], opened: Sequence[int]) -
         pads: number of nodes to add at depth 1, 2, ...
         opened: at depth 0 (the root), 1, ..., number of nodes without children that get some.
 
-    >>> filled(Tree.chain(2), 8, [1, 2], [0, 1]).paths
+    >>> fill_ranks(Tree.chain(2), 8, [1, 2], [0, 1]).paths
     ((0,), (1,), (0, 0), (0, 1), (1, 0))
     """
     children: dict[Path, set[int]] = {(): set()}  # their ranks

@@ -308,10 +308,10 @@ def _grow(expand: Expand, *, nodes: int, depth: int, ranks: int) -> Frontier:
         offset = sum(len(v) for v in values)
         values.append(value[kept])
         ranked.append(rank[kept])
-    return _sorted(values, parents, ranked, limit=nodes)
+    return _sort_nodes(values, parents, ranked, limit=nodes)
 
 
-def _sorted(
+def _sort_nodes(
     values: list[NDArray[np.float64]], parents: list[NDArray[np.int64]], ranked: list[NDArray[np.int64]], *, limit: int
 ) -> Frontier:
     """Return the nodes of all levels, sorted by value."""

@@ -69,7 +69,7 @@ class Climb:
         self._left = effort * WORK * replayer.trace.anchors**0.5
         self._costs: dict[bytes, float] = {}
         self._expanded: set[bytes] = set()  # trees whose successors were tried
-        self.best, self.cost = self._averaged(), np.inf
+        self.best, self.cost = self._most_frequent(), np.inf
         self._replay(self.best[None])
         self._saved = Saved(replayer, prices, self._steps(self.best))
 
@@ -78,11 +78,11 @@ class Climb:
         if self.best.any():
             self._start()
             self._iterate(self.best)
-            self._iterate(self._grown())
+            self._iterate(self._grow())
             self._sweep()
             self._swap()
 
-    def _averaged(self) -> Chosen:
+    def _most_frequent(self) -> Chosen:
         """Return the most frequent nodes, with ties settled as in `best_first`."""
         times = np.where(self._barred, 0, self._replayer.times())
         frequent = np.argsort(-times, kind="stable")[: self._nodes]
@@ -98,7 +98,7 @@ class Climb:
             weights += [np.where(saved.row == row, 1.0, ASIDE) for row in range(len(self._prices))]
         self._replay(self._fill(np.array(weights) @ saved.frequencies()))
 
-    def _grown(self) -> Chosen:
+    def _grow(self) -> Chosen:
         """Return a tree that doubles from a few nodes, each time with those that save most under the tree before."""
         chosen, size = np.zeros_like(self.best), max(1, self._nodes // GROWTH)
         while self._left > 0:
