@@ -21,10 +21,6 @@ def exact_tau(alpha, gamma):
     return sum((Fraction(alpha) ** k for k in range(gamma + 1)), Fraction(0))
 
 
-def exact_speedup(alpha, gamma, cost_ratio):
-    return exact_tau(alpha, gamma) / (gamma * Fraction(cost_ratio) + 1)
-
-
 @pytest.mark.parametrize("row", published("leviathan_analytic"), ids=str)
 def test_leviathans_predictions(row):
     speed = walltime_speedup(alpha=row["alpha"], gamma=row["gamma"], cost_ratio=row["c"])

@@ -68,28 +68,13 @@ def test_the_option_comes_before_the_configuration_before_the_trace(tmp_path):
 
 def test_whatif_prices_short_names_and_recognises_drafters(tmp_path):
     save_trace(small_trace(meta={"verification": "greedy", "temperature": 0.0}), tmp_path / "t.npz")
-    words = (
-        "whatif",
-        "--trace",
-        tmp_path / "t.npz",
-        "--hardware",
-        "h100",
-        "--batch",
-        "1",
-        "--max-nodes",
-        "3",
-        "--json",
-    )
-    record = json.loads(done(*words, "--json", "--target", "8b", "--drafter", "1B").stdout)
-    assert record["meta"]["settings"]["kind"] == "language-model"
-    folder = shipped("models") / "stdlib-eagle3"
-    small = json.loads(
-        done(*words, "--json", "--target", shipped("models") / "stdlib-llama", "--drafter", folder).stdout
-    )
-    assert small["meta"]["settings"]["kind"] == "eagle3"
-    lookup = json.loads(done(*words, "--json", "--target", "8b", "--drafter", "prompt-lookup").stdout)
-    assert lookup["meta"]["settings"]["kind"] == "prompt-lookup"
-    plans = tmp_path / "profiles"
-    done(*words, "--target", "8b", "--drafter", "1b", "--profiles", plans)
-    assert json.loads((plans / "h100-sxm.json").read_text())["meta"]["target"]["name"] == "8b"
+    words = ["whatif", "--trace", tmp_path / "t.npz", "--hardware", "h100", "--batch", "1", "--max-nodes", "3"]
+    models = shipped("models")
+    for target, drafter, kind in (
+        ("8b", "1B", "language-model"),
+        (models / "stdlib-llama", models / "stdlib-eagle3", "eagle3"),
+        ("8b", "prompt-lookup", "prompt-lookup"),
+    ):
+        found = done(*words, "--json", "--target", target, "--drafter", drafter)
+        assert json.loads(found.stdout)["meta"]["settings"]["kind"] == kind
     refused(run(*words, "--kind", "medusa", "--target", "9b"), "9b: No such file", "or a shape (toy,")

@@ -1,6 +1,7 @@
 """Batch sizes between profiled ones: interpolated, with the error that leaving out measured ones shows."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -41,6 +42,7 @@ def errors(profile, batch, low, high):
     return np.abs(np.log(ratios[0] / ratios[1]))
 
 
+@cache
 def worst(device):
     """The largest error over all batch sizes left out, all pairs around them and all profiles of a device."""
     paths = [*shipped("profiles").glob("*.json"), *shipped("gpu").glob("*.profile.json")]

@@ -116,7 +116,6 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
             "there is no column batch, drafted, tokens_s, committed; it needs batch, drafted and step_ms, or tokens_s",
         ),
         ("batch,drafted,step_ms\n1,0,2\n1,2.5,3", "line 3: `drafted` must be an integer, found '2.5'"),
-        ("batch,drafted,step_ms\n1,0,2\n1,600,3", "line 3: `drafted` must be at most 512, found 600"),
         ("batch;drafted;step_ms\n1;0;2", "separated by commas, its header is batch;drafted;step_ms"),
         ("batch,drafted,step_ms\n1,0,1e-9", "line 2: a step of 1e-12 seconds is not possible"),
         ("batch,drafted,step_ms\n1,0,2\n1,2,3", "batch 1: there is no line with `drafted` 1"),
@@ -151,20 +150,16 @@ def test_sglangs_bench_speculative_lines_are_read(tmp_path):
     assert "left out: 2 lines with trees" in done(*words, "--output", tmp_path / "p.json", "--force").stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_bench_speculative_lines_that_are_not_so(tmp_path):
+    for text, message in (
         ("{", "line 1 is not JSON"),
         (bench_line(1, 0, 0, 0, 0), "line 1: `step_time` must be seconds above 0, found 0"),
-        (bench_line(1, 0, 0, 0, 10**400), "line 1: `step_time` must be seconds above 0, found 1000"),
         (bench_line("1", 0, 0, 0, 1), "line 1: `batch_size` must be a whole number, found '1': is it bench_spec"),
         (bench_line(1, 3, 4, 8, 1), "holds no chain .* only 1 trees"),
-    ],
-)
-def test_bench_speculative_lines_that_are_not_so(tmp_path, text, message):
-    (tmp_path / "o").write_text(text)
-    with pytest.raises(CostError, match=message):
-        read_times(tmp_path / "o", device=DEVICE, context=(64, 64))
+    ):
+        (tmp_path / "o").write_text(text)
+        with pytest.raises(CostError, match=message):
+            read_times(tmp_path / "o", device=DEVICE, context=(64, 64))
 
 
 def test_the_context_is_said_once(tmp_path):

@@ -130,12 +130,6 @@ def test_keys_and_values_go_round_as_far_as_their_heads():
         whole.shared(3)
 
 
-def test_the_stated_error_is_that_of_what_was_never_looked_at():
-    shape = StepShape.of(Tree.chain(3), batch=1)
-    assert roofline().error(shape) == 0.1
-    assert roofline(devices=2).error(shape) == 0.25
-
-
 def test_times_of_several_devices_are_carried_over_with_the_error_of_several():
     there = replace(PAIR, name="other", bandwidth=4e6)
     cost = roofline(device=PAIR, devices=2)
@@ -143,20 +137,10 @@ def test_times_of_several_devices_are_carried_over_with_the_error_of_several():
     times = BatchTimes(1, cost.plain_s(batch=1), ((1, 1.0),), ((1, rest[0]), (17, rest[1])))
     found = transfer(Profile((times,), (512, 512), 0.03), measured_on=cost, to=roofline(device=there, devices=2))
     assert found.relative_error == pytest.approx(np.hypot(0.03, 0.25))
-    assert found.meta["transfer"] | {"context": 0} == {
-        "from": "2 x toy",
-        "to": "2 x other",
-        "relative_error": 0.25,
-        "context": 0,
-    }
-
-
-def test_times_are_not_carried_over_to_another_number():
-    one, two = roofline(device=PAIR), roofline(device=PAIR, devices=2)
-    with pytest.raises(
-        CostError, match="times of toy cannot be carried over to 2 x toy: their exchange between devices differs"
-    ):
-        transfer(None, measured_on=one, to=two)
+    told = found.meta["transfer"]
+    assert (told["from"], told["to"], told["relative_error"]) == ("2 x toy", "2 x other", 0.25)
+    with pytest.raises(CostError, match="times of toy cannot be carried over to 2 x toy: their exchange between"):
+        transfer(None, measured_on=roofline(device=PAIR), to=cost)
 
 
 # Tokens of context in the mean and milliseconds between tokens of one request, Llama-3.3-70B in fp8 on 2 x H100, NIM

@@ -254,14 +254,8 @@ def test_switching_has_a_dead_band():
         way = switching.next_tree(way, running)
         seen.append(way)
     assert seen == [0, 0, 1, 1, 0, 0, 2, 2, 1, 1, 0]
-    for up, down, message in (
-        ((3,), (1,), "3 trees need a change between every two"),
-        ((3, 4), (3, 1), r"down\[0\] must be below up\[0\], got 3 and 3"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            Switching(switching.trees, up, down)
-    with pytest.raises(UsageError, match="switch_s must be 0 or more"):
-        Switching((None,), switch_s=-1.0)
+    with pytest.raises(UsageError, match=r"down\[0\] must be below up\[0\], got 3 and 3"):
+        Switching(switching.trees, (3, 4), (3, 1))
 
 
 def plan(trees_by_batch, switches=()):
@@ -379,9 +373,8 @@ def test_poisson_arrivals_have_their_rate():
     found = poisson(10_000, rate=4.0, rng=np.random.default_rng(0))
     assert found[-1] / 10_000 == pytest.approx(0.25, rel=0.05)
     assert (np.diff(found) > 0).all()
-    for requests, rate in ((0, 1.0), (1, 0.0), (1, math.inf)):
-        with pytest.raises(UsageError, match="arrivals need at least 1 request and a positive rate"):
-            poisson(requests, rate=rate, rng=np.random.default_rng(0))
+    with pytest.raises(UsageError, match="arrivals need at least 1 request and a positive rate"):
+        poisson(1, rate=math.inf, rng=np.random.default_rng(0))
 
 
 def test_requests_of_a_file(tmp_path):
@@ -402,21 +395,14 @@ def test_requests_of_a_file(tmp_path):
     assert read_requests(path).arrived_s.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_broken_files_are_refused(tmp_path):
+    path, good = tmp_path / "log.jsonl", '{"prompt_tokens": 3, "tokens": 2}'
+    for text, message in (
         ("", "holds no requests"),
         ('{"tokens": 3}', "line 1: `prompt_tokens` is missing"),
-        ('{"prompt_tokens": 3, "tokens": 2, "arrived_s": -1}', "line 1: `arrived_s` must not fall, nor be negative"),
-        (
-            '{"prompt_tokens": 3, "tokens": 2, "arrived_s": 1}\n{"prompt_tokens": 3, "tokens": 2}',
-            "`arrived_s` must be in all lines or in none, found 1 of 2",
-        ),
-    ],
-)
-def test_broken_files_are_refused(tmp_path, text, message):
-    path = tmp_path / "log.jsonl"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=message) as error:
-        read_requests(path)
-    assert str(path) in str(error.value)
+        (good[:-1] + ', "arrived_s": -1}', "line 1: `arrived_s` must not fall, nor be negative"),
+        (good[:-1] + ', "arrived_s": 1}\n' + good, "`arrived_s` must be in all lines or in none, found 1 of 2"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=f"{path}: .*{message}|{path} {message}"):
+            read_requests(path)

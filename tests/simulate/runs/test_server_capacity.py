@@ -40,7 +40,7 @@ def test_a_day_keeps_up_with_its_share_and_its_queue():
 
 
 def test_the_rate_is_the_highest_that_keeps_the_limits(files, tmp_path):  # noqa: F811
-    """Fewer rows carry less, tighter limits too; below the rate found the limits are kept, at twice it they are not."""
+    """Fewer rows carry less; below the rate found the limits are kept, at twice it they are not."""
     out = tmp_path / "c.json"
     asked = ["--tree", "2", "--batch", "4", *DAYS, "--capacity", "0.9", "--tpot-s", "0.03", "--ttft-s", "0.5"]
     shown = done(*words(files, *asked, "--json", "--output", out))
@@ -62,12 +62,8 @@ def test_the_rate_is_the_highest_that_keeps_the_limits(files, tmp_path):  # noqa
     ]
     kept = [each["configurations"][0]["figures"]["within"]["value"] for each in within]
     assert kept[0] > 0.9 > kept[1]
-    for fewer in (["--batch", "1"], ["--tpot-s", "0.011"]):
-        less = json.loads(done(*words(files, *asked, *fewer, "--json")).stdout)
-        assert less["configurations"][0]["requests_s"]["value"] < tree["requests_s"]["value"]
-    told = done(*words(files, *asked)).stdout
-    assert "requests/s carried" in told
-    assert "at which 0.9 of the requests are within TTFT 0.5 s and TPOT 0.03 s" in told
+    less = json.loads(done(*words(files, *asked, "--batch", "1", "--json")).stdout)
+    assert less["configurations"][0]["requests_s"]["value"] < tree["requests_s"]["value"]
     done("report", out, "--output", tmp_path / "page.html")
     assert "requests/s carried" in (tmp_path / "page.html").read_text("utf-8")
 
@@ -78,26 +74,15 @@ def test_a_plan_changes_its_trees_while_the_rate_is_looked_for(files):  # noqa: 
     assert plan["name"] == "plan"
     assert len(plan["trees"]) == len(plan["up"]) + 1 == 2
     assert plan["requests_s"]["value"] > plain["requests_s"]["value"]
-    again = json.loads(done(*words(files, *asked, "--seed", "0")).stdout)["configurations"][0]
-    assert again == plan
 
 
 def test_limits_that_no_rate_keeps_are_told(files):  # noqa: F811
-    asked = ["--tree", "2", "--batch", "2", *DAYS, "--capacity", "0.9", "--tpot-s", "1e-6", "--json"]
+    asked = ["--tree", "2", "--batch", "2", "--requests", "40", "--replications", "2"]
+    asked += ["--capacity", "0.9", "--tpot-s", "1e-6", "--json"]
     found = done(*words(files, *asked))
     assert "Warning: no rate keeps the limits with chain of 2." in found.output
     assert [way["requests_s"]["value"] for way in json.loads(found.stdout)["configurations"]] == [0, 0]
     assert [way["over"] for way in json.loads(found.stdout)["configurations"]] == [None, None]
-
-
-def test_lengths_of_a_file_will_do(files, tmp_path):  # noqa: F811
-    lines = [{"prompt_tokens": 8 + i, "tokens": 1 + i % 20} for i in range(40)]
-    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, lines)), "utf-8")
-    asked = ["--batch", "2", "--requests-file", tmp_path / "r.jsonl", "--capacity", "0.9", "--tpot-s", "0.1", "--json"]
-    short = json.loads(done(*words(files, *asked)).stdout)["configurations"][0]["requests_s"]["value"]
-    (tmp_path / "r.jsonl").write_text("\n".join(json.dumps(line | {"tokens": 20}) for line in lines), "utf-8")
-    long = json.loads(done(*words(files, *asked)).stdout)["configurations"][0]["requests_s"]["value"]
-    assert 0 < long < short
 
 
 def test_what_cannot_be_is_refused(files):  # noqa: F811
@@ -105,6 +90,5 @@ def test_what_cannot_be_is_refused(files):  # noqa: F811
     limited = [*server, "--tpot-s", "0.1"]
     refused(command(*limited, "--capacity", "0.9", "--arrivals", "3"), "--capacity finds the rate that", code=2)
     refused(command(*server, "--capacity", "0.9"), "--capacity needs limits: give --ttft-s, --tpot-s or both", code=2)
-    for wrong in ("0", "1.1", "nan"):
-        refused(command(*limited, "--capacity", wrong), "--capacity", code=2)
+    refused(command(*limited, "--capacity", "1.1"), "--capacity", code=2)
     refused(command(*server, "--tpot-s", "0.1"), "give --arrivals, --capacity or --requests-file", code=2)

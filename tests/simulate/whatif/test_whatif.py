@@ -390,6 +390,7 @@ def test_the_largest_figures_that_are_taken_are_computed_with(files):
         (("--like", "h200"), "--like has no effect: the constants of h100,l40s are known", 2),
         (("--context=8-1",), "is not a list of context lengths, whole numbers in 1..", 2),
         (("--memory", "80"), "--bandwidth", 2),
+        (("--max-tpot-ms", "20"), "--max-tpot-ms limits the cheapest configuration: give --price", 2),
         (("--for", "none"), "--for", 2),
     ],
 )

@@ -180,7 +180,7 @@ def test_prompts_that_cannot_be_the_same_are_not_taken_for_the_same(two):
     assert compare(pair, same_prompts=True, sizes=()).pairing == "caller"  # lengths of sampled texts may differ
 
 
-@pytest.mark.parametrize("odd", [5, [5], [{}], {"a": [1]}, "x"])
+@pytest.mark.parametrize("odd", [5, [{}], {"a": [1]}])
 def test_what_traces_say_of_themselves_may_be_anything(two, odd):
     keys = ("text_sha256", "prompts_sha256", "split", "merged", "target", "verification", "new_tokens")
     for key in keys:
@@ -290,17 +290,8 @@ def test_the_command_finds_each_trace_its_step_times(files, two):
 
 def test_the_command_prints_tables_warnings_and_conditions(files):
     out = done(*words(files, "--batch", "4", "--requests", "12")).stdout
-    for said in (
-        "chain of 4",
-        "best tree of 63",
-        "each drafter with its own best tree",
-        "tau over the",
-        "priced at",
-    ):
-        assert said in out
-    assert "On 6 requests" not in out
+    assert "each drafter with its own best tree" in out
     assert "Predictions: by replay on 6 requests held out, trees chosen on 6 others" in out
-    assert "paired by request: the target wrote the same texts" in out
     assert "Warning: trees are chosen on" in out or "Warning: in the requests used to choose trees" in out
 
 
@@ -329,6 +320,7 @@ REFUSED = (
     (["--requests", "41"], "has 40"),
     (["--shapes", "ladder:4"], "chain:N or best:N"),
     (["--output", "worse.npz"], "is read as"),
+    (["worse.npz"], "given twice"),
 )
 
 
@@ -336,11 +328,7 @@ REFUSED = (
 def test_what_has_no_meaning_is_refused(files, more, why):
     given = [files / word if word.endswith((".npz", ".json")) else word for word in more]
     refused(run(*words(files, *given)), why, code=2)
-
-
-def test_one_trace_is_no_comparison(files):
     refused(run("compare", files / "worse.npz"), "at least 2 traces", code=2)
-    refused(run("compare", files / "worse.npz", files / "worse.npz"), "given twice", code=2)
 
 
 def test_files_of_one_name_are_told_apart_by_their_folders(files, two):

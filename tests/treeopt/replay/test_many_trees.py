@@ -113,8 +113,3 @@ def test_both_ways_agree_on_long_and_on_many_requests(lengths):
     assert one == other
     assert left.tolist() == also.tolist()
     assert one[0] == lengths
-
-
-def test_a_large_pool_takes_wider_numbers():
-    trace = drawn_trace([[0.9]], [50] * 3, depth=2, rng=np.random.default_rng(0))
-    assert Replayer(trace, Tree.chain(2)).leaf.dtype == np.int16

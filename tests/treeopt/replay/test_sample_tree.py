@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from treeopt.charts.page_charts import plan_charts
+from treeopt.charts.trace_charts import plan_charts
 from treeopt.errors import TraceError
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.policies import DynamicTree
@@ -45,6 +45,8 @@ def test_the_page_draws_a_sample_of_a_dynamic_choice():
     meta = {"trace": dict(trace.meta), "cost": {}, "search": {"objective": "throughput"}}
     plan = Plan((PlanEntry(1, choice, None, (plain,), {}, Proof("tokens", False, "Searched: one")),), meta, best=1)
     charts = plan_charts(plan, trace=trace)
-    assert charts[-1].title == "Dynamic tree, batch 1, a sample"
-    assert len(charts[-1].layers[2]) == 8
+    spec = charts[-1].to_dict()
+    assert spec["title"]["text"] == "Dynamic tree, batch 1, a sample"
+    (nodes,) = (layer for layer in spec["layer"] if layer["mark"]["type"] == "circle")
+    assert len(spec["datasets"][nodes["data"]["name"]]) == 8
     assert len(plan_charts(plan)) == len(charts) - 1

@@ -57,24 +57,10 @@ def test_replay_equals_the_slow_walker(case):
     counts = replay_tree(tree, trace)
     assert counts.steps.tolist() == [len(each) for each in requests]
     assert counts.committed.tolist() == [sum(tokens for *_, tokens in each) for each in requests]
-    assert counts.accepted_counts.sum() == len(steps)
-    for accepted in range(trace.depth + 1):
-        due = sum(kept == accepted for _, kept, _ in steps)
-        held = counts.accepted_counts[accepted] if accepted < len(counts.accepted_counts) else 0
-        assert held == due
-    assert counts.tau == pytest.approx(trace.anchors / len(steps), rel=1e-15)
-
-
-@given(trees_on_traces())
-def test_accepted_lengths_at_every_anchor(case):
-    tree, trace = case
+    due = [sum(kept == accepted for _, kept, _ in steps) for accepted in range(tree.depth + 1)]
+    assert counts.accepted_counts.tolist() == due
     assert accepted_lengths(tree, trace).tolist() == [slow_accepted(tree, trace, i) for i in range(trace.anchors)]
-
-
-@given(trees_on_traces())
-def test_accepted_counts_have_one_entry_a_depth_so_that_runs_add(case):
-    tree, trace = case
-    assert replay_tree(tree, trace).accepted_counts.shape == (tree.depth + 1,)
+    assert counts.tau == pytest.approx(trace.anchors / len(steps), rel=1e-15)
 
 
 @given(trees_on_traces())
@@ -86,14 +72,6 @@ def test_every_request_is_emitted_whole_from_its_first_position(case):
     first = np.flatnonzero(np.diff(steps.request, prepend=-1))
     assert steps.anchors[first].tolist() == trace.starts.tolist()
     assert 1 <= counts.tau <= tree.depth + 1
-
-
-@given(traces())
-def test_the_empty_tree_takes_one_step_a_token(trace):
-    steps = visit(Tree.chain(0), trace)
-    assert steps.anchors.tolist() == list(range(trace.anchors))
-    assert replay_tree(Tree.chain(0), trace).tau == 1
-    assert replay_tree(Tree.chain(0), trace).accepted_counts.tolist() == [trace.anchors]
 
 
 @given(trees_on_traces())
@@ -145,7 +123,7 @@ def test_trees_that_the_trace_cannot_judge_are_refused(tree, trace):
             judge(tree, trace)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9, 16, 17, 1023, 1024, 1025])
+@pytest.mark.parametrize("length", [1, 2, 3, 16, 17, 1023, 1024, 1025])
 def test_lengths_around_powers_of_two(length):
     # The walk is found by doubling: one round too few shows here.
     trace = with_lengths(np.full((length + 3, 1), -1), [length, 3], width=1)

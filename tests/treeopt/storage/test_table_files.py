@@ -40,7 +40,7 @@ def test_numbers_keep_every_digit_and_missing_ones_are_empty(tmp_path):
     assert (tmp_path / "t.csv").read_text() == f'name,x_s\n"a, b",{math.pi!r}\n,\n'
 
 
-@pytest.mark.parametrize("name", ["t.json", "t", "t.xlsx"])
+@pytest.mark.parametrize("name", ["t.json", "t"])
 def test_other_endings_are_refused(name, tmp_path):
     with pytest.raises(UsageError, match=r"a table's file ends in \.csv or \.parquet"):
         save_table(pd.DataFrame({"x": [1]}), tmp_path / name)

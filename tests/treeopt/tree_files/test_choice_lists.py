@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from executor.checkpoints.tensors.find_tensor_files import read_saved
 from tests.helpers.strategies import rank_paths, trees
 from treeopt.cli import main
-from treeopt.cli.options.what_to_draft import Static, load_tree
+from treeopt.cli.options.value_types import Static, load_tree
 from treeopt.errors import ExecutorError, TreeError
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import read_tree, tree_of
@@ -80,20 +80,15 @@ def test_the_growmap_that_the_reference_shows():
     ("key", "value", "message"),
     [
         ("Successors", [[1, 2], [3], [], [], [4]], r"Successors\[4\] must continue with 4 .*found 4"),
-        ("Successors", [[1, 2], [4], [3], [], []], r"Successors\[1\] must continue with 3 .*found 4"),
         ("Successors", [[1, 2], [3], [], [], []], "5 entries, but names 3 nodes"),
-        ("Successors", [[1, 2], [3], [9], [], []], r"Successors\[2\] must continue with 4 .* found 9"),
         ("Successors", [[1, 2], 3, [4], [], []], r"Successors\[1\] must be a list of node numbers"),
         ("Successors", [], "Successors must be a list of 1 to 4097 lists"),
         ("roots", [[0], [1, 2], [3]], r"roots\[2\] must be \[3, 4\], found \[3\] \(contradicts Successors\)"),
-        ("roots", [[0], [1, 2]], "roots must have 3 levels, found 2"),
         ("branches", [[2], [1, 2], [0, 0]], r"branches\[1\] must be \[1, 1\], found \[1, 2\]"),
         ("depth", [0, 1, 1, 2, 3], r"depth\[4\] must be 2, found 3"),
         ("depth", [0, 1, 1, 2], r"depth must be numbers of shape \(5,\), found int64 of \(4,\)"),
         ("mask", np.eye(5, dtype=int).tolist(), r"mask\[1, 0\] must be 1, found 0"),
-        ("mask", [[1], [1, 1]], r"mask must be numbers of shape \(5, 5\)"),
         ("size", 4, "size must be 5, the entries of Successors, found 4"),
-        ("size", None, "size must be 5"),
     ],
 )
 def test_keys_of_a_growmap_that_disagree(key, value, message):
@@ -125,23 +120,15 @@ def test_lists_are_read_in_any_order_and_as_leaves(paths, form, leaves, random):
     ("text", "message"),
     [
         ("[[0], [0, 0], [0]]", r"path 2 \[0\] repeats path 0"),
-        (
-            "[[0], [0, 0], [1, 0]]",
-            r"path 2 \[1, 0\] has no parent \[1\] in the list.*path 1 \[0, 0\] continues another",
-        ),
+        ("[[0], [0, 0], [1, 0]]", r"path 2 \[1, 0\] has no parent \[1\] in the list.*path 1 .* continues another"),
         ("[[0], [0, -1]]", "path 1 must hold ranks in 0..32767, found -1"),
-        ("[[0], [40000]]", "path 1 must hold ranks in 0..32767, found 40000"),
         ("[[0], [0, True]]", "found True"),
-        ("[[0], [0, [1]]]", r"found \[1\]"),
-        ("[[0], [0, 1.0]]", "found 1.0"),
         ("[[0], []]", "path 1 is empty: the root is not a node"),
         ("[0, 1]", "path 0 must be a list of ranks, found 0"),
         ("[]", "the list is empty"),
         ("5", "must be a list of rank paths, found int"),
-        ("[[0], [f(0)]]", "not a literal"),
         ("__import__('os').system('false')", "not a literal"),
         ("[" * 5000, "not a literal"),
-        ("[[0]", "not a literal"),
     ],
 )
 def test_lists_that_are_no_trees(text, message):
@@ -172,15 +159,14 @@ def test_python_files_have_trees_by_name(tmp_path):
         read_tree(file)
     with pytest.raises(TreeError, match="it has no tree 'made'; it has mc_sim_7b_63, stage2, leaves"):
         read_tree(file, name="made")
-    file.write_text("choices = [[0], [0]]")
-    with pytest.raises(TreeError, match=r"choices.py: choices: path 1 \[0\] repeats path 0"):
-        read_tree(file)
-    file.write_text("def f(:")
-    with pytest.raises(TreeError, match="not Python"):
-        read_tree(file)
-    file.write_text("limit = 3")
-    with pytest.raises(TreeError, match="it has no list of rank paths with a name"):
-        read_tree(file)
+    for text, message in (
+        ("choices = [[0], [0]]", r"choices.py: choices: path 1 \[0\] repeats path 0"),
+        ("def f(:", "not Python"),
+        ("limit = 3", "it has no list of rank paths with a name"),
+    ):
+        file.write_text(text)
+        with pytest.raises(TreeError, match=message):
+            read_tree(file)
     file.write_text("[[0], [1]]", "utf-8-sig")
     assert read_tree(file).tree == Tree.from_paths([(0,), (1,)])
     with pytest.raises(TreeError, match="it holds a single tree without a name, got the name 'x'"):
@@ -281,12 +267,7 @@ def test_the_command_line_takes_files(tmp_path, caplog):
     ("word", "message"),
     [
         ("choices.py", "it has several trees, mc_sim_7b_63"),
-        ("choices.py:none", "it has no tree 'none'"),
-        (
-            "absent.py",
-            "neither the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published tree",
-        ),
-        ("x" * 5000, "neither the length"),
+        ("x" * 5000, "neither the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published"),
     ],
 )
 def test_files_on_the_command_line_that_are_refused(tmp_path, monkeypatch, word, message):
