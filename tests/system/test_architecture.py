@@ -41,13 +41,11 @@ ROOF = (
     "treeopt",
     "treeopt.__main__",
     "treeopt.api",
-    "treeopt.api.page",
     "treeopt.notebook",
     "treeopt.explore",
     "treeopt.cli",
     "treeopt.cli.options",
     "treeopt.cli.commands",
-    "treeopt.cli.commands.trace",
 )  # imports every room; no room imports it
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.

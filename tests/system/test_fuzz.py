@@ -50,8 +50,8 @@ from tests.helpers.fuzzing import (
 )
 from tests.helpers.models import small_target
 from tests.system.test_data import byte_tokenizer
-from treeopt.api.page.read_results import report_page
-from treeopt.cli.options.what_to_draft import Static
+from treeopt.api.report_files import report_page
+from treeopt.cli.options.value_types import Static
 from treeopt.cost_model import StepShape
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.plans.plan_json import load_plan, to_json

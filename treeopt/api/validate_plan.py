@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.run_models import Models, is_main_rank
-from treeopt.api.run_prompts import Prompts, load_tokens
+from treeopt.api.run_models import Models, Prompts, Sampling, is_main_rank, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
-from treeopt.api.token_sampling import Sampling
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.constraints import ChainOnly, Constraint

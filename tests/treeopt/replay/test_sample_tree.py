@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from treeopt.charts.page_charts import plan_charts
+from treeopt.charts.trace_charts import plan_charts
 from treeopt.errors import TraceError
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.policies import DynamicTree

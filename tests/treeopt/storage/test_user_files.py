@@ -23,7 +23,7 @@ from simulate.runs.server_load import read_requests
 from simulate.validation.predictions import load_predictions
 from tests.helpers.command_line import refused, run
 from tests.helpers.models import small_target
-from treeopt.api.run_prompts import Prompts, load_tokens
+from treeopt.api.run_models import Prompts, load_tokens
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.errors import TreeoptError
 from treeopt.plans.plan_json import load_plan
