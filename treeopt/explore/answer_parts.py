@@ -112,7 +112,7 @@ def _figure(chart: "alt.LayerChart") -> str:
     from marimo import as_html
 
     figure = Figure.of(chart)
-    drawn = alt.LayerChart.from_dict(themed_spec(figure.spec))
+    drawn = alt.Chart.from_dict(themed_spec(figure.spec))
     drawn.usermeta = {"embedOptions": {"renderer": "svg", "actions": False}}  # colours of the page need SVG
     return (
         f"<figure><h3>{escape(figure.title)}</h3>{as_html(drawn).text}"
