@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from simulate.whatif.price_per_token import Offer, cheapest
 from simulate.whatif.scenarios import Scenario
 from treeopt.charts.latency_charts import throughput_and_latency
-from treeopt.charts.marks import Figure
+from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
 from treeopt.charts.speedup_charts import speedups
-from treeopt.charts.theme import DARK, LIGHT, themed_spec
 from treeopt.charts.trace_charts import accepted_shares, tau_by_nodes, tree_picture
 from treeopt.engines.export import Export
 from treeopt.errors import TraceError, TreeoptError
