@@ -3,8 +3,8 @@
 Head k (from 0) maps f_t to scores of x_{t+2+k}; z = f, then z = z + SiLU(A z + b) for each layer, then logits
 U z. U is the head's own ("version 1" checkpoints) or the target's LM head ("version 2").
 
-Files: `{k}.{l}.linear.weight|bias` are the residual layers of head k, `{k}.{L}.weight` its output layer, which version 2
-lacks; Medusa-2 puts `medusa_head.` before them. vLLM: `blocks.{k}.layers.{l}.weight[|bias]`, `lm_heads.{k}.weight`.
+Files: `{k}.{l}.linear.weight|bias` are the residual layers of head k, `{k}.{L}.weight` its output layer, not in version
+2; Medusa-2 puts `medusa_head.` before them. vLLM: `blocks.{k}.layers.{l}.weight[|bias]`, `lm_heads.{k}.weight`.
 """
 
 import re
