@@ -7,8 +7,7 @@ from typing import Any
 from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Column, Line, Row, Table, ranged, word
 from treeopt.results.kinds import ResultKind
-from treeopt.results.next_commands import export_command
-from treeopt.results.words import with_shape
+from treeopt.results.words import export_command, with_shape
 
 FIGURE = Column("figure", align="left", key=True)
 DETAILS = ("Trace: ",)  # conditions that few need

@@ -280,10 +280,10 @@ ENTRY = ResultKind(
     tables=_tables,
     remarks=_remarks,
     charts={
-        "tau": "treeopt.charts.page_charts:tau",
+        "tau": "treeopt.charts.trace_charts:tau",
         "acceptance": "treeopt.charts.trace_charts:acceptance_by_depth",
-        "domains": "treeopt.charts.page_charts:domains",
+        "domains": "treeopt.charts.trace_charts:domains",
     },
-    page_charts="treeopt.charts.page_charts:trace_charts",
-    beside="treeopt.api.page.read_results:beside_trace",
+    page_charts="treeopt.charts.trace_charts:charts_of_trace",
+    beside="treeopt.api.report_files:beside_trace",
 )

@@ -8,8 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
-from simulate.model_sizes.drafter_kinds import DrafterKind, Files, RandomWeights, Sizes, Training
-from simulate.model_sizes.drafter_sizes import DrafterShape, heads_of
+from simulate.model_sizes.drafter_kinds import (
+    DrafterKind,
+    DrafterShape,
+    Files,
+    RandomWeights,
+    Sizes,
+    Training,
+    heads_of,
+)
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import positive
 from simulate.model_sizes.model_shape import Shape

@@ -12,7 +12,7 @@ import treeopt
 from tests.helpers.printed_results import printed
 from tests.helpers.report_files import Parsed
 from tests.helpers.write_schemas import document
-from treeopt.api.page.read_results import report_page
+from treeopt.api.report_files import report_page
 from treeopt.errors import UsageError
 from treeopt.report.html_page import as_html
 from treeopt.results.blocks import Column, Line

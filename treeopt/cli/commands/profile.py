@@ -10,8 +10,7 @@ from treeopt.api import profile_steps
 from treeopt.api.profile_steps import ProfileSettings
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.settings_options import MODELS, options_of
-from treeopt.cli.options.setup_file import setup_options
+from treeopt.cli.options.settings_options import MODELS, options_of, setup_options
 from treeopt.errors import counted
 from treeopt.storage import work_file
 
@@ -84,7 +83,7 @@ def _rarely_drafted(meta: Mapping[str, Any]) -> list[str]:
 
 def _size_errors(error: float, *, cells: int, median_error: float | None) -> str:
     """Return how well a size that was not measured is predicted, in words."""
-    from simulate.profiles.left_out_sizes import ENOUGH
+    from simulate.profiles.calibration import ENOUGH
 
     median = "" if median_error is None else f", the median error is {median_error:.1%}"
     if cells < ENOUGH:
