@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from simulate.whatif.price_per_token import Offer, cheapest
-from simulate.whatif.scenarios import Scenario
+from simulate.whatif.scenarios import Offer, Scenario, cheapest
 from treeopt.charts.latency_charts import throughput_and_latency
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
 from treeopt.charts.speedup_charts import speedups
