@@ -64,7 +64,7 @@ INNER = {
     "prompt": ("executor.prompts.prompt_files:Prompt",),
     "texts": ("executor.train.text_files:read_texts",),
     "rows": ("executor.train.token_rows:encode",),
-    "reading report": ("executor.prompts.reading_report:Report",),
+    "reading report": ("executor.prompts.message_parts:Report",),
     "drafter": ("executor.checkpoints:load_drafter",),
     "target": ("executor.target.load_hf_model:load_target",),
     "collect": ("executor.recording.collect_trace:collect",),

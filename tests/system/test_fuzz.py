@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint, read_saved
+from executor.prompts.message_parts import Report
 from executor.prompts.prompt_files import encoded, read_prompts
-from executor.prompts.reading_report import Report
 from executor.recording.engine_steps import RequestRecord
 from executor.train.text_files import read_texts
 from executor.train.token_rows import encode

@@ -27,8 +27,8 @@ from treeopt.policies.policy import setting_names
 from treeopt.policies.policy_kinds import identity as policy_identity
 from treeopt.results.kinds import Record
 from treeopt.settings import Settings, group, setting, takes
-from treeopt.storage.json_lines import appended, read_lines
 from treeopt.storage.json_records import RecordError, get
+from treeopt.storage.work_file import appended, read_lines
 from treeopt.tree import EMPTY, Tree
 
 if TYPE_CHECKING:

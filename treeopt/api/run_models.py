@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from executor.prompts.reading_report import PARTS
+from executor.prompts.message_parts import PARTS
 from executor.target import NUMBER_TYPES, QUANTIZED
 from treeopt.acceptance_rules import RULES
 from treeopt.api.messages import note, warn
@@ -58,7 +58,7 @@ class Models(Settings):
 
     def or_shape(self) -> "Models":
         """Return the same with random weights where the target is a shape such as `8b`, which has none of its own."""
-        from simulate.model_sizes.named_shapes import shape_name
+        from simulate.model_sizes.hf_config import shape_name
 
         return replace(self, random_weights=self.random_weights or shape_name(self.target) is not None)
 
@@ -132,7 +132,7 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
 
 def check_weights(models: Models) -> None:
     """Raise UsageError if the target is a shape, which has sizes but no weights to load."""
-    from simulate.model_sizes.named_shapes import shape_name
+    from simulate.model_sizes.hf_config import shape_name
 
     if shape_name(models.target) is not None:
         raise UsageError(
@@ -275,8 +275,8 @@ class Prompts(Settings):
         Raises:
             UsageError: not exactly one source, or more prompts asked for than there are.
         """
+        from executor.prompts.message_parts import Report
         from executor.prompts.prompt_files import Prompt, read_prompts
-        from executor.prompts.reading_report import Report
 
         if (self.prompts is None) != bool(self.texts):
             raise UsageError("give either --prompts or --prompt")
@@ -374,8 +374,8 @@ def _encoded(
         UsageError: `chat` with a tokenizer that has no chat template; or no prompt is left.
         ExecutorError: the chat template refuses a conversation.
     """
+    from executor.prompts.message_parts import Report
     from executor.prompts.prompt_files import encoded
-    from executor.prompts.reading_report import Report
 
     if not tokenizer.chat_template and any(prompt.turns for prompt in texts):
         if prompts.chat:

@@ -17,7 +17,7 @@ from treeopt.settings import Settings, group, setting, takes
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from executor.prompts.reading_report import Report
+    from executor.prompts.message_parts import Report
     from executor.target.target_model import Target
     from executor.train.text_files import Rows, Text
     from executor.train.trainer import Job
@@ -131,7 +131,7 @@ def train(*, settings: TrainSettings, progress: Progress = silent) -> Record:
     models = settings.models.resolved()
     target, tokenizer = _load(models)
     target.check_length(settings.length)
-    from executor.prompts.reading_report import Report
+    from executor.prompts.message_parts import Report
     from executor.train.loss_module import check_whole
     from executor.train.training_run import precision_of, run
 

@@ -22,7 +22,7 @@ from treeopt.traces.trace import Trace
 if TYPE_CHECKING:
     from executor.runners.runner import Requests, Runner
     from simulate.profiles.profile import Profile
-    from simulate.validation.prediction_sources import Material, Sources
+    from simulate.validation.make_predictions import Material, Sources
     from simulate.validation.predictions import Predictions
 
 Value = TypeVar("Value")
@@ -78,7 +78,7 @@ class ValidateSettings(Settings):
     @property
     def sources(self) -> "Sources":
         """What predictions are made from."""
-        from simulate.validation.prediction_sources import Sources
+        from simulate.validation.make_predictions import Sources
 
         sizes = None if self.sizes is None else parse_sizes(self.sizes)
         if sizes is None and self.engine.engine is not None and self.trace is not None:
@@ -115,7 +115,7 @@ def validate(*, settings: ValidateSettings, work: Path | None = None, progress: 
         >>> record.frame()[["batch", "name"]].to_dict("records")
         [{'batch': 1, 'name': 'chosen tree'}, {'batch': 1, 'name': 'best chain'}]
     """
-    from simulate.validation.prediction_sources import read_sources
+    from simulate.validation.make_predictions import read_sources
 
     models, prompts, sources = settings.models, settings.source, settings.sources
     material = read_sources(sources, skip=prompts.skip, requests=prompts.requests)

@@ -184,7 +184,7 @@ ENTRY = ResultKind(
     command="compare",
     schemas=("treeopt.comparison/2", "treeopt.comparison/1"),
     upgrade=lambda record: record | {"pairing": "caller" if record["pairing"] == "told" else record["pairing"]},
-    record="treeopt.comparison.comparison_record:ComparisonRecord",
+    record="treeopt.comparison.compare_drafters:ComparisonRecord",
     made_by="treeopt.comparison.compare_drafters:Comparison",
     rows=rows,
     columns=PRICED,

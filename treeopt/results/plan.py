@@ -8,7 +8,7 @@ from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.planning.baselines import CHAIN
-from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
+from treeopt.planning.tree_candidates import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Choice, Plan, PlanEntry
 from treeopt.results.blocks import (
     DEPTH,

@@ -8,8 +8,7 @@ from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.model_names import drafter_name, target_name
-from treeopt.storage.provenance import look
+from treeopt.storage.provenance import drafter_name, look, target_name
 
 
 def interval(estimate: Estimate, digits: int = 2) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 
 from executor.drafters.base.recipe import Recipe
 from executor.drafters.eagle import dense, eagle_config, names_drafter, windowed
-from simulate.model_sizes.drafter_kinds import DrafterKind, Files, Sizes, Training
-from simulate.model_sizes.drafter_sizes import DrafterShape, decoder
+from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training, decoder
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 

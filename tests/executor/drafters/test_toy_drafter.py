@@ -31,14 +31,15 @@ from executor.train.training_run import begun, run
 from simulate.model_sizes.drafter_kinds import (
     DRAFTERS,
     DrafterKind,
+    DrafterShape,
     Files,
     RandomWeights,
     Sizes,
     Training,
     drafter_shape,
+    heads_of,
     kind_of_drafter,
 )
-from simulate.model_sizes.drafter_sizes import DrafterShape, heads_of
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile

@@ -193,7 +193,7 @@ class Model(click.Path):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return shapes that begin as typed, and files."""
-        from simulate.model_sizes.named_shapes import SHAPES
+        from simulate.model_sizes.hf_config import SHAPES
 
         names = () if param.name == "drafter" else SHAPES
         more: tuple[str, ...] = ()
