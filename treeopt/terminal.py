@@ -13,12 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.cells import cell_len
-
 from treeopt.results.blocks import Block, Blocks, Cell, Column, Line, Row, Table, notes_once
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+def _width_of(text: str) -> int:
+    """Return the columns that a text takes on a terminal; wide characters take two."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 ANY_WIDTH = 240  # columns, where nothing limits them
@@ -175,7 +180,7 @@ def _remark(left_out: Sequence[str], needed: int) -> str:
 def _width(column: Column, cells: Iterable[Cell]) -> int:
     """Return the width of a column: of its widest cell, or of its heading broken at blanks unless it is short."""
     words = [column.heading] if len(column.heading) <= SHORT else column.heading.split()
-    return max(cell_len(text) for text in (*words, *(cell.text for cell in cells)))
+    return max(_width_of(text) for text in (*words, *(cell.text for cell in cells)))
 
 
 def _total(widths: Iterable[int]) -> int:
@@ -215,7 +220,7 @@ def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[in
     """Return one line of a table, without blanks at its end."""
     cells = []
     for text, column, width in zip(texts, columns, widths, strict=True):
-        blanks = " " * (width - cell_len(text))
+        blanks = " " * (width - _width_of(text))
         cells.append(text + blanks if column.align == "left" else blanks + text)
     return GAP.join(cells).rstrip()
 
@@ -223,7 +228,7 @@ def _joined(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[in
 def _row_blocks(table: Table, layout: Layout, width: int | None) -> list[Styled]:
     """Return the lines of each row: its name, then a line for each of its other cells that are not empty."""
     columns = [table.columns[number] for number in layout.columns]
-    longest = max((cell_len(column.heading) for column in columns if not column.key), default=0)
+    longest = max((_width_of(column.heading) for column in columns if not column.key), default=0)
     lines: list[Styled] = []
     for row in table.rows:
         pairs = list(zip(columns, (row.cells[number] for number in layout.columns), strict=True))
@@ -243,9 +248,9 @@ def _named(column: Column, cell: Cell) -> str:
 
 def _pair(label: str, text: str, longest: int, width: int | None) -> list[Styled]:
     """Return a label and its value on one line if they fit, else on two."""
-    for blanks in (longest - cell_len(label) + 1, 1):
+    for blanks in (longest - _width_of(label) + 1, 1):
         line = f"{INDENT}{label}:{' ' * blanks}{text}"
-        if width is None or cell_len(line) <= width:
+        if width is None or _width_of(line) <= width:
             return [(line, "")]
     return [*((line, "") for line in _fitted(f"{INDENT}{label}:", width)), (f"{INDENT}{INDENT}{text}", "")]
 

@@ -12,6 +12,7 @@ from treeopt.charts.latency_charts import throughput_and_latency
 from treeopt.charts.marks import (
     ACROSS,
     DOT,
+    LIGHT,
     Axis,
     Row,
     Series,
@@ -27,7 +28,6 @@ from treeopt.charts.marks import (
     titled,
 )
 from treeopt.charts.speedup_charts import speedups
-from treeopt.charts.theme import LIGHT
 from treeopt.errors import TraceError, TreeoptError, counted
 from treeopt.planning.learning_curve import LearningCurve, learning_curves
 from treeopt.plans.plan import Plan

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from simulate.whatif.scenarios import Offer, Scenario, cheapest
 from treeopt.charts.latency_charts import throughput_and_latency
-from treeopt.charts.marks import Figure
+from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
 from treeopt.charts.speedup_charts import speedups
-from treeopt.charts.theme import DARK, LIGHT, themed_spec
 from treeopt.charts.trace_charts import accepted_shares, tau_by_nodes, tree_picture
 from treeopt.engines.export import Export
 from treeopt.errors import TraceError, TreeoptError
@@ -111,7 +110,7 @@ def _figure(chart: "alt.LayerChart") -> str:
     from marimo import as_html
 
     figure = Figure.of(chart)
-    drawn = alt.LayerChart.from_dict(themed_spec(figure.spec))
+    drawn = alt.Chart.from_dict(themed_spec(figure.spec))
     drawn.usermeta = {"embedOptions": {"renderer": "svg", "actions": False}}  # colours of the page need SVG
     return (
         f"<figure><h3>{escape(figure.title)}</h3>{as_html(drawn).text}"

@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.charts.marks import Figure
-from treeopt.charts.theme import DARK, LIGHT, themed, themed_spec
+from treeopt.charts.marks import DARK, LIGHT, Figure, themed, themed_spec
 from treeopt.results.blocks import Blocks, Line, Table, notes_once
 from treeopt.results.kinds import ResultKind
 

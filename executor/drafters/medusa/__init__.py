@@ -1,7 +1,6 @@
 """Medusa heads (Cai et al. 2024, arXiv 2401.10774): residual networks on the target's last feature.
 
-* `drafter`: the heads.
-* `checkpoint`: their files.
+* `drafter`: the heads and their files.
 """
 
 import re
@@ -79,8 +78,8 @@ ENTRY = DrafterKind(
     sizes=Sizes(stated_shape, any_vocabulary=True),
     files=Files(
         recognise,
-        read=f"{__name__}.checkpoint:read_medusa",
-        write=f"{__name__}.checkpoint:medusa_content",
+        read=f"{__name__}.drafter:read_medusa",
+        write=f"{__name__}.drafter:medusa_content",
         layouts=("medusa-v1", "medusa-v2", "vllm-medusa"),
         names=("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
         known_as="the project's own files, full Medusa-2 models, vLLM's",

@@ -16,10 +16,22 @@ from tests.helpers.strategies import drawn_trace
 from treeopt import draw_speedups, draw_tau
 from treeopt.api.device_charts import profile_chart
 from treeopt.charts.latency_charts import load_over_time, pareto, throughput_and_latency
+from treeopt.charts.marks import (
+    DARK,
+    LIGHT,
+    SHAPES,
+    Figure,
+    Palette,
+    as_svg,
+    decimal_ticks,
+    interval,
+    line,
+    points,
+    series_of,
+    titled,
+)
 from treeopt.charts.marks import Axis as ChartAxis
-from treeopt.charts.marks import Figure, as_svg, decimal_ticks, interval, line, points, series_of, titled
 from treeopt.charts.speedup_charts import agreement, speedups, stops_paying
-from treeopt.charts.theme import DARK, LIGHT, SHAPES, Palette
 from treeopt.charts.trace_charts import (
     SERIES,
     acceptance_by_depth,

@@ -37,6 +37,12 @@ from treeopt.traces.resumable_shards import load_file_or_shards, optional_in, re
 from treeopt.traces.trace import Trace, load_trace, save_trace
 from treeopt.traces.trace_checks import MAX_DEPTH
 
+
+def _written(trace: Trace, path: Path) -> str:
+    """Return the sentence about a trace that was written to a file."""
+    return f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {path}"
+
+
 MADE_UP = ("requests", "length")  # settings of a trace that is made up
 IMPORT_SECTIONS = {
     "Source": "kind depth steps model before column",
@@ -89,9 +95,7 @@ def import_command(source: Path, kind: str, output: Path, seed: int, *, force: b
     save_trace(trace, output)
     for sentence in trace.meta["assumed"]:
         click.echo(f"{'Warning' if sentence.startswith(NONE_ACCEPTED) else 'Assumed'}: {sentence}", err=True)
-    click.echo(
-        f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {output}", err=True
-    )
+    click.echo(_written(trace, output), err=True)
 
 
 def _imported_from_a_file(path: Path) -> bool:
@@ -109,18 +113,18 @@ def _saved(path: Path) -> Any:
     return read_saved(path)
 
 
-COLLECT_SECTIONS = {
-    "Models": "target drafter",
-    "Prompts": "prompts requests skip new_tokens",
-    "Recording": "depth width temperature engine",
-    "Output": "output force",
-}
 COLLECT_EXAMPLES = examples(
     "treeopt trace collect --target data/models/stdlib-llama --drafter data/models/stdlib-medusa "
     "--prompts data/prompts/stdlib.jsonl --requests 4 --new-tokens 8 --output trace.npz",
     "treeopt trace collect --target data/models/stdlib-llama --drafter prompt-lookup "
     "--prompts data/prompts/stdlib.jsonl --requests 4 --new-tokens 8 --temperature 1 --output sampled.npz",
 )
+COLLECT_SECTIONS = {
+    "Models": "target drafter",
+    "Prompts": "prompts requests skip new_tokens",
+    "Recording": "depth width temperature engine",
+    "Output": "output force",
+}
 
 
 @click.command(cls=Command, sections=COLLECT_SECTIONS, epilog=COLLECT_EXAMPLES)
@@ -149,7 +153,7 @@ def collect(settings: CollectSettings, output: Path, *, force: bool) -> None:
     if printing.is_main_process():
         save_trace(trace, output)
         remove_parts(work) if work.is_dir() else work.unlink(missing_ok=True)
-        printing.say(f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {output}")
+        printing.say(_written(trace, output))
 
 
 MERGE_EXAMPLES = examples(
@@ -174,9 +178,7 @@ def merge(traces: tuple[Path, ...], output: Path, *, force: bool) -> None:
         click.echo(f"prompt lengths are left out, since {', '.join(without)} does not record them", err=True)
     for sentence in assumed_in(joined.meta):
         click.echo(f"assumed: {sentence}", err=True)
-    click.echo(
-        f"{counted(joined.anchors, 'anchor')} of {counted(joined.requests, 'request')} written to {output}", err=True
-    )
+    click.echo(_written(joined, output), err=True)
 
 
 SPLIT_EXAMPLES = examples(
@@ -207,9 +209,7 @@ def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int, *
         raise UsageError("--output and --rest must be two files")
     for part, path in zip(halves(load_trace(trace_file), share=share, seed=seed), paths, strict=True):
         save_trace(part, path)
-        click.echo(
-            f"{counted(part.anchors, 'anchor')} of {counted(part.requests, 'request')} written to {path}", err=True
-        )
+        click.echo(_written(part, path), err=True)
 
 
 INFO_EXAMPLES = examples(
