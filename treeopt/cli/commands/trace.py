@@ -12,7 +12,8 @@ from treeopt.api.record_trace import CollectSettings
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.input_sources import TextSource, named, shown, stored
-from treeopt.cli.options.settings_options import MODELS, options_of, setup_options
+from treeopt.cli.options.settings_options import MODELS, options_of
+from treeopt.cli.options.setup_file import setup_options
 from treeopt.cli.options.value_types import Dynamic, Numbers, Real, Tokens, Whole, numbers_text
 from treeopt.defaults import INFO_NODES
 from treeopt.errors import TraceError, TreeoptError, UsageError, counted

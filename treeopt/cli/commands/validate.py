@@ -10,7 +10,8 @@ from treeopt.api import validate_plan
 from treeopt.api.validate_plan import ValidateSettings
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.settings_options import MODELS, options_of, setup_options
+from treeopt.cli.options.settings_options import MODELS, options_of
+from treeopt.cli.options.setup_file import setup_options
 from treeopt.errors import UsageError
 from treeopt.storage import work_file
 from treeopt.storage.atomic_files import write_text

@@ -5,6 +5,7 @@
 * `input_sources`: a file, standard input or a web address as the source of an import.
 * `output_files`: files that commands write: checked before any work, replaced only where that loses little.
 * `printing`: results, warnings, notes and progress.
-* `settings_options`: options made from the fields of a settings class; the setup file of an engine and its models.
+* `settings_options`: options made from the fields of a settings class.
+* `setup_file`: the setup file of an engine and its models.
 * `value_types`: numbers, lists of numbers, files for tables, names that a shell completes, trees and policies.
 """
