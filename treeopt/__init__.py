@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from treeopt.charts.matplotlib_axes import draw_speedups as draw_speedups
     from treeopt.charts.matplotlib_axes import draw_tau as draw_tau
     from treeopt.errors import TreeoptError as TreeoptError
-    from treeopt.notebook.value_files import load_record as load_record
-    from treeopt.notebook.value_files import load_validation as load_validation
+    from treeopt.notebook import load_record as load_record
+    from treeopt.notebook import load_validation as load_validation
     from treeopt.plans.plan import Plan as Plan
     from treeopt.plans.plan_json import save_plan as save_plan
     from treeopt.replay.static_tree import replay_tree as replay_tree
@@ -73,7 +73,7 @@ _NAMES = {
     "treeopt.api.whatif_devices": "whatif",
     "treeopt.charts.matplotlib_axes": "draw_speedups draw_tau",
     "treeopt.errors": "TreeoptError",
-    "treeopt.notebook.value_files": "load_record load_validation",
+    "treeopt.notebook": "load_record load_validation",
     "treeopt.plans.plan": "Plan",
     "treeopt.plans.plan_json": "save_plan",
     "treeopt.replay.static_tree": "replay_tree",
@@ -86,11 +86,11 @@ __all__ = sorted(_MODULES)  # noqa: PLE0605 (a list of names)
 
 # Function that methods of values call -> the module that holds it.
 _METHODS = {
-    "frame_of": "treeopt.notebook.value_files",
-    "html_of": "treeopt.notebook.value_html",
-    "plot_value": "treeopt.notebook.value_files",
-    "save_value": "treeopt.notebook.value_files",
-    "text_of": "treeopt.notebook.value_html",
+    "frame_of": "treeopt.notebook",
+    "html_of": "treeopt.notebook",
+    "plot_value": "treeopt.notebook",
+    "save_value": "treeopt.notebook",
+    "text_of": "treeopt.notebook",
 }
 provide(tuple(_METHODS), lambda name: getattr(import_module(_METHODS[name]), name))
 

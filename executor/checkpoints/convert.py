@@ -22,6 +22,9 @@ from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.load_hf_model import DTYPES, dtype_name, load_target, prepare
 from treeopt.errors import EngineError, ExecutorError, TreeoptError, UsageError
 
+TYPES = {"float32": "fp32", "float16": "fp16"}  # of OpenVINO
+LIMIT_S = 3600  # of its export
+
 
 def rewrite(
     source: Path,
@@ -81,43 +84,6 @@ def _openvino(drafter: Drafter, source: Path, target: Path, output: Path, *, pyt
     with tempfile.TemporaryDirectory(prefix="treeopt-openvino-") as scratch:
         save_drafter(Path(scratch), drafter, dtype=dtype, meta={})
         return export_openvino(Path(scratch), target, output, python=python, dtype=dtype, taps=drafter.taps)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m executor.checkpoints.convert", description="Convert a drafter.")
-    parser.add_argument("source", type=Path, help="folder or file of the drafter")
-    parser.add_argument("target", type=Path, help="folder of its target")
-    parser.add_argument("output", type=Path, help="folder to write")
-    parser.add_argument("--layout", help="layout to write, such as vllm, gguf or openvino; default: treeopt's own")
-    parser.add_argument(
-        "--dtype", default="auto", choices=["auto", *DTYPES], help="number type to write; default: the target's"
-    )
-    parser.add_argument("--engine-python", help="interpreter of optimum-intel's environment, for --layout openvino")
-    options = parser.parse_args(arguments)
-    try:
-        prepare("cpu")
-        lines = rewrite(
-            options.source,
-            options.target,
-            options.output,
-            layout=options.layout,
-            dtype=options.dtype,
-            engine_python=options.engine_python,
-        )
-    except (TreeoptError, OSError) as error:
-        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
-        return getattr(error, "exit_code", 1)
-    print("\n".join(lines), file=sys.stderr)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-TYPES = {"float32": "fp32", "float16": "fp16"}
-LIMIT_S = 3600
 
 
 def check_openvino(drafter: nn.Module | Drafter, python: str | None, dtype: str) -> str:
@@ -186,3 +152,29 @@ def export_openvino(
         f"the file names the layers whose outputs it reads, {layers} (OpenVINO alone takes 2, L // 2 and L - 3, "
         "one layer after EAGLE's)"
     )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m executor.checkpoints.convert", description="Convert a drafter.")
+    parser.add_argument("source", type=Path, help="folder or file of the drafter")
+    parser.add_argument("target", type=Path, help="folder of its target")
+    parser.add_argument("output", type=Path, help="folder to write")
+    parser.add_argument("--layout", help="layout to write, such as vllm, gguf or openvino; default: treeopt's own")
+    parser.add_argument(
+        "--dtype", default="auto", choices=["auto", *DTYPES], help="number type to write; default: the target's"
+    )
+    parser.add_argument("--engine-python", help="interpreter of optimum-intel's environment, for --layout openvino")
+    options = parser.parse_args(arguments)
+    try:
+        prepare("cpu")
+        lines = rewrite(**vars(options))
+    except (TreeoptError, OSError) as error:
+        print(f"Error: {' '.join(str(error).split())}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+    print("\n".join(lines), file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,7 +12,7 @@ from executor.target.load_hf_model import read_verifiable_config
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.target_model import Target
 from simulate.model_sizes.drafter_kinds import DRAFTERS
-from simulate.model_sizes.named_shapes import SHAPES, shape_fields, shape_name
+from simulate.model_sizes.hf_config import SHAPES, shape_fields, shape_name
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.registry import load
 

@@ -1,9 +1,7 @@
 """Prompts and conversations: reading them, and turning them into tokens.
 
-* `prompt_files`: files of prompts, texts to continue or conversations to answer.
+* `prompt_files`: files of prompts, texts to continue or conversations to answer, as text and tokens.
 * `data_files`: files and folders of records and texts: JSON, tables, and which are passed over.
-* `reading_report`: what was read, what was passed over, and why.
 * `conversation_forms`: OpenAI messages, ShareGPT, questions and prompts, with tools and thoughts.
-* `message_parts`: contents in parts, tool calls and offered tools.
-* `conversations`: conversations as text and tokens.
+* `message_parts`: contents in parts, tool calls and offered tools; the report of a reading.
 """

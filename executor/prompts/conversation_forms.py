@@ -18,8 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from executor.prompts.message_parts import calls_in, is_plain_list, joined_content, offered_tools, spoken_calls
-from executor.prompts.reading_report import HINT, EmptyConversationError, Report
+from executor.prompts.message_parts import (
+    HINT,
+    EmptyConversationError,
+    Report,
+    calls_in,
+    is_plain_list,
+    joined_content,
+    offered_tools,
+    spoken_calls,
+)
 from treeopt.errors import ExecutorError
 
 ROLES = {

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.prompts.conversation_forms import FORMS
-from executor.prompts.reading_report import Report
+from executor.prompts.message_parts import Report
 from treeopt.errors import ExecutorError
 from treeopt.storage import user_files
 from treeopt.storage.atomic_files import why

@@ -14,8 +14,8 @@ import numpy as np
 from executor.checkpoints import save_drafter
 from executor.drafters.ngram.drafter import MAX_ORDER, NGram
 from executor.prompts.data_files import Item, items_of
+from executor.prompts.message_parts import Report
 from executor.prompts.prompt_files import prompt_of
-from executor.prompts.reading_report import Report
 from executor.target.load_hf_model import read_config
 from executor.target.tokenizer import load_tokenizer
 from executor.train.token_rows import tokenizer_hash

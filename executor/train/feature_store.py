@@ -36,7 +36,7 @@ class FeatureStore:
         Args:
             folder: made if it is missing.
             target: the model whose features are stored.
-            precision: type of the computation where it is safe, see `arguments` in trainer.py.
+            precision: type of the computation where it is safe, see `Job`.
 
         Raises:
             UsageError: the folder holds features of another target or precision.

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from executor.prompts.conversation_forms import Turns, conversation_of, list_of, string, usual_form
 from executor.prompts.data_files import items
-from executor.prompts.reading_report import Report
+from executor.prompts.message_parts import Report
 from treeopt.errors import ExecutorError
 
 

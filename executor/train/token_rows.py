@@ -8,8 +8,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from executor.prompts.conversation_forms import fields_of
-from executor.prompts.conversations import Message, check_plain, messages_of, rendered
-from executor.prompts.reading_report import Report
+from executor.prompts.message_parts import Report
+from executor.prompts.prompt_files import Message, check_plain, messages_of, rendered
 from executor.train.text_files import Rows, Text, Written
 from treeopt.errors import ExecutorError
 

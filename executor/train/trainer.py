@@ -1,7 +1,8 @@
 """The Hugging Face Trainer for drafters: optimiser, checkpoints, resumption and processes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,51 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from executor.drafters.base.recipe import Recipe
-from executor.train.loss_module import TOPS, DepthScore, Lesson
+from executor.train.loss_module import TOPS, DepthScore, Lesson, Lora
 from executor.train.text_files import Rows
 from treeopt.errors import ExecutorError
 from treeopt.storage.atomic_files import whole
 
 Report = Callable[[int, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The settings of a run.
+
+    Attributes:
+        recipe: how the drafter is trained.
+        output: folder of the drafter; checkpoints, and a trained target, go below it.
+        steps: of the optimiser; a warm-up given in steps is cut to a tenth of them.
+        batch: rows at once in each process.
+        accumulate: batches per step.
+        seed: of every random choice: the order of rows, dropout and noise.
+        device: cpu, or cuda for the device of the process.
+        precision: bfloat16 or float16 to compute in that type where it is safe (autocast).
+        save_every: steps between checkpoints, of which only the last is kept; None for none.
+        eval_every: steps between evaluations; None for only the last.
+        resume: resume from the last checkpoint below `output`.
+        lora: adapters in place of the target's own weights, if the recipe trains the target.
+        features: folder in which the target's features are stored; None: each step computes them.
+        dtype: type in which the drafter, and a trained target, are stored.
+        meta: goes into the log.
+    """
+
+    recipe: Recipe
+    output: Path
+    steps: int
+    batch: int = 8
+    accumulate: int = 1
+    seed: int = 0
+    device: str = "cpu"
+    precision: str = "float32"
+    save_every: int | None = None
+    eval_every: int | None = None
+    resume: bool = False
+    lora: Lora | None = None
+    features: Path | None = None
+    dtype: str = "float32"
+    meta: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DrafterTrainer(Trainer):
@@ -125,63 +165,39 @@ class _Steps(TrainerCallback):
             raise ExecutorError(f"step {state.global_step}: the loss is {logs['loss']}: lower the learning rate")
 
 
-def arguments(
-    output: Path,
-    recipe: Recipe,
-    *,
-    steps: int,
-    batch: int,
-    accumulate: int = 1,
-    seed: int = 0,
-    device: str = "cpu",
-    precision: str = "float32",
-    save_every: int | None = None,
-    eval_every: int | None = None,
-) -> TrainingArguments:
-    """Return the Trainer's settings for a recipe.
-
-    Args:
-        output: folder of the checkpoints.
-        recipe: its schedule, clipping and learning rate.
-        steps: of the optimiser; a warm-up given in steps is cut to a tenth of them.
-        batch: rows at once in each process.
-        accumulate: batches per step.
-        seed: of the order of rows, of dropout and of noise.
-        device: cpu, or cuda for the device of the process.
-        precision: bfloat16 or float16 to compute in that type where it is safe (autocast).
-        save_every: steps between checkpoints, of which only the last is kept; None for none.
-        eval_every: steps between evaluations; None for none.
-    """
+def arguments(job: Job) -> TrainingArguments:
+    """Return the Trainer's settings for a run."""
+    recipe, steps = job.recipe, job.steps
     schedule, options = {
         "constant": ("constant_with_warmup", {}),
         "linear": ("linear", {}),
         "cosine": ("cosine_with_min_lr", {"min_lr_rate": recipe.floor}),
     }[recipe.schedule]
     settings = TrainingArguments(
-        output_dir=str(output),
+        output_dir=str(job.output),
         max_steps=steps,
-        per_device_train_batch_size=batch,
-        per_device_eval_batch_size=batch,
-        gradient_accumulation_steps=accumulate,
+        per_device_train_batch_size=job.batch,
+        per_device_eval_batch_size=job.batch,
+        gradient_accumulation_steps=job.accumulate,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type=schedule,
         lr_scheduler_kwargs=options,
         warmup_steps=max(1, min(recipe.warmup, steps // 10)) if recipe.warmup >= 1 else recipe.warmup,
         weight_decay=recipe.weight_decay,
         max_grad_norm=recipe.clip if recipe.clip_by == "norm" else 0.0,
-        bf16=precision == "bfloat16",
-        fp16=precision == "float16",
-        use_cpu=device == "cpu",
+        bf16=job.precision == "bfloat16",
+        fp16=job.precision == "float16",
+        use_cpu=job.device == "cpu",
         logging_steps=max(1, steps // 40),
         logging_nan_inf_filter=False,  # the filter would log 0 instead
         disable_tqdm=True,
-        save_strategy="no" if save_every is None else "steps",
-        save_steps=save_every or steps,
+        save_strategy="no" if job.save_every is None else "steps",
+        save_steps=job.save_every or steps,
         save_total_limit=1,
-        eval_strategy="no" if eval_every is None else "steps",
-        eval_steps=eval_every or steps,
+        eval_strategy="no" if job.eval_every is None else "steps",
+        eval_steps=job.eval_every or steps,
         report_to=[],
-        seed=seed,
+        seed=job.seed,
         dataloader_pin_memory=False,
         remove_unused_columns=False,
     )

@@ -5,7 +5,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from executor.target.load_hf_model import DTYPES
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank, launched_processes
 from executor.train.feature_store import FeatureStore
-from executor.train.loss_module import DepthScore, Lesson, Lora, LoraBackbone, WholeBackbone
+from executor.train.loss_module import DepthScore, Lesson, LoraBackbone, WholeBackbone
 from executor.train.text_files import Rows
 from executor.train.token_rows import frequent_tokens
-from executor.train.trainer import DrafterTrainer, Report, arguments
+from executor.train.trainer import DrafterTrainer, Job, Report, arguments
 from simulate.model_sizes.drafter_kinds import DRAFTERS, Training
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.registry import load
@@ -100,45 +100,6 @@ TARGET = "target"  # folder of a trained target, below the drafter's
 
 
 @dataclass(frozen=True)
-class Job:
-    """The settings of a run.
-
-    Attributes:
-        recipe: how the drafter is trained.
-        output: folder of the drafter; checkpoints, and a trained target, go below it.
-        steps: of the optimiser.
-        batch: rows at once in each process.
-        accumulate: batches per step.
-        seed: of every random choice.
-        device: cpu or cuda.
-        precision: type of the computation, where it is safe; see `arguments`.
-        save_every: steps between checkpoints; None for none.
-        eval_every: steps between evaluations; None for only the last.
-        resume: resume from the last checkpoint below `output`.
-        lora: adapters in place of the target's own weights, if the recipe trains the target.
-        features: folder in which the target's features are stored; None: each step computes them.
-        dtype: type in which the drafter, and a trained target, are stored.
-        meta: goes into the log.
-    """
-
-    recipe: Recipe
-    output: Path
-    steps: int
-    batch: int = 8
-    accumulate: int = 1
-    seed: int = 0
-    device: str = "cpu"
-    precision: str = "float32"
-    save_every: int | None = None
-    eval_every: int | None = None
-    resume: bool = False
-    lora: Lora | None = None
-    features: Path | None = None
-    dtype: str = "float32"
-    meta: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Trained:
     """The result of a run: each depth on the held-out rows before and after, and seconds of training."""
 
@@ -171,25 +132,13 @@ def run(
         raise UsageError(f"--resume: no checkpoint in {job.output}")
     settings = json.loads(json.dumps({**_settings(job, rows, held_out), **identity(target, None)}))
     _check_rows(recipe, rows, held_out, target.vocabulary)
-    trainer_arguments = arguments(
-        job.output,
-        recipe,
-        steps=job.steps,
-        batch=job.batch,
-        accumulate=job.accumulate,
-        seed=job.seed,
-        device=job.device,
-        precision=job.precision,
-        save_every=job.save_every,
-        eval_every=job.eval_every,
-    )
     set_seed(job.seed)
     backbone = None
     if recipe.trainable == "backbone":
         backbone = WholeBackbone(target) if job.lora is None else LoraBackbone(target, job.lora)
     store = None if job.features is None else _store(job, job.features, target, drafter, rows, held_out)
     lesson = Lesson(drafter, target, recipe, backbone, store)
-    trainer = DrafterTrainer(lesson, report=report, args=trainer_arguments, train_dataset=rows, eval_dataset=held_out)
+    trainer = DrafterTrainer(lesson, report=report, args=arguments(job), train_dataset=rows, eval_dataset=held_out)
     _store_settings(job, settings)
     before = trainer.measure(held_out)
     started = time.monotonic()

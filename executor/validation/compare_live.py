@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from executor.models.fingerprint import tokens_hash
 from executor.runners.runner import Requests, Run, Runner, Shape, Visit, Visits, resumable
-from simulate.validation.end_to_end import Runs
 from simulate.validation.predicted_vs_measured import Comparison, Figures
-from simulate.validation.predictions import ClosedForms, judged_on, ways_of
+from simulate.validation.predictions import ClosedForms, Runs, judged_on, ways_of
 from treeopt.defaults import BLOCKS
 from treeopt.errors import EngineError, ExecutorError, UsageError
 from treeopt.plans.plan import Choice, Plan, PlanEntry

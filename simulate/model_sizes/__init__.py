@@ -1,10 +1,9 @@
 """Model sizes: what models multiply, read and store. No device, no time.
 
-* `hf_config`: the sizes, context limit and quantisation in a Hugging Face config.json.
-* `named_shapes`: shapes by short names such as `8b`, without weights.
+* `hf_config`: the sizes, context limit and quantisation in a Hugging Face config.json; shapes such as `8b`.
 * `model_shape`: the parameters, K/V bytes and FLOP of a decoder-only transformer of these sizes.
 * `mixture_of_experts`: the number of experts that a batch of tokens needs.
 * `forward_pass`: the matrices and attention of one forward, also divided over several devices (tensor parallelism).
-* `drafter_sizes`: the forwards of a drafter at each level of a tree.
-* `drafter_kinds`: what the entry of a kind of drafter says, the registry of kinds, and the kind of a configuration.
+* `drafter_kinds`: the forwards of a drafter at each level of a tree; what the entry of a kind says, the registry of
+  kinds, and the kind of a configuration.
 """

@@ -1,12 +1,12 @@
 """Profiles: measured step times of one target and drafter on one device, and the error to expect from them.
 
 * `profile`: the measured cost model, and its JSON file.
-* `step_tables`: tables of seconds at one batch size and context: chains by depth, levels by width, steps by tokens.
-* `refuse_unmeasured`: the error for sizes outside what a profile covers, instead of an extrapolation.
+* `step_tables`: tables of seconds at one batch size and context: chains by depth, levels by width, steps by tokens;
+  refusals of sizes outside them, instead of an extrapolation.
 * `basis`: step time as a fitted sum of terms (tokens, tiles, K/V, masks, experts), to interpolate over.
 * `cell_tables`: the tables that cells make, shrunk towards a fitted basis.
-* `left_out_sizes`: the error at token counts that were left out and predicted.
-* `calibration`: cells to a profile with its error; chains of engines, whose times do not separate drafting.
+* `calibration`: cells to a profile with its error at sizes left out; chains of engines, whose times do not
+  separate drafting.
 * `engine_times_csv`: step times of an inference engine, read from a CSV table.
 * `find_profile`: the profile of the same target and drafter, beside the trace or shipped with treeopt.
 """

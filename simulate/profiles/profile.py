@@ -24,9 +24,18 @@ from numpy.typing import ArrayLike, NDArray
 from simulate.model_sizes.drafter_kinds import known_kind
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis, fit_basis
-from simulate.profiles.refuse_unmeasured import batch_shares, error_between, outside_of, outside_text, way_to_measure
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
-from simulate.profiles.step_tables import Growing, Points, Prefill, interpolate
+from simulate.profiles.step_tables import (
+    Growing,
+    Points,
+    Prefill,
+    batch_shares,
+    error_between,
+    interpolate,
+    outside_of,
+    outside_text,
+    way_to_measure,
+)
 from treeopt.cost_model import CostParts, StepShape, far
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import why, write_text

@@ -6,7 +6,7 @@ from typing import Any
 
 from simulate.profiles.profile import Profile
 from simulate.runs.batch_run import run
-from simulate.runs.prompt_costs import Prompts
+from simulate.runs.run_costs import Prompts
 from simulate.runs.server import static_entry
 from simulate.runs.timeline import Timeline, speedup
 from treeopt.cost_model import StepShape

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulate.runs.priced_steps import PAD, Together, divide_prefill, per_request, price_steps, step_seconds
+from simulate.runs.run_costs import PAD, Together, divide_prefill, per_request, price_steps, step_seconds
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from treeopt.cost_model import CostModel
 from treeopt.errors import UsageError

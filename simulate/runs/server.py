@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.runs.priced_steps import PAD, Seconds, Together, divide_prefill, per_request, price_steps
+from simulate.runs.run_costs import PAD, Seconds, Together, divide_prefill, per_request, price_steps
 from simulate.runs.server_load import Workload
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
 from treeopt.cost_model import CostModel

@@ -1,33 +1,169 @@
 """Simulated days of a server as JSON values: figures of each configuration under one load, or the rate it carries."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulate.profiles.profile import Profile
 from simulate.runs.batch_record import run_conditions
-from simulate.runs.prompt_costs import Prompts
+from simulate.runs.run_costs import Prompts
 from simulate.runs.server import Served, Switching, serve, static_entry
-from simulate.runs.server_load import Load, Workload
-from simulate.runs.service_levels import FULL, figures, highest_rate, keeps_up, piles_up, replicate
+from simulate.runs.server_load import Load, Slo, Workload
+from simulate.runs.timeline import LATENCIES, Floats, Timeline
 from treeopt.errors import UsageError
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.results.words import paths_words
-from treeopt.statistics.clustered_estimate import paired_ratio
+from treeopt.statistics.clustered_estimate import Estimate, paired_ratio, ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
+PERCENTS = (50, 95, 99)
+PILING = 0.01  # share of arrivals by which a queue may grow while a server counts as keeping up
+FULL = 0.97  # share of a server's rows in use above which the queue depends on the length of a day
+NEAR = 0.01  # relative precision of a rate
+LEAST, MOST = 1e-6, 1e6  # range of rates that are tried, requests per second
 MOMENTS = 60  # times of the first day at which its load is recorded
-
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 Configurations = Mapping[str, Switching]
+Day = Callable[[Switching, np.random.Generator, float | None], tuple[Served, float]]
+
+
+def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) -> dict[str, float]:
+    """Return means and percentiles from `warmup_s` until the last arrival; latencies of the requests that arrive then.
+
+    * `tokens_s`, `requests_s` (ended), `goodput_s` (ended within `slo`): per second.
+    * `within`: share of arrivals that met `slo`; `piled`: share of arrivals by which the queue is longer at the end.
+    * `running`, `waiting`: mean numbers of requests; `busy`: share of time.
+    * `tree_0`, ...: share of the steps' time with each tree; `switches`: changes of tree per second.
+    * `ttft_s_p50` and so on: latencies in seconds.
+
+    Raises:
+        UsageError: no request arrives after the warm-up.
+    """
+    run, slo = served.timeline, slo or Slo()
+    end = float(run.arrived_s[-1])
+    if not warmup_s < end:
+        raise UsageError(f"warm-up must end before the last arrival at {end:.6g} s, got {warmup_s:.6g} s")
+    length = end - warmup_s
+
+    def share(begins: Floats, ends: Floats) -> Floats:
+        """Return the share of the window that lies in each interval."""
+        return np.asarray((np.minimum(ends, end) - np.maximum(begins, warmup_s)).clip(min=0) / length)
+
+    def inside(times: Floats) -> NDArray[np.bool_]:
+        """Return which times lie in the window."""
+        return np.asarray((times > warmup_s) & (times <= end))
+
+    step_end = run.started_s + run.step_s
+    arriving, ending, met = inside(run.arrived_s), inside(run.done_s), slo.met(run)
+    stepping = share(run.started_s, step_end)
+    queued = served.waiting(np.array([warmup_s, np.nextafter(end, 0)]))  # before the last request arrives
+    values = {
+        "tokens_s": float(run.committed[inside(step_end)].sum() / length),
+        "requests_s": float(ending.sum() / length),
+        "goodput_s": float((met & ending).sum() / length),
+        "within": float((met & arriving).sum() / arriving.sum()),
+        "piled": float((queued[1] - queued[0]) / arriving.sum()),
+        "running": float(share(run.admitted_s, run.done_s).sum()),
+        "waiting": float(share(run.arrived_s, run.admitted_s).sum()),
+        "busy": 1 - float(share(served.idle_s[:, 0], served.idle_s[:, 1]).sum()),
+        "switches": float(inside(served.switched_s).sum() / length),
+    }
+    all_steps = float(stepping.sum())  # 0 for a server that only prefills
+    for index in range(int(served.tree_index.max()) + 1):
+        in_tree = float(stepping[served.tree_index == index].sum())
+        values[f"tree_{index}"] = in_tree / all_steps if all_steps else math.nan
+    for latency in LATENCIES:
+        for percent, value in zip(PERCENTS, _percentiles(run, latency, arriving), strict=True):
+            values[f"{latency}_s_p{percent}"] = value
+    return values
+
+
+def piles_up(piled: Estimate) -> bool:
+    """Return whether requests pile up: more than `PILING`, and with an interval above 0."""
+    return piled.value > PILING and piled.low > 0
+
+
+def replicate(
+    simulation: Callable[[np.random.Generator], Mapping[str, float]], *, replications: int, seed: int = 0
+) -> dict[str, Estimate]:
+    """Return the mean figures of independent runs with 95 % intervals (Student's t over the runs).
+
+    Args:
+        simulation: one run, given its random numbers.
+        replications: number of runs; a single run has no interval.
+        seed: seed of all runs.
+
+    Raises:
+        UsageError: fewer than one run.
+    """
+    if replications < 1:
+        raise UsageError(f"replications must be at least 1, got {replications}")
+    seeds = np.random.SeedSequence(seed).spawn(replications)
+    runs = [simulation(np.random.default_rng(seed_of_run)) for seed_of_run in seeds]
+    names: Sequence[str] = list(dict.fromkeys(name for run in runs for name in run))
+    ones = np.ones(replications)
+    return {name: _possible(name, ratio(np.array([run.get(name, 0.0) for run in runs]), ones)) for name in names}
+
+
+def _possible(name: str, estimate: Estimate) -> Estimate:
+    """Return the estimate with its interval clipped to possible values: only the growth of a queue can be below 0."""
+    if name == "piled":
+        return estimate
+    maximum = 1.0 if name in ("within", "busy") or name.startswith("tree_") else math.inf
+    return Estimate(estimate.value, max(0.0, estimate.low), min(maximum, estimate.high))
+
+
+def _percentiles(run: Timeline, latency: str, chosen: NDArray[np.bool_]) -> list[float]:
+    """Return the `PERCENTS` of a latency over the chosen requests; nan if they have none."""
+    values, weights, request = run.samples(latency)
+    known = chosen[request] & (weights > 0) & np.isfinite(values)
+    if not known.any():
+        return [float("nan")] * len(PERCENTS)
+    shares = [percent / 100 for percent in PERCENTS]
+    quantiles = np.quantile(values[known], shares, weights=weights[known], method="inverted_cdf")
+    return [float(value) for value in quantiles]
+
+
+def keeps_up(figures: Mapping[str, float], *, share: float) -> bool:
+    """Return whether at least `share` of a day's requests are within the limits and almost none pile up."""
+    return figures["within"] >= share and figures["piled"] <= PILING
+
+
+def highest_rate(holds: Callable[[float], bool]) -> float:
+    """Return the highest rate at which `holds` is true, in requests per second, at most `NEAR` too low.
+
+    Found by doubling from 1 and bisection, assuming that it is true up to some rate and false above. 0: false even at
+    `LEAST`.
+
+    Raises:
+        UsageError: it is true at `MOST`, too.
+
+    >>> 16.9 < highest_rate(lambda rate: rate <= 17) <= 17
+    True
+    """
+    low = 1.0
+    while not holds(low):
+        low /= 2
+        if low < LEAST:
+            return 0.0
+    high = 2 * low
+    while holds(high):
+        low, high = high, 2 * high
+        if high > MOST:
+            raise UsageError(f"the limits are met even at {low:.0f} requests per second: set tighter limits")
+    while high > (1 + NEAR) * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 def no_progress(label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
@@ -106,9 +242,6 @@ def server_configurations(plan: Plan | None, tree: Tree | None, load: Load) -> t
     if tree is not None and tree.nodes:
         return {paths_words(tree.paths): Switching((tree,))} | plain, []
     return plain, []
-
-
-Day = Callable[[Switching, np.random.Generator, float | None], tuple[Served, float]]
 
 
 def _serving(configurations: Configurations, load: Load, day: Day, *, rows: int, seed: int) -> dict[str, Any]:

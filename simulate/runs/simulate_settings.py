@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulate.runs.prompt_costs import PromptSettings
+from simulate.runs.run_costs import PromptSettings
 from simulate.runs.server_load import Load
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan

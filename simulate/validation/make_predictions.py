@@ -1,27 +1,209 @@
-"""Make the predictions of a validation before anything is measured: a plan, closed forms and whole runs."""
+"""Make the predictions of a validation before anything is measured: a plan, closed forms and whole runs.
+
+They are made from a plan, from a trace with step times, or read from a file of predictions. Requests whose acceptance
+is replayed are kept apart from those that a prediction may see.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
-from simulate.profiles.profile import Profile
-from simulate.runs.prompt_costs import FEW
-from simulate.validation.end_to_end import Runs, whole_runs
-from simulate.validation.prediction_sources import Material
-from simulate.validation.predictions import Predictions, closed_forms
-from treeopt.comparison.trees_of_size import sized_trees
+import numpy as np
+
+from simulate.profiles.find_profile import profile_of_trace
+from simulate.profiles.profile import Profile, load_profile
+from simulate.runs.run_costs import FEW
+from simulate.validation.predictions import Predictions, Runs, closed_forms, load_predictions, whole_runs
+from treeopt.acceptance_rules import draws_candidates
+from treeopt.comparison.trees_of_size import USUAL, Size, sized_trees
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import StepShape, far
-from treeopt.errors import CostError, counted
+from treeopt.defaults import VALIDATED_BATCHES
+from treeopt.errors import CostError, UsageError, counted
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan import Plan
+from treeopt.plans.plan_json import load_plan
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.atomic_files import checksum
 from treeopt.storage.provenance import look, this_run
-from treeopt.traces.trace import Trace
+from treeopt.traces.trace import Trace, load_trace
 from treeopt.tree import Tree
 
 WholeRuns = dict[tuple[int, str], Estimate]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Files, or their contents, that predictions are made from.
+
+    Attributes:
+        plan: the plan to check; or `trace`, to make one.
+        trace: searched for the plan.
+        profile: step times for the search; None: a profile of the trace's models is looked for.
+        batch: batch sizes of the search; None: 1, 2, 4 and 8.
+        sizes: sizes of further trees to measure, chosen on the trace; None: the usual ones.
+        predictions: a file of predictions: read if there is neither plan nor trace.
+        replay: the trace whose acceptance is imposed; None: the models decide.
+    """
+
+    plan: Plan | Path | None = None
+    trace: Trace | Path | None = None
+    profile: Profile | Path | None = None
+    batch: tuple[int, ...] | None = None
+    sizes: tuple[Size, ...] | None = None
+    predictions: Path | None = None
+    replay: Path | None = None
+
+    @property
+    def written(self) -> bool:
+        """The predictions are read from a file."""
+        return self.predictions is not None and self.plan is None and self.trace is None
+
+    @property
+    def acceptance(self) -> str:
+        """The value of `--acceptance`."""
+        return "live" if self.replay is None else f"replay:{self.replay}"
+
+    @property
+    def replays_own_trace(self) -> bool:
+        """The replayed trace is the one that predictions are made from."""
+        if self.replay is None or not isinstance(self.trace, Path):
+            return False
+        return checksum(self.trace) == checksum(self.replay)
+
+    def check(self) -> None:
+        """Check that the settings go together.
+
+        Raises:
+            UsageError: names those that do not.
+        """
+        if not self.written and (self.plan is None) == (self.trace is None):
+            raise UsageError("give either --plan or --trace, or a --predictions file that was written before")
+        if self.trace is None and (self.batch, self.profile, self.sizes) != (None, None, None):
+            raise UsageError("--batch, --profile and --shapes are for a search: give --trace")
+        if self.trace is not None and self.replay is not None and self.profile is None:
+            raise UsageError("with --acceptance replay step times are the models' own: name them with --profile")
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """The contents of the sources.
+
+    Attributes:
+        replayed: requests whose acceptance is imposed; None: the models decide.
+        first: the first of the trace's requests that are replayed.
+        plan: to be checked, where a file holds it.
+        trace: to search, without the requests that are replayed.
+        profile: step times of the search.
+        fixed: predictions read from a file.
+        batches: batch sizes of the search.
+        sizes: of further trees to measure.
+        checksums: SHA-256 of the files of plan, trace, profile and replayed trace; None where there is no file.
+        warnings: sentences without a full stop.
+        notes: lines for the user that are no warnings.
+    """
+
+    replayed: Trace | None
+    first: int
+    plan: Plan | None = None
+    trace: Trace | None = None
+    profile: Profile | None = None
+    fixed: Predictions | None = None
+    batches: tuple[int, ...] = VALIDATED_BATCHES
+    sizes: tuple[Size, ...] = USUAL
+    checksums: dict[str, str | None] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_sources(sources: Sources, *, skip: int = 0, requests: int | None = None) -> Material:
+    """Read the sources; `skip` and `requests` choose the replayed requests, which no prediction of the trace sees.
+
+    Raises:
+        TreeoptError: as the readers do, or settings that do not go together.
+    """
+    sources.check()
+    replayed = _replayed(sources, skip, requests)
+    if sources.written:
+        return _fixed(sources, replayed, skip)
+    names = {"plan": sources.plan, "trace": sources.trace, "profile": sources.profile, "replayed": sources.replay}
+    sums = {name: checksum(file) if isinstance(file, Path) else None for name, file in names.items()}
+    if sources.plan is not None:
+        plan = load_plan(sources.plan) if isinstance(sources.plan, Path) else sources.plan
+        return Material(
+            replayed, skip, plan=plan, checksums=sums, warnings=_seen_texts(plan, replayed, sources.acceptance)
+        )
+    assert sources.trace is not None
+    trace_file = sources.trace if isinstance(sources.trace, Path) else None
+    trace = load_trace(sources.trace) if isinstance(sources.trace, Path) else sources.trace
+    notes: tuple[str, ...] = ()
+    if sources.profile is None:
+        profile, note = profile_of_trace(trace, trace_file)
+        notes = (note,)
+    else:
+        profile = load_profile(sources.profile) if isinstance(sources.profile, Path) else sources.profile
+    if sources.replays_own_trace and requests is not None:
+        numbers = np.arange(trace.requests)
+        trace = trace.select(numbers[(numbers < skip) | (numbers >= skip + requests)])
+    material = Material(replayed, skip, trace=trace, profile=profile, checksums=sums, notes=notes)
+    return replace(material, batches=sources.batch or VALIDATED_BATCHES, sizes=sources.sizes or USUAL)
+
+
+def _replayed(sources: Sources, skip: int, requests: int | None) -> Trace | None:
+    """Return the requests whose acceptance is imposed.
+
+    Raises:
+        UsageError: ranks do not record what the rule accepts, there are too few requests, or none is left to predict.
+    """
+    path = sources.replay
+    if path is None:
+        return None
+    trace = load_trace(path)
+    rule = look(trace.meta, "verification")
+    if draws_candidates(rule):
+        raise UsageError(f"{path}: rule {rule} draws its candidates, so ranks do not say what steps accept")
+    if skip + (requests or 1) > trace.requests:
+        raise UsageError(
+            f"{path}: {counted(requests or 1, 'request')} wanted after skipping {skip}, the trace has {trace.requests}"
+        )
+    if requests is None and sources.replays_own_trace:
+        raise UsageError(
+            "--trace and --acceptance name the same trace: give the number of requests to replay as --requests"
+        )
+    return trace.select(np.arange(skip, trace.requests if requests is None else skip + requests))
+
+
+def _fixed(sources: Sources, replayed: Trace | None, skip: int) -> Material:
+    """Return the predictions of a file, made for this kind of acceptance and from other requests than the replayed."""
+    path = sources.predictions
+    assert path is not None
+    fixed = load_predictions(path)
+    predicted = look(fixed.meta, "replayed")
+    if predicted != (None if sources.replay is None else checksum(sources.replay)):
+        made = "live acceptance" if predicted is None else f"the replay of a trace of sha256 {predicted:.16}"
+        raise UsageError(f"{path}: predicts {made}, --acceptance is {sources.acceptance}")
+    part = look(fixed.meta, "replayed_requests")
+    if replayed is not None and part is not None and look(fixed.meta, "trace") == predicted:
+        first, count = part
+        if skip < first or skip + replayed.requests > first + count:
+            raise UsageError(
+                f"{path}: was made from all requests of this trace but {count} after the first {first}; give "
+                f"--skip {first} --requests {count} to replay those"
+            )
+    return Material(replayed, skip, fixed=fixed)
+
+
+def _seen_texts(plan: Plan, replayed: Trace | None, acceptance: str) -> tuple[str, ...]:
+    """Warn if the replayed texts are those that the plan was chosen on."""
+    texts = None if replayed is None else look(replayed.meta, "text_sha256")
+    if texts is None or texts != look(plan.meta, "trace", "text_sha256"):
+        return ()
+    return (
+        f"the plan was chosen on the texts that are replayed ({acceptance}): its predictions have seen them; replay "
+        "another trace, or give --trace and --requests",
+    )
 
 
 class Made(NamedTuple):

@@ -12,8 +12,8 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import Hardware, Link, constants_of, find_hardware, own_hardware
 from simulate.roofline.roofline_model import Roofline
-from simulate.whatif.profile_transfer import transfer
 from simulate.whatif.scenarios import Place
+from simulate.whatif.unmeasured_profiles import transfer
 from simulate.whatif.whatif_settings import PRICES, Config, WhatIfSettings
 from treeopt.defaults import BYTES
 from treeopt.errors import CostError, UsageError

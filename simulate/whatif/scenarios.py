@@ -1,16 +1,29 @@
-"""Scenarios: the plan for each device, context and batch size, and the batch size up to which speculation pays."""
+"""Scenarios: the plan for each device, context and batch size, and the batch size up to which speculation pays.
+
+Also the acceptance from which a chain pays, and the price of a million tokens on rented devices.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from simulate.roofline.device_memory import sequence_bytes, weights_bytes
-from simulate.roofline.roofline_model import Roofline
-from simulate.whatif.break_even_acceptance import break_even
+import numpy as np
+from numpy.typing import NDArray
+
+from simulate.paper_formulas import expected_tau
+from simulate.roofline.roofline_model import Roofline, sequence_bytes, weights_bytes
 from treeopt.cost_model import CostModel, StepShape
+from treeopt.errors import CostError
 from treeopt.planning import search_pipeline
+from treeopt.planning.evaluator import PLAIN
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Choice, Plan
+from treeopt.statistics.clustered_estimate import Estimate, in_logs
 from treeopt.traces.trace import Trace
+from treeopt.tree import Tree
+
+Floats = NDArray[np.float64]
+MILLION = 1e6
+HOUR_S = 3600
 
 
 @dataclass(frozen=True)
@@ -171,3 +184,125 @@ def _last_that_holds(cells: Sequence[tuple[int, bool]]) -> int | None:
             break
         last = batch
     return last
+
+
+def break_even(cost: CostModel, *, batch: int, depth: int, context: int | None = None) -> float | None:
+    """Return the minimum acceptance of each drafted token, independent of the others, at which a chain pays.
+
+    A chain of k, up to `depth`, pays if tau(alpha, k) = (1 - alpha**(k + 1)) / (1 - alpha) exceeds its step over a
+    plain step. The step commits as many tokens; its time is interpolated linearly from a step that accepts none to one
+    that accepts all. Found to 1e-9 by bisection, since tau grows with alpha. None: no chain pays even at 1.
+
+    Raises:
+        CostError: the cost model covers no chain.
+    """
+    gamma, none_s, all_s = _chain_steps(cost, batch=batch, depth=depth, context=context)
+    low, high = np.zeros(len(gamma)), np.where(none_s <= 1, 0.0, 1.0)
+    for _ in range(30):
+        middle = (low + high) / 2
+        tau = np.asarray(expected_tau(alpha=middle, gamma=gamma))
+        pays = tau >= none_s + (all_s - none_s) * (tau - 1) / gamma
+        low, high = np.where(pays, low, middle), np.where(pays, middle, high)
+    possible = gamma + 1 >= all_s
+    return float(high[possible].min()) if possible.any() else None
+
+
+def _chain_steps(
+    cost: CostModel, *, batch: int, depth: int, context: int | None
+) -> tuple[NDArray[np.int64], Floats, Floats]:
+    """Return chain lengths from 1, and their steps over a plain step if none and if all drafted tokens are accepted.
+
+    Ends at the first chain that the cost model does not cover.
+    """
+    lengths: list[int] = []
+    ratios: list[Floats] = []
+    plain_s = cost.plain_s(batch=batch, context=context)
+    for k in range(1, depth + 1):
+        shapes = [StepShape.of(Tree.chain(k), batch=batch, context=context, committed=c) for c in (1, k + 1)]
+        try:
+            step_s = cost.step_s(shapes)
+        except CostError:
+            if not lengths:
+                raise
+            break
+        lengths.append(k)
+        ratios.append(step_s / plain_s)
+    none_s, all_s = np.array(ratios).T
+    return np.array(lengths), none_s, all_s
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The price of decoding on one device at one context and batch size, all rows busy, prompts left out.
+
+    Attributes:
+        device: its name.
+        context: tokens per sequence in the cache.
+        batch: sequences.
+        name: name of the configuration.
+        tpot_s: seconds per token and sequence.
+        million: price of a million tokens, in the currency of the device's price. Its interval is the speedup's; the
+            plain step counts as exactly predicted.
+    """
+
+    device: str
+    context: int
+    batch: int
+    name: str
+    tpot_s: float
+    million: Estimate
+
+    @classmethod
+    def planned(cls, scenario: Scenario, *, price: float) -> "Offer":
+        """Return the price of the chosen configuration, the device being rented at `price` per hour."""
+        return cls._of(scenario, scenario.choice.name, scenario.choice.speedup, price)
+
+    @classmethod
+    def plain(cls, scenario: Scenario, *, price: float) -> "Offer":
+        """Return the price of decoding without speculation, the device being rented at `price` per hour."""
+        return cls._of(scenario, PLAIN, Estimate(1.0, 1.0, 1.0), price)
+
+    @classmethod
+    def _of(cls, scenario: Scenario, name: str, speedup: Estimate, price: float) -> "Offer":
+        tpot_s = scenario.plain_s / speedup.value
+        million = in_logs(price / HOUR_S * tpot_s / scenario.batch * MILLION, speedup.relative)
+        return cls(scenario.device, scenario.context, scenario.batch, name, tpot_s, million)
+
+
+@dataclass(frozen=True)
+class Cheapest:
+    """The cheapest offers for one context.
+
+    Attributes:
+        context: tokens per sequence in the cache.
+        max_tpot_s: maximum seconds per token and sequence of an offer; None: any.
+        planned: the cheapest of the chosen configurations; None: all take longer, or nothing fits.
+        plain: the cheapest without speculation; None: all take longer, or nothing fits.
+    """
+
+    context: int
+    max_tpot_s: float | None
+    planned: Offer | None
+    plain: Offer | None
+
+
+def cheapest(
+    scenarios: Sequence[Scenario], prices: Mapping[str, float], *, max_tpot_s: float | None = None
+) -> tuple[Cheapest, ...]:
+    """Return for each context the cheapest offer over all devices and batch sizes, except those known not to fit.
+
+    Args:
+        scenarios: scenarios to choose from.
+        prices: price per hour, by device.
+        max_tpot_s: maximum seconds per token and sequence.
+    """
+
+    def best(make: Callable[..., Offer], context: int) -> Offer | None:
+        """Return the cheapest offer of one kind at one context."""
+        fitting = [scenario for scenario in scenarios if scenario.context == context and scenario.fits is not False]
+        offers = [make(scenario, price=prices[scenario.device]) for scenario in fitting]
+        quick = [offer for offer in offers if max_tpot_s is None or offer.tpot_s <= max_tpot_s]
+        return min(quick, key=lambda offer: offer.million.value, default=None)
+
+    contexts = dict.fromkeys(scenario.context for scenario in scenarios)
+    return tuple(Cheapest(c, max_tpot_s, best(Offer.planned, c), best(Offer.plain, c)) for c in contexts)

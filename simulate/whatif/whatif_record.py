@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from simulate.profiles.profile import Profile
-from simulate.whatif.price_per_token import Offer, cheapest
-from simulate.whatif.scenarios import Scenario, limits
+from simulate.whatif.scenarios import Offer, Scenario, cheapest, limits
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.engines import ENGINES
 from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord

@@ -50,7 +50,7 @@ PROMPTS = ROOT / "data" / "prompts" / "stdlib.jsonl"
 
 # Names that are no part of the API: where each is now, and where it was before.
 INNER = {
-    "tree word": ("treeopt.cli.options.what_to_draft:Static",),
+    "tree word": ("treeopt.cli.options.value_types:Static",),
     "predictions": ("simulate.validation.predictions:load_predictions",),
     "shape": ("simulate.model_sizes.model_shape:Shape",),
     "context limit": ("simulate.model_sizes.hf_config:context_limit",),
@@ -58,13 +58,13 @@ INNER = {
     "drafter shape": ("simulate.model_sizes.drafter_kinds:drafter_shape",),
     "hardware": ("simulate.roofline.data_sheets:load_hardware",),
     "requests": ("simulate.runs.server_load:read_requests",),
-    "report": ("treeopt.api.page.result_files:read_files",),
+    "report": ("treeopt.api.report_files:read_files",),
     "prompts": ("executor.prompts.prompt_files:read_prompts",),
     "encoded": ("executor.prompts.prompt_files:encoded",),
     "prompt": ("executor.prompts.prompt_files:Prompt",),
     "texts": ("executor.train.text_files:read_texts",),
     "rows": ("executor.train.token_rows:encode",),
-    "reading report": ("executor.prompts.reading_report:Report",),
+    "reading report": ("executor.prompts.message_parts:Report",),
     "drafter": ("executor.checkpoints:load_drafter",),
     "target": ("executor.target.load_hf_model:load_target",),
     "collect": ("executor.recording.collect_trace:collect",),

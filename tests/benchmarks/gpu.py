@@ -51,8 +51,8 @@ from executor.target.tokenizer import load_tokenizer
 from executor.validation.compare_live import compare, runs_of
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import load_profile, save_profile
-from simulate.validation.end_to_end import whole_runs
 from simulate.validation.predicted_vs_measured import comparison_record
+from simulate.validation.predictions import whole_runs
 from tests.benchmarks.bench_executor import compare_ways, models, show
 from tests.benchmarks.gpu_drafters import trained_drafters
 from tests.benchmarks.gpu_pieces import OtherDeviceError, OutOfTimeError, Pieces, results, unpack, write_part

@@ -25,7 +25,8 @@ from executor.recording.collect_trace import collect
 from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
 from executor.train.text_files import Rows
-from executor.train.training_run import Job, begun, run
+from executor.train.trainer import Job
+from executor.train.training_run import begun, run
 from tests.benchmarks.gpu_pieces import Pieces
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import save_trace

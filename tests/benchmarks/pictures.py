@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from treeopt import load_profile, load_trace, search
-from treeopt.charts.chart_files import as_svg
+from treeopt.charts.marks import as_svg
 from treeopt.charts.speedup_charts import agreement, speedups
 from treeopt.storage.atomic_files import shipped, write_text
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.closed_forms.paper_formulas import expected_tau, walltime_speedup, weight_speedup
-from simulate.model_sizes.drafter_sizes import eagle_parameters
+from simulate.model_sizes.drafter_kinds import eagle_parameters
 from simulate.model_sizes.model_shape import Shape
+from simulate.paper_formulas import expected_tau, walltime_speedup, weight_speedup
 from treeopt.storage.atomic_files import shipped
 
 if TYPE_CHECKING:

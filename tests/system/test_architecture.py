@@ -32,7 +32,7 @@ treeopt: errors registry settings acceptance_rules defaults storage value_method
     traces.importers traces.importers.sources tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
     plans planning comparison engines engines.connections engines.* results terminal charts report
-simulate: model_sizes roofline profiles closed_forms runs validation whatif
+simulate: model_sizes roofline profiles paper_formulas runs validation whatif
 executor: device kernels prompts verification target drafters.base models checkpoints.tensors
     drafters.* drafters checkpoints decoding runners
     recording profiling validation train
@@ -41,13 +41,11 @@ ROOF = (
     "treeopt",
     "treeopt.__main__",
     "treeopt.api",
-    "treeopt.api.page",
     "treeopt.notebook",
     "treeopt.explore",
     "treeopt.cli",
     "treeopt.cli.options",
     "treeopt.cli.commands",
-    "treeopt.cli.commands.trace",
 )  # imports every room; no room imports it
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.

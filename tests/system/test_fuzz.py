@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint, read_saved
+from executor.prompts.message_parts import Report
 from executor.prompts.prompt_files import encoded, read_prompts
-from executor.prompts.reading_report import Report
 from executor.recording.engine_steps import RequestRecord
 from executor.train.text_files import read_texts
 from executor.train.token_rows import encode
@@ -50,8 +50,8 @@ from tests.helpers.fuzzing import (
 )
 from tests.helpers.models import small_target
 from tests.system.test_data import byte_tokenizer
-from treeopt.api.page.read_results import report_page
-from treeopt.cli.options.what_to_draft import Static
+from treeopt.api.report_files import report_page
+from treeopt.cli.options.value_types import Static
 from treeopt.cost_model import StepShape
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.plans.plan_json import load_plan, to_json

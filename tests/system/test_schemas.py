@@ -25,7 +25,7 @@ from treeopt.plans.plan_json import BEFORE, PlanRecord, load_plan, save_plan
 from treeopt.plans.plan_json import SCHEMA as PLAN
 from treeopt.policies import POLICIES as KINDS
 from treeopt.policies.policy_kinds import to_record
-from treeopt.results.kinds import kind_of_schema
+from treeopt.results.kinds import RESULTS, kind_of_schema
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import read_record
@@ -74,19 +74,13 @@ def test_no_other_schema_is_shipped():
 
 
 def test_schemas_are_of_the_versions_that_are_written():
-    versions = {name: document(kind)["$defs"][kind.__name__]["properties"]["schema"] for name, kind in FORMATS.items()}
-    assert {name: sorted(found["enum"]) for name, found in versions.items()} == {
-        "capacity": ["treeopt.capacity/2"],
-        "comparison": ["treeopt.comparison/2"],
-        "plan": [BEFORE, PLAN],
-        "predictions": [PREDICTIONS],
-        "profile": [PROFILE],
-        "run": ["treeopt.run/2"],
-        "serving": ["treeopt.serving/2"],
-        "trace_meta": [TRACE],
-        "validation": [VALIDATION],
-        "whatif": ["treeopt.whatif/1"],
-    }
+    for name, kind in FORMATS.items():
+        found = document(kind)["$defs"][kind.__name__]["properties"]["schema"]["enum"]
+        written, *before = RESULTS[name].schemas if name in RESULTS else (TRACE,)
+        assert written in found
+        assert set(found) <= {written, *before}
+    written = [RESULTS[name].schemas[0] for name in ("plan", "predictions", "profile", "validation")]
+    assert written == [PLAN, PREDICTIONS, PROFILE, VALIDATION]
     assert set(get_args(get_type_hints(PlanRecord)["schema"])) == {BEFORE, PLAN}
 
 

@@ -11,7 +11,8 @@
 * `decode_prompts`: `decode`, texts with a drafter and a tree.
 * `train_drafter`: `train`, a drafter by a published recipe.
 * `runners`: what decodes in these: the loop with its models, or an engine in words.
-* `page`: results that commands wrote, read and put on one page.
+* `report_files`: results that commands wrote, read and put on one page.
+* `device_charts`: charts of step times and of devices.
 * `messages`: warnings and notes through `logging`, progress through a callback.
-* `run_models`, `run_prompts`, `token_sampling`: models, prompts and verification of a real run.
+* `run_models`: models, prompts and the choice of tokens of a real run.
 """

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.api.file_loading import as_plan
 from treeopt.api.messages import note, warn
-from treeopt.api.run_models import Models, is_main_rank, load_target_and_drafter
-from treeopt.api.run_prompts import Prompts, Requests, load_prompts
-from treeopt.api.token_sampling import Sampling
+from treeopt.api.run_models import (
+    Models,
+    Prompts,
+    Requests,
+    Sampling,
+    is_main_rank,
+    load_prompts,
+    load_target_and_drafter,
+)
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.defaults import NEW_TOKENS
 from treeopt.errors import ExecutorError, PlanError, UsageError, counted
@@ -21,8 +27,8 @@ from treeopt.policies.policy import setting_names
 from treeopt.policies.policy_kinds import identity as policy_identity
 from treeopt.results.kinds import Record
 from treeopt.settings import Settings, group, setting, takes
-from treeopt.storage.json_lines import appended, read_lines
 from treeopt.storage.json_records import RecordError, get
+from treeopt.storage.work_file import appended, read_lines
 from treeopt.tree import EMPTY, Tree
 
 if TYPE_CHECKING:

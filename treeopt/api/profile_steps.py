@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 from executor.profiling.profile_settings import Measuring
 from treeopt.api.messages import Progress, silent
-from treeopt.api.run_models import Models
-from treeopt.api.run_prompts import Prompts, load_tokens
+from treeopt.api.run_models import Models, Prompts, Sampling, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
-from treeopt.api.token_sampling import Sampling
 from treeopt.defaults import BUDGET_S, POLICIES_S
 from treeopt.settings import Settings, group, setting, takes
 

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.api.messages import Progress, silent
-from treeopt.api.run_models import Models, load_models
-from treeopt.api.run_prompts import Prompts, Requests, load_prompts
+from treeopt.api.run_models import Models, Prompts, Requests, Sampling, load_models, load_prompts
 from treeopt.api.runners import EngineSetup, open_runner
-from treeopt.api.token_sampling import Sampling
 from treeopt.defaults import DRAWS, ENGINE_LENGTH, NEW_TOKENS
 from treeopt.errors import UsageError
 from treeopt.policies import DynamicTree

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.api.run_models import Models, load_target_and_drafter
-from treeopt.api.run_prompts import engine_tokenizer
-from treeopt.api.token_sampling import Sampling
+from treeopt.api.run_models import Models, Sampling, engine_tokenizer, load_target_and_drafter
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.settings import Settings, setting

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulate.runs.prompt_costs import FREE
+from simulate.runs.run_costs import FREE
 from simulate.runs.simulate_settings import SimulateSettings
 from treeopt.api.file_loading import as_plan, as_profile, as_trace
 from treeopt.api.messages import Progress, note, silent, warn
@@ -17,7 +17,7 @@ from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
-    from simulate.runs.prompt_costs import Prompts
+    from simulate.runs.run_costs import Prompts
 
 
 @takes(SimulateSettings)

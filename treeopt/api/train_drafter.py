@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from executor.drafters.base.recipe import Recipe, recipes, replaced
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.run_models import Models, check_weights, quiet_libraries, slow_type_warnings
-from treeopt.api.run_prompts import leave_out
+from treeopt.api.run_models import Models, check_weights, leave_out, quiet_libraries, slow_type_warnings
 from treeopt.errors import UsageError
 from treeopt.results.kinds import Record
 from treeopt.settings import Settings, group, setting, takes
@@ -18,10 +17,11 @@ from treeopt.settings import Settings, group, setting, takes
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from executor.prompts.reading_report import Report
+    from executor.prompts.message_parts import Report
     from executor.target.target_model import Target
     from executor.train.text_files import Rows, Text
-    from executor.train.training_run import Job, Trained
+    from executor.train.trainer import Job
+    from executor.train.training_run import Trained
 
 SCHEMA = "treeopt.train/1"
 
@@ -131,7 +131,7 @@ def train(*, settings: TrainSettings, progress: Progress = silent) -> Record:
     models = settings.models.resolved()
     target, tokenizer = _load(models)
     target.check_length(settings.length)
-    from executor.prompts.reading_report import Report
+    from executor.prompts.message_parts import Report
     from executor.train.loss_module import check_whole
     from executor.train.training_run import precision_of, run
 
@@ -244,7 +244,8 @@ def _job(recipe: Recipe, settings: TrainSettings, *, rows: int, texts: int, devi
     """Return the training that the settings describe."""
     from executor.target.tensor_parallel import launched_processes
     from executor.train.loss_module import Lora
-    from executor.train.training_run import Job, checkpoint, step_count
+    from executor.train.trainer import Job
+    from executor.train.training_run import checkpoint, step_count
 
     steps = settings.steps or step_count(
         rows,

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.run_models import Models, is_main_rank
-from treeopt.api.run_prompts import Prompts, load_tokens
+from treeopt.api.run_models import Models, Prompts, Sampling, is_main_rank, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
-from treeopt.api.token_sampling import Sampling
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.constraints import ChainOnly, Constraint
@@ -24,7 +22,7 @@ from treeopt.traces.trace import Trace
 if TYPE_CHECKING:
     from executor.runners.runner import Requests, Runner
     from simulate.profiles.profile import Profile
-    from simulate.validation.prediction_sources import Material, Sources
+    from simulate.validation.make_predictions import Material, Sources
     from simulate.validation.predictions import Predictions
 
 Value = TypeVar("Value")
@@ -80,7 +78,7 @@ class ValidateSettings(Settings):
     @property
     def sources(self) -> "Sources":
         """What predictions are made from."""
-        from simulate.validation.prediction_sources import Sources
+        from simulate.validation.make_predictions import Sources
 
         sizes = None if self.sizes is None else parse_sizes(self.sizes)
         if sizes is None and self.engine.engine is not None and self.trace is not None:
@@ -117,7 +115,7 @@ def validate(*, settings: ValidateSettings, work: Path | None = None, progress: 
         >>> record.frame()[["batch", "name"]].to_dict("records")
         [{'batch': 1, 'name': 'chosen tree'}, {'batch': 1, 'name': 'best chain'}]
     """
-    from simulate.validation.prediction_sources import read_sources
+    from simulate.validation.make_predictions import read_sources
 
     models, prompts, sources = settings.models, settings.source, settings.sources
     material = read_sources(sources, skip=prompts.skip, requests=prompts.requests)

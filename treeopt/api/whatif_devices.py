@@ -186,7 +186,7 @@ class Answer:
     def profiles(self) -> "dict[str, Profile]":
         """Return the step times of each device at all contexts, by file name."""
         from simulate.roofline.roofline_model import Roofline
-        from simulate.whatif.predicted_profile import joined, tabulated
+        from simulate.whatif.unmeasured_profiles import joined, tabulated
 
         question, settings = self.question, self.question.settings
         nodes, depth = settings.max_nodes or NODES, settings.max_depth or question.trace.depth
@@ -244,7 +244,7 @@ def _bytes(settings: WhatIfSettings, drafter: Config | None) -> dict[str, float]
 
 def _name(target: Config) -> str | None:
     """Return the name of the target's folder; None where its config has no file."""
-    from simulate.model_sizes.named_shapes import shape_name
+    from simulate.model_sizes.hf_config import shape_name
 
     if isinstance(target, Mapping):
         return None

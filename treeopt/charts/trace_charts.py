@@ -1,18 +1,25 @@
-"""Charts of traces: what a drafter gets right by depth and domain, tokens per step by tree size, learning curves."""
+"""Charts of traces and plans: what a drafter gets right, tokens per step by tree size, learning curves, and trees.
+
+A tree is drawn as a tree: levels from left to right, a row for each leaf.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treeopt.charts.latency_charts import throughput_and_latency
 from treeopt.charts.marks import (
     ACROSS,
+    DOT,
+    LIGHT,
     Axis,
     Row,
     Series,
     data,
     decimal_ticks,
     interval,
+    library,
     line,
     points,
     rule,
@@ -20,16 +27,24 @@ from treeopt.charts.marks import (
     short,
     titled,
 )
-from treeopt.errors import TraceError, counted
-from treeopt.planning.learning_curve import LearningCurve
-from treeopt.replay.static_tree import replay_tree
+from treeopt.charts.speedup_charts import speedups
+from treeopt.errors import TraceError, TreeoptError, counted
+from treeopt.planning.learning_curve import LearningCurve, learning_curves
+from treeopt.plans.plan import Plan
+from treeopt.replay.dynamic_tree import first_tree
+from treeopt.replay.sampled_rules import with_drawn_ranks
+from treeopt.replay.static_tree import covers, deepest, replay_tree, visit
+from treeopt.results.predictions import plan_of
+from treeopt.results.trace import NODES, replayable
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.traces.trace import PAST_END, Trace
 from treeopt.tree import Tree
+from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
 if TYPE_CHECKING:
     import altair as alt
+
 
 TOPS = (1, 2, 4, 8)
 WIDEST = 1.5  # interval that is drawn, in units of tau over all requests
@@ -41,7 +56,12 @@ CHAINS = "chains, replayed"
 NAMED = "named trees, replayed"
 SERIES = 3  # named trees that have a series each, so that no label stands on another; more are labelled points
 CHOSEN = "chosen in the plan, replayed"
-NODES, TAU = "nodes", "tau, tokens per step"
+TAU = "tau, tokens per step"
+CURVES = (4, 16)  # nodes of learning curves
+PICTURES = 3  # trees of a plan that are drawn
+ROW = 18  # pixels of a leaf
+LABELLED = 80  # nodes up to which labels show their ranks
+LARGEST = 420  # square pixels of a node that every step accepts
 
 
 def acceptance_by_depth(trace: Trace, *, tops: Sequence[int] = TOPS) -> "alt.LayerChart":
@@ -146,7 +166,7 @@ def tau_by_nodes(
     rows = [*best, *chains, *others]
     largest = max(row["nodes"] for row in (*averaged, *rows))
     ticks = [2**power for power in range(int(largest).bit_length())]
-    x, y = Axis("nodes", NODES, log=True, ticks=ticks, limits=(0.9, largest * 1.15)), Axis("tau", TAU)
+    x, y = Axis("nodes", "nodes", log=True, ticks=ticks, limits=(0.9, largest * 1.15)), Axis("tau", TAU)
     names = list(dict.fromkeys(row["series"] for row in (*rows, *averaged)))
     series = Series(names, grey=frozenset({AVERAGED}), dashes=frozenset({AVERAGED}))
     labels = [row for row in others if row["series"] == NAMED]
@@ -246,3 +266,175 @@ def _flat(curve: LearningCurve) -> str:
     if curve.vague:
         return "too few requests to say"
     return "not flat yet" if curve.flat is None else f"flat from {counted(curve.flat.requests, 'request')}"
+
+
+def tree_picture(
+    tree: Tree, *, accepted: Sequence[float] | None = None, sample: str = "", title: str = ""
+) -> "alt.LayerChart":
+    """Return the picture of a tree.
+
+    Args:
+        tree: the tree.
+        accepted: share of steps in which each node is accepted, float (nodes,); None draws all nodes alike.
+        sample: how the tree was made, for a dynamic one that differs from step to step.
+        title: default its size.
+    """
+    alt = library()
+
+    rows = leaf_rows(tree)
+    root = {"depth": 0, "row": _middle([rows[i] for i, parent in enumerate(tree.parents) if parent < 0])}
+    places = [{"depth": depth, "row": row} for depth, row in zip(tree.depths, rows, strict=True)]
+    before = [places[parent] if parent >= 0 else root for parent in tree.parents]
+    nodes = [
+        place
+        | {"depth before": parent["depth"], "row before": parent["row"], "rank": rank, "rank path": str(list(path))}
+        | ({} if accepted is None else {"accepted": accepted[i], "accepted in": f"{accepted[i]:.1%} of steps"})
+        for i, (place, parent, rank, path) in enumerate(zip(places, before, tree.ranks, tree.paths, strict=True))
+    ]
+    x = Axis("depth", "depth", ticks=range(tree.depth + 1), limits=(-0.25, tree.depth + 0.5)).channel("x")
+    limits = alt.Scale(domain=[-0.8, max(rows, default=0) + 0.8], reverse=True)
+    y = alt.Y(field="row", type="quantitative", scale=limits, axis=None)
+    shares = alt.Scale(domain=[0, 1], range=[12, LARGEST])
+    size = alt.value(DOT) if accepted is None else alt.Size("accepted:Q", scale=shares, legend=None)
+    tips = ["rank path:N", *(["accepted in:N"] if accepted is not None else [])]
+    drawn = data(nodes)
+    marks = [
+        drawn.mark_rule(color=LIGHT.muted, strokeWidth=1.25).encode(x, y, x2="depth before", y2="row before"),
+        data([root]).mark_square(color=LIGHT.muted, size=DOT, opacity=1).encode(x, y),
+        drawn.mark_circle(color=LIGHT.series[0], opacity=1).encode(x, y, size=size, tooltip=tips),
+    ]
+    labels = drawn.mark_text().encode(x, y, text="rank:N")
+    sized = " Area: share of steps that accept the node." if accepted is not None else ""
+    number = counted(tree.nodes, "node")
+    return titled(
+        [*marks, labels] if tree.nodes <= LABELLED else marks,
+        (title or f"Tree of {number}") + (", a sample" if sample else ""),
+        "Circles: drafted tokens; the square: the last committed token. "
+        f"Labels: rank of the drafter's candidate, 0 is the best.{sized}",
+        *([sample] if sample else []),
+        words=f"A tree of {number}; nodes by level: {', '.join(map(str, tree.level_widths))}.",
+        height=max(80, ROW * round(max(rows, default=0) + 2)),
+    )
+
+
+def leaf_rows(tree: Tree) -> list[float]:
+    """Return the row of each node: leaves take rows of their own, in path order; a parent is between its children.
+
+    >>> leaf_rows(Tree.from_paths([(0, 0), (0, 1), (1,)]))
+    [0.5, 2.0, 0.0, 1.0]
+    """
+    below: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents):
+        below.setdefault(parent, []).append(node)
+    rows = [0.0] * tree.nodes
+    leaves = sorted((node for node in range(tree.nodes) if node not in below), key=lambda node: tree.paths[node])
+    for row, node in enumerate(leaves):
+        rows[node] = float(row)
+    for node in reversed(range(tree.nodes)):
+        if node in below:
+            rows[node] = _middle([rows[child] for child in below[node]])
+    return rows
+
+
+def _middle(rows: Sequence[float]) -> float:
+    return (min(rows) + max(rows)) / 2 if rows else 0.0
+
+
+def tau(trace: Trace) -> "alt.LayerChart | None":
+    """Return tau by tree size; None where the trace's rule does not determine it for all trees."""
+    return tau_by_nodes(with_drawn_ranks(trace, 0)) if replayable(trace) else None
+
+
+def domains(trace: Trace) -> "alt.LayerChart | None":
+    """Return the acceptance of a chain by domain; None where the trace does not say."""
+    if trace.domain is None or not replayable(trace):
+        return None
+    chain = Tree.chain(trace.depth)
+    return acceptance_by_domain(with_drawn_ranks(trace, 0), chain, name=f"chain of {trace.depth}")
+
+
+def charts_of_trace(trace: Trace, *, chosen: Mapping[str, Tree] | None = None, **_: Any) -> "Iterator[alt.LayerChart]":
+    """Yield the charts of a trace beside the trees that plans chose.
+
+    Args:
+        trace: the trace.
+        chosen: trees of plans, by name.
+    """
+    yield acceptance_by_depth(trace)
+    if not replayable(trace):
+        return
+    trace = with_drawn_ranks(trace, 0)
+    published = published_trees()
+    named = {"Medusa's tree": published[MEDUSA], "EAGLE-1's tree": published[EAGLE]}
+    yield tau_by_nodes(trace, named=named, chosen=chosen)
+    if trace.domain is not None and len(trace.domain_names) > 1:
+        tree = count_prefixes(trace, nodes=NODES, depth=trace.depth).tree(NODES, trace.depth)
+        yield acceptance_by_domain(trace, tree, name=f"Best tree of {tree.nodes} nodes")
+    if trace.requests >= 4 * len(CURVES):
+        yield learning(learning_curves(trace, nodes=CURVES, depth=trace.depth, seed=0))
+
+
+def plan_charts(plan: Plan, *, trace: Trace | None = None, **_: Any) -> "list[alt.LayerChart]":
+    """Return the charts of a plan, with its chosen trees.
+
+    Args:
+        plan: the plan.
+        trace: the trace that it was made from, which sizes the nodes of its trees.
+    """
+    pictures = [
+        tree_picture(tree, accepted=accepted_shares(tree, trace), title=f"Chosen tree, batch {batches}")
+        for tree, batches in _chosen(plan).items()
+    ]
+    return [speedups(plan), throughput_and_latency(plan), *pictures, *_samples(plan, trace)]
+
+
+def predicted_speedups(record: Mapping[str, Any]) -> "alt.LayerChart":
+    """Return the speedups of the plan of predictions."""
+    return speedups(plan_of(record))
+
+
+def predicted_latencies(record: Mapping[str, Any]) -> "alt.LayerChart":
+    """Return the latencies of the plan of predictions."""
+    return throughput_and_latency(plan_of(record))
+
+
+def _chosen(plan: Plan) -> dict[Tree, str]:
+    """Return the chosen static trees with their batch sizes, the first few."""
+    found: dict[Tree, str] = {}
+    for entry in plan.entries:
+        tree = entry.choice.tree
+        if tree is not None and tree.nodes:
+            found[tree] = f"{found[tree]}, {entry.batch}" if tree in found else str(entry.batch)
+    return dict(list(found.items())[:PICTURES])
+
+
+def _samples(plan: Plan, trace: Trace | None) -> "list[alt.LayerChart]":
+    """Return samples of the dynamic trees that a plan chose, as far as the trace has candidates."""
+    samples = []
+    for entry in plan.entries:
+        policy = None if entry.choice.grown is None else entry.choice.grown.policy
+        if policy is None or trace is None or trace.candidates is None:
+            continue
+        try:
+            tree, anchor = first_tree(policy, trace)
+        except TraceError:  # the trace lacks candidates there
+            continue
+        made = f"A dynamic tree ({entry.choice.name}) differs from step to step. This one is of position {anchor}."
+        samples.append(tree_picture(tree, sample=made, title=f"Dynamic tree, batch {entry.batch}"))
+    return samples
+
+
+def accepted_shares(tree: Tree, trace: Trace | None) -> list[float] | None:
+    """Return the share of a walk's steps that accept each node, float (nodes,); None if the trace does not say."""
+    if trace is None or not covers(trace, tree):
+        return None
+    try:
+        walk = visit(tree, trace)
+    except TreeoptError:
+        return None
+    reached = deepest(tree, trace)[walk.anchors]
+    shares = np.bincount(reached[reached >= 0], minlength=tree.nodes).astype(float)
+    for node in reversed(range(tree.nodes)):
+        if tree.parents[node] >= 0:
+            shares[tree.parents[node]] += shares[node]
+    return [float(share) for share in shares / len(walk.anchors)]

@@ -8,11 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 
-from treeopt.comparison.same_prompts import Pairing, paired_by, unlike
+from treeopt.comparison.mismatch_warnings import Pairing, paired_by, unlike
 from treeopt.comparison.trees_of_size import Size, sized_trees
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
@@ -23,10 +24,12 @@ from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.planning.search_warnings import advice, reporting_warnings
 from treeopt.plans.plan import Plan
+from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.replay.objective import THROUGHPUT
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import Counts, Estimate, in_logs, paired_ratio, ratio
 from treeopt.storage.provenance import look, this_run
+from treeopt.storage.typed_records import Count, Index, Positive, Record
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.value_methods import ValueMethods
@@ -334,3 +337,46 @@ def _merge_sentences(warnings: Mapping[str, Sequence[str]]) -> list[str]:
         sentence if len(names) == len(warnings) else f"{', '.join(names)}: {sentence}"
         for sentence, names in drafters.items()
     ]
+
+
+class ComparedTreeRecord(TreeRecord, frozen=True):
+    """A static tree with its size."""
+
+    nodes: Index
+    depth: Index
+
+
+class StandingRecord(Record, frozen=True, kw_only=True):
+    """A drafter in one contest; step times and speedup are null where steps have no price."""
+
+    drafter: str
+    tree: ComparedTreeRecord | None
+    tau: TauRecord
+    over: Annotated[EstimateRecord | None, Meta(description="ratio to the first drafter; null for the first itself")]
+    step_s: Annotated[Positive | None, Meta(description="seconds per step")]
+    plain_s: Annotated[Positive | None, Meta(description="seconds per step of plain decoding")]
+    speedup: SpeedupRecord | None
+
+
+class ContestRecord(Record, frozen=True):
+    """All drafters under one condition."""
+
+    name: str
+    batch: Annotated[Count | None, Meta(description="null: trees of one size, which have no price")]
+    standings: Annotated[tuple[StandingRecord, ...], Meta(min_length=1)]
+    skipped: Annotated[dict[str, str], Meta(description="by drafter: why it is not judged")]
+
+    def __post_init__(self) -> None:
+        """Check that priced contests have speedups."""
+        if self.batch is not None and any(standing.speedup is None for standing in self.standings):
+            raise ValueError("`standings` of a batch size must have a `speedup`")
+
+
+class ComparisonRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA):
+    """Drafters side by side."""
+
+    first: Annotated[str, Meta(description="the drafter that the others are compared with")]
+    pairing: Annotated[Literal["texts", "prompts", "caller"] | None, Meta(description="null: not paired")]
+    contests: tuple[ContestRecord, ...]
+    warnings: tuple[str, ...]
+    meta: Annotated[dict[str, Any], Meta(description="provenance of traces and step times; settings")]

@@ -3,29 +3,31 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from treeopt.charts.chart_files import Figure
+from simulate.whatif.scenarios import Offer, Scenario, cheapest
 from treeopt.charts.latency_charts import throughput_and_latency
-from treeopt.charts.page_charts import accepted_shares
+from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
 from treeopt.charts.speedup_charts import speedups
-from treeopt.charts.theme import DARK, LIGHT, themed_spec
-from treeopt.charts.trace_charts import tau_by_nodes
-from treeopt.charts.tree_chart import tree_picture
+from treeopt.charts.trace_charts import accepted_shares, tau_by_nodes, tree_picture
 from treeopt.engines.export import Export
 from treeopt.errors import TraceError, TreeoptError
-from treeopt.explore.answers import Answer
-from treeopt.explore.questions import Device
-from treeopt.notebook.value_html import table_html
+from treeopt.explore.answers import Answer, Device
+from treeopt.notebook import table_html
+from treeopt.planning.evaluator import PLAIN
+from treeopt.plans.plan import PlanEntry
 from treeopt.replay.sampled_rules import with_drawn_ranks
-from treeopt.results.blocks import Line, Table
+from treeopt.results.blocks import Blocks, Column, Line, Row, Table, number, word
 from treeopt.results.kinds import RESULTS
+from treeopt.results.plan import describe_choice
+from treeopt.results.whatif import money
 
 if TYPE_CHECKING:
     import altair as alt
     from marimo import Html
+
 
 STEP_TIMES = "Step times:"  # beginning of the condition that says where they come from
 STYLE = f"<style>.figures{{{LIGHT.properties()}}}.dark .figures{{{DARK.properties()}}}</style>"
@@ -108,7 +110,7 @@ def _figure(chart: "alt.LayerChart") -> str:
     from marimo import as_html
 
     figure = Figure.of(chart)
-    drawn = alt.LayerChart.from_dict(themed_spec(figure.spec))
+    drawn = alt.Chart.from_dict(themed_spec(figure.spec))
     drawn.usermeta = {"embedOptions": {"renderer": "svg", "actions": False}}  # colours of the page need SVG
     return (
         f"<figure><h3>{escape(figure.title)}</h3>{as_html(drawn).text}"
@@ -131,7 +133,7 @@ def charts_of(answer: Answer, batch: int) -> "Iterator[alt.LayerChart]":
         yield tree_picture(tree, accepted=accepted_shares(tree, replayed))
 
 
-def exported(export: Export | TreeoptError | None, engine: str | None) -> "Html":
+def export_parts(export: Export | TreeoptError | None, engine: str | None) -> "Html":
     """Return what an engine gets and how it is started, why it gets nothing, or what to do to get it."""
     from marimo import plain_text, vstack
 
@@ -188,3 +190,63 @@ def _sentence(line: str) -> str:
     'Record more domains.'
     """
     return f"{line[:1].upper()}{line[1:].removesuffix('.')}."
+
+
+COLUMNS = (
+    Column("batch", key=True),
+    Column("configuration", align="left"),
+    Column("a million tokens", meaning="Price of a million tokens with the chosen configuration."),
+    Column("without speculation", meaning="Price of a million tokens with plain decoding."),
+    Column("per token", "ms", meaning="Time per token and sequence with the chosen configuration."),
+)
+BUSY = (
+    "Prices: the price per hour over the tokens per hour when every row is busy; prompts and idle time are not "
+    "included. Intervals are the speedup's."
+)
+
+
+def priced(answer: Answer, price: float) -> Blocks:
+    """Return the cheapest batch size, a row for each batch size, and the conditions; nothing without a price.
+
+    Args:
+        answer: the answer.
+        price: of one device per hour.
+    """
+    if not price:
+        return ()
+    steps = answer.question.steps
+    together = price * (steps.count if isinstance(steps, Device) else 1)
+    scenarios = [_scenario(answer, entry) for entry in answer.plan.entries]
+    rows = tuple(_row(scenario, together) for scenario in scenarios)
+    (best,) = cheapest(scenarios, {scenarios[0].device: together}, max_tpot_s=answer.question.max_tpot_s)
+    sentence = f"A million tokens cost least {_offer(best.planned)}; without speculation {_offer(best.plain)}."
+    return Line("answer", sentence), Table("Price of a million tokens", COLUMNS, rows), Line("note", BUSY)
+
+
+def _scenario(answer: Answer, entry: PlanEntry) -> Scenario:
+    """Return a batch size of a plan as a scenario, which prices are computed from."""
+    steps = answer.question.steps
+    name, context = (steps.hardware, steps.context) if isinstance(steps, Device) else ("device", 0)
+    plain = next(choice for choice in (entry.choice, *entry.compared) if choice.plain)
+    fits = False if entry.batch in answer.too_large else None
+    return Scenario(name, context, entry.batch, entry.choice, plain.step_s, None, fits=fits, plan=answer.plan)
+
+
+def _row(scenario: Scenario, price: float) -> Row:
+    planned, plain = Offer.planned(scenario, price=price), Offer.plain(scenario, price=price)
+    return Row(
+        (
+            number(scenario.batch),
+            word("does not fit" if scenario.fits is False else describe_choice(scenario.choice)),
+            money(asdict(planned.million)),
+            money(asdict(plain.million)),
+            number(1e3 * planned.tpot_s, 2),
+        )
+    )
+
+
+def _offer(offer: Offer | None) -> str:
+    if offer is None:
+        return "at no batch size within the limits"
+    name = "" if offer.name == PLAIN else f" with the {offer.name}"
+    return f"at batch {offer.batch}{name}: {money(asdict(offer.million)).text}"

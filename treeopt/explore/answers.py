@@ -1,4 +1,4 @@
-"""The library's answer to a question, with the warnings and notes that it reports on the way."""
+"""The controls' state as a question, the library's answer with what it reports on the way, and the answer as files."""
 
 import logging
 import threading
@@ -6,19 +6,132 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 from simulate.validation.predicted_vs_measured import live_checks
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.api.messages import LOG
+from treeopt.api.report_files import report_page
 from treeopt.api.search_trace import search
 from treeopt.api.whatif_devices import WhatIf
-from treeopt.errors import TreeoptError
+from treeopt.defaults import NODES
+from treeopt.engines import ENGINES
+from treeopt.engines.export import Export
+from treeopt.errors import TreeoptError, UsageError
 from treeopt.explore.offered_files import Offer
-from treeopt.explore.questions import MEASURED, Device, Question, question_of
 from treeopt.plans.plan import Plan
+from treeopt.plans.plan_json import to_json
+from treeopt.replay.objective import THROUGHPUT
 from treeopt.traces.trace import Trace
+
+MOST_BATCHES = 12  # that one question may ask for
+LARGEST_BATCH = 4096
+ANY_TREE = "any tree"  # label of no engine
+NO_POLICIES, ALL_POLICIES = "none", "all kinds"  # labels of dynamic trees
+SOURCES = MEASURED, PREDICTED = "measured", "from a data sheet"  # labels of step times
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that is priced from its data sheet.
+
+    Attributes:
+        name: as in data/hardware.json.
+        count: devices that share every layer.
+        target: sizes of the target, by the offered name.
+        context: tokens in the cache.
+    """
+
+    name: str
+    count: int = 1
+    target: str = "8b"
+    context: int = 512
+
+    @property
+    def hardware(self) -> str:
+        """The device as `treeopt whatif --hardware` takes it.
+
+        >>> Device("H100 SXM", count=4).hardware
+        '4xH100 SXM'
+        """
+        return self.name if self.count == 1 else f"{self.count}x{self.name}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A state of the controls.
+
+    Attributes:
+        trace: name of a trace that is offered.
+        steps: name of a profile that is offered, or a device; None: the profile that `treeopt search` finds.
+        batches: batch sizes.
+        engine: whose rules trees keep; None: any tree.
+        max_nodes: largest tree tried; None: the library's default.
+        max_depth: deepest tree tried; None: the library's default.
+        max_tpot_s: most seconds per output token; None: no limit.
+        objective: name of the objective.
+        policies: kinds of dynamic policies that are tried too.
+    """
+
+    trace: str
+    steps: str | Device | None = None
+    batches: tuple[int, ...] = (1, 4)
+    engine: str | None = None
+    max_nodes: int | None = None
+    max_depth: int | None = None
+    max_tpot_s: float | None = None
+    objective: str = THROUGHPUT.name
+    policies: tuple[str, ...] = ()
+
+
+def question_of(controls: Mapping[str, Any], *, deepest: int, policies: bool = False) -> Question:
+    """Return the question of the controls' values, by their names in `treeopt.explore.controls`.
+
+    Args:
+        controls: the values.
+        deepest: the depth of the trace; the sliders' right ends stand for the library's defaults.
+        policies: dynamic trees can be tried.
+
+    Raises:
+        UsageError: batch sizes that are none.
+    """
+    measured, engine, dynamic = controls["source"] == MEASURED, controls["engine"], controls["dynamic"]
+    return Question(
+        trace=controls["trace"],
+        steps=controls["profile"]
+        if measured
+        else Device(*(controls[name] for name in ("device", "count", "target", "context"))),
+        batches=batch_sizes(controls["batches"]),
+        engine=None if engine == ANY_TREE else engine,
+        max_nodes=controls["nodes"] if controls["nodes"] < NODES else None,
+        max_depth=controls["depth"] if controls["depth"] < deepest else None,
+        max_tpot_s=controls["tpot"] / 1e3 if controls["tpot"] else None,
+        objective=controls["objective"],
+        policies={NO_POLICIES: (), ALL_POLICIES: ("all",)}.get(dynamic, (dynamic,)) if measured and policies else (),
+    )
+
+
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Return the batch sizes of a text, each once, in rising order.
+
+    Raises:
+        UsageError: other than whole numbers between commas or spaces, or too many of them.
+
+    >>> batch_sizes("4, 1 16")
+    (1, 4, 16)
+    """
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isascii() and word.isdigit() and len(word) < 8 for word in words):
+        raise UsageError(f"batch sizes must be whole numbers such as 1, 4, 16, got {text.strip()[:40]!r}")
+    sizes = tuple(sorted(set(map(int, words))))
+    if not 1 <= sizes[0] <= sizes[-1] <= LARGEST_BATCH:
+        raise UsageError(f"batch sizes must be from 1 to {LARGEST_BATCH}, got {text.strip()[:40]!r}")
+    if len(sizes) > MOST_BATCHES:
+        raise UsageError(f"the page answers at most {MOST_BATCHES} batch sizes at a time, got {len(sizes)}")
+    return sizes
+
 
 ONE_AT_A_TIME = threading.Lock()  # searches use all of a core, and pages may be several
 
@@ -160,3 +273,61 @@ def _predicted(question: Question, device: Device, trace: Trace, offer: Offer) -
         LOG.warning("%s", warning)
     (plan,) = found.plans().values()
     return plan, tuple(scenario.batch for scenario in found.scenarios if scenario.fits is False)
+
+
+PLAN_FILE = "plan.json"
+REPORT_FILE = "report.html"
+TITLE = "treeopt explore"  # of the report
+
+
+def plan_text(answer: Answer) -> str:
+    """Return the content of the plan's file."""
+    return to_json(answer.plan) + "\n"
+
+
+def report_text(answer: Answer) -> str:
+    """Return the report of the plan, its trace and its profile, as `treeopt report` writes it."""
+    from treeopt.report.html_page import as_html
+
+    with TemporaryDirectory() as folder:
+        plan = Path(folder) / PLAN_FILE
+        plan.write_text(plan_text(answer), "utf-8")
+        return as_html(report_page((plan, *answer.files), title=TITLE))
+
+
+def exported(answer: Answer, *, method: str | None = None, model: str = "", batch: int | None = None) -> Export:
+    """Return the plan for the engine of the question, as `treeopt export` writes it.
+
+    Args:
+        answer: the answer.
+        method: how the engine drafts; None: by the plan's drafter.
+        model: the drafter's checkpoint; empty: not named.
+        batch: one of the plan's batch sizes; None: all of them.
+
+    Raises:
+        UsageError: no exporter for this engine, or it lacks a setting.
+        EngineError: the engine cannot run the plan.
+    """
+    engine = answer.question.engine
+    if engine is None or engine not in ENGINES.exporting():
+        raise UsageError(f"there is no exporter for {engine}: download the plan")
+    entry = ENGINES[engine]
+    method = method if "method" in entry.takes else None
+    return entry.export(answer.plan, method=method, model=model or None, batch=batch)
+
+
+def attempt_export(answer: Answer, **choices: Any) -> Export | TreeoptError:
+    """Return the export, or its error."""
+    try:
+        return exported(answer, **choices)
+    except TreeoptError as error:
+        return error
+
+
+def export_file(export: Export, engine: str) -> str:
+    """Return the name of an export's file.
+
+    >>> export_file(Export("{}", ".json", "", ()), "vllm")
+    'treeopt_vllm.json'
+    """
+    return export.file or f"treeopt_{engine.replace('.', '_').replace('-', '_')}{export.suffix}"

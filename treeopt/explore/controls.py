@@ -1,4 +1,4 @@
-"""The controls of the page: groups of marimo's elements, whose values `questions` reads by name.
+"""The controls of the page: groups of marimo's elements, whose values `question_of` reads by name.
 
 Labels name the options of the command line that errors of the library speak of.
 """
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.defaults import NODES, WHATIF_CONTEXT
 from treeopt.engines import ENGINES
+from treeopt.explore.answers import ALL_POLICIES, ANY_TREE, NO_POLICIES, PREDICTED, SOURCES
 from treeopt.explore.offered_files import COUNTS, SIZES, Offer, devices
-from treeopt.explore.questions import ALL_POLICIES, ANY_TREE, NO_POLICIES, PREDICTED, SOURCES
 from treeopt.plans.plan import Plan
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT

@@ -15,13 +15,13 @@ def _():
 
     from treeopt.engines import ENGINES
     from treeopt.errors import TreeoptError
-    from treeopt.explore import answer_parts, answers, controls, downloads, token_prices
+    from treeopt.explore import answer_parts, answers, controls
+    from treeopt.explore.answers import MEASURED
     from treeopt.explore.offered_files import Offer
-    from treeopt.explore.questions import MEASURED
 
     offer = Offer.of_files(**controls.files_of(mo.app_meta()))
     answer_parts.header()
-    return ENGINES, MEASURED, TreeoptError, answers, controls, downloads, mo, offer, answer_parts, token_prices
+    return ENGINES, MEASURED, TreeoptError, answers, controls, mo, offer, answer_parts
 
 
 @app.cell
@@ -86,9 +86,9 @@ def _(answer, answer_parts, shown):
 
 
 @app.cell
-def _(answer, answered, mo, answer_parts, price, token_prices):
+def _(answer, answered, mo, answer_parts, price):
     mo.stop(not answered)
-    answer_parts.shown(token_prices.priced(answer, price.value))
+    answer_parts.shown(answer_parts.priced(answer, price.value))
     return
 
 
@@ -107,17 +107,17 @@ def _(ENGINES, answer, answered, controls, mo):
 
 
 @app.cell
-def _(TreeoptError, answer, choices, downloads, engine, mo, answer_parts):
+def _(TreeoptError, answer, answers, choices, engine, mo, answer_parts):
     files = [
-        mo.download(downloads.plan_text(answer).encode(), filename=downloads.PLAN_FILE, label="Plan"),
-        mo.download(lambda: downloads.report_text(answer).encode(), filename=downloads.REPORT_FILE, label="Report"),
+        mo.download(answers.plan_text(answer).encode(), filename=answers.PLAN_FILE, label="Plan"),
+        mo.download(lambda: answers.report_text(answer).encode(), filename=answers.REPORT_FILE, label="Report"),
     ]
-    export = None if choices is None else downloads.attempt_export(answer, **choices.value)
+    export = None if choices is None else answers.attempt_export(answer, **choices.value)
     if export is not None and not isinstance(export, TreeoptError):
-        name = downloads.export_file(export, engine)
+        name = answers.export_file(export, engine)
         files.append(mo.download(f"{export.text}\n".encode(), filename=name, label=f"Configuration for {engine}"))
     fields = [] if choices is None else [mo.hstack(choices.elements.values(), wrap=True, justify="start", gap=1)]
-    handed_over = answer_parts.exported(export, engine)
+    handed_over = answer_parts.export_parts(export, engine)
     mo.vstack([mo.Html("<h3>Downloads</h3>"), mo.hstack(files, justify="start", wrap=True), *fields, handed_over])
     return
 

@@ -6,8 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from simulate.model_sizes.hf_config import context_limit
-from simulate.model_sizes.named_shapes import shape_fields
+from simulate.model_sizes.hf_config import context_limit, shape_fields
 from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import load_hardware

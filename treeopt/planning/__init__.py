@@ -1,13 +1,11 @@
 """Planning: from a trace and a cost model to a plan.
 
-* `search_pipeline`: `search`, the whole way from trace and step times to a plan.
+* `search_pipeline`: `search`, from trace and step times to a plan; the smallest of equally fast trees per batch size.
 * `search_settings`: the settings of a search with their defaults, such as the largest tree.
 * `held_out_split`: the split of the requests into a part to choose on and a part held out to report on.
 * `evaluator`: tokens, speed and error of trees, by replay on either part.
-* `tree_candidates`: the trees that a search considers, enumerated, grown or refined.
-* `choose_trees`: the choice per batch size, the smallest of equally fast trees; what each rule costs.
+* `tree_candidates`: the trees that a search considers, enumerated, grown or refined; what is proved about the choice.
 * `baselines`: what the choice is compared with: no speculation, best chain, published trees, dynamic policies.
-* `proof`: what was searched, what is proved about a choice, and what is not.
 * `search_warnings`: warnings about data, limits, contexts and step times.
 * `learning_curve`: tau by the number of requests that trees are chosen on; requests needed for a narrow interval.
 """

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, EngineError, TraceError
 from treeopt.planning.evaluator import PLAIN, Judge
-from treeopt.planning.proof import with_policy
 from treeopt.planning.search_settings import SearchSettings
+from treeopt.planning.tree_candidates import with_policy
 from treeopt.plans.plan import Choice, Grown, PlanEntry, Price, Proof
 from treeopt.policies import DynamicTree, Policy, settings
 from treeopt.searchers.dynamic_trees.choose_policy import Judged, best_policy, upper_bound

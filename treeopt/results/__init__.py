@@ -1,10 +1,8 @@
 """Results: each kind's columns, sentences, charts and files, said once for terminal, page, notebooks and tables.
 
 * `kinds`: what is known of a kind of result, `RESULTS`, the registry of all kinds, and results as JSON values.
-* `blocks`: tables, lines and cells with their full text: what every medium shows.
-* `columns`: columns of several kinds.
-* `words`: values with intervals, trees, and descriptions of provenance in words.
-* `next_commands`: the command that hands a plan to an engine.
+* `blocks`: tables, lines and cells with their full text: what every medium shows; columns of several kinds.
+* `words`: values with intervals, trees, provenance, and the command that hands a plan to an engine.
 * `plan`, `predictions`: what `treeopt search` chose; the same, fixed before a measurement.
 * `trace`: what a drafter gets right, and how many requests choose a tree.
 * `tree`: static trees.

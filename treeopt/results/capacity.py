@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.results.blocks import Column, Table, ranged
-from treeopt.results.kinds import ResultKind
-from treeopt.results.run import DETAILS, next_lines, renamed, unsure, with_article
+from treeopt.results.run import renamed, simulated, unsure, with_article
 
 COLUMNS = (
     Column("configuration", align="left", key=True, field="name"),
@@ -34,20 +33,16 @@ def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
     yield Table.of(f"server of {record['rows']} rows", (*COLUMNS[:-1], ratio), record["configurations"])
 
 
-ENTRY = ResultKind(
+ENTRY = simulated(
     name="capacity",
     title="Capacity of a server",
     question="How much does a server carry?",
     place=10,
-    command="simulate",
     schemas=("treeopt.capacity/2", "treeopt.capacity/1"),
     upgrade=renamed,
     record="simulate.runs.run_records:CapacityRecord",
-    rows=lambda record: record["configurations"],
     columns=COLUMNS,
     answers=_answers,
-    next_lines=next_lines,
     tables=_tables,
-    details=DETAILS,
     charts={"rates": "treeopt.charts.latency_charts:carried_rates"},
 )

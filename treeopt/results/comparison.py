@@ -6,8 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.results import columns
-from treeopt.results.blocks import Column, Line, Row, Table, conditions, ranged
+from treeopt.results.blocks import (
+    BATCH,
+    DEPTH,
+    NODES,
+    PLAIN_STEP,
+    SPEEDUP,
+    STEP,
+    TAU,
+    Column,
+    Line,
+    Row,
+    Table,
+    conditions,
+    ranged,
+)
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import describe_measurement, describe_models, describe_rule
 
@@ -23,22 +36,22 @@ DRAFTER = Column("drafter", align="left", key=True, field="drafter")
 RATIO = "Ratio of {} to that of the first drafter."
 OVER = Column("speedup over the first's", meaning=RATIO.format("the speedup"), field="over", digits=2)
 PRICED = (  # each with its own best tree
-    columns.BATCH,
+    BATCH,
     DRAFTER,
-    columns.NODES,
-    columns.DEPTH,
-    columns.TAU,
-    columns.STEP,
-    replace(columns.PLAIN_STEP, drop=5),
-    replace(columns.SPEEDUP, meaning="Over plain decoding with the drafter's own step times."),
+    NODES,
+    DEPTH,
+    TAU,
+    STEP,
+    replace(PLAIN_STEP, drop=5),
+    replace(SPEEDUP, meaning="Over plain decoding with the drafter's own step times."),
     OVER,
 )
 JUDGED = (  # with trees of one size
     Column("trees", align="left", key=True, field="contest"),
     DRAFTER,
-    columns.NODES,
-    columns.DEPTH,
-    replace(columns.TAU, drop=0),
+    NODES,
+    DEPTH,
+    replace(TAU, drop=0),
     replace(OVER, name="tau over the first's", meaning=RATIO.format("tau")),
 )
 
@@ -171,7 +184,7 @@ ENTRY = ResultKind(
     command="compare",
     schemas=("treeopt.comparison/2", "treeopt.comparison/1"),
     upgrade=lambda record: record | {"pairing": "caller" if record["pairing"] == "told" else record["pairing"]},
-    record="treeopt.comparison.comparison_record:ComparisonRecord",
+    record="treeopt.comparison.compare_drafters:ComparisonRecord",
     made_by="treeopt.comparison.compare_drafters:Comparison",
     rows=rows,
     columns=PRICED,

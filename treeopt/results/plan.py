@@ -8,17 +8,31 @@ from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.planning.baselines import CHAIN
-from treeopt.planning.proof import NOT_PROVED, PROVED, SEARCHED
+from treeopt.planning.tree_candidates import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.results import columns
-from treeopt.results.blocks import Block, Cell, Column, Line, Table, conditions, ranged
+from treeopt.results.blocks import (
+    DEPTH,
+    NODES,
+    SPEEDUP,
+    STEP,
+    TAU,
+    TOKENS_S,
+    Block,
+    Cell,
+    Column,
+    Line,
+    Table,
+    conditions,
+    ranged,
+)
 from treeopt.results.kinds import ResultKind
-from treeopt.results.next_commands import export_command, method_advice
 from treeopt.results.words import (
     describe_measurement,
     describe_models,
     describe_rule,
+    export_command,
     interval,
+    method_advice,
     percent,
     shape_words,
     shown,
@@ -32,12 +46,12 @@ UNLABELLED = "Proof"  # label for the statement of plans that earlier versions w
 MEAN = "; the mean for dynamic trees."
 COLUMNS = (
     Column("configuration", align="left", key=True, field="name"),
-    replace(columns.NODES, digits=None, meaning=columns.NODES.meaning.removesuffix(".") + MEAN),
-    replace(columns.DEPTH, digits=None, meaning=columns.DEPTH.meaning.removesuffix(".") + MEAN),
-    columns.TAU,
-    columns.STEP,
-    columns.TOKENS_S,
-    replace(columns.SPEEDUP, meaning="Time per token of plain decoding over that of this configuration."),
+    replace(NODES, digits=None, meaning=NODES.meaning.removesuffix(".") + MEAN),
+    replace(DEPTH, digits=None, meaning=DEPTH.meaning.removesuffix(".") + MEAN),
+    TAU,
+    STEP,
+    TOKENS_S,
+    replace(SPEEDUP, meaning="Time per token of plain decoding over that of this configuration."),
     Column(
         "behind",
         "%",
@@ -352,6 +366,6 @@ ENTRY = ResultKind(
         "speedup": "treeopt.charts.speedup_charts:speedups",
         "latency": "treeopt.charts.latency_charts:throughput_and_latency",
     },
-    page_charts="treeopt.charts.page_charts:plan_charts",
-    beside="treeopt.api.page.read_results:beside_plan",
+    page_charts="treeopt.charts.trace_charts:plan_charts",
+    beside="treeopt.api.report_files:beside_plan",
 )

@@ -38,7 +38,7 @@ ENTRY = ResultKind(
     tables=lambda record, **_: plans.tables(plan_of(record)),
     remarks=_remarks,
     charts={
-        "speedup": "treeopt.charts.page_charts:predicted_speedups",
-        "latency": "treeopt.charts.page_charts:predicted_latencies",
+        "speedup": "treeopt.charts.trace_charts:predicted_speedups",
+        "latency": "treeopt.charts.trace_charts:predicted_latencies",
     },
 )

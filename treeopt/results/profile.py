@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from treeopt.results import columns
-from treeopt.results.blocks import Block, Column, Line, Table
+from treeopt.results.blocks import BATCH, Block, Column, Line, Table
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import describe_measurement
 from treeopt.storage.provenance import look
 
 COLUMNS = (
-    columns.BATCH,
+    BATCH,
     Column(
         "context", "tokens", meaning="Mean tokens per sequence in the cache; 0: not measured apart.", field="context"
     ),
@@ -81,5 +80,5 @@ ENTRY = ResultKind(
     answers=_answers,
     tables=_tables,
     remarks=_remarks,
-    charts={"steps": "treeopt.api.page.device_charts:profile_chart"},
+    charts={"steps": "treeopt.api.device_charts:profile_chart"},
 )

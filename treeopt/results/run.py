@@ -7,11 +7,9 @@ from typing import Any
 from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Column, Line, Row, Table, ranged, word
 from treeopt.results.kinds import ResultKind
-from treeopt.results.next_commands import export_command
-from treeopt.results.words import with_shape
+from treeopt.results.words import export_command, with_shape
 
 FIGURE = Column("figure", align="left", key=True)
-DETAILS = ("Trace: ",)  # conditions that few need
 PERCENTS = (50, 95, 99)
 LATENCIES = {
     "ttft_s": "time to first token",
@@ -90,20 +88,31 @@ def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
     yield side_by_side(f"batch {record['batch']}, {record['mode']}", COLUMNS, record["configurations"])
 
 
-ENTRY = ResultKind(
+def simulated(**own: Any) -> ResultKind:
+    """Return a kind of result of `treeopt simulate`, a row for each configuration.
+
+    Args:
+        own: what only this kind has; see `ResultKind`.
+    """
+    return ResultKind(
+        command="simulate",
+        rows=lambda record: record["configurations"],
+        next_lines=next_lines,
+        details=("Trace: ",),  # conditions that few need
+        **own,
+    )
+
+
+ENTRY = simulated(
     name="run",
     title="Run of all requests",
     question="How long do the requests take?",
     place=8,
-    command="simulate",
     schemas=("treeopt.run/2", "treeopt.run/1"),
     upgrade=renamed,
     record="simulate.runs.run_records:RunRecord",
-    rows=lambda record: record["configurations"],
     columns=COLUMNS,
     answers=_answers,
-    next_lines=next_lines,
     tables=_tables,
-    details=DETAILS,
     charts={"latency": "treeopt.charts.latency_charts:latencies"},
 )

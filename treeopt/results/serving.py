@@ -6,8 +6,7 @@ from typing import Any
 from treeopt.errors import counted
 from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Block, Column, Line, ranged
-from treeopt.results.kinds import ResultKind
-from treeopt.results.run import DETAILS, LATENCIES, PERCENTS, next_lines, renamed, side_by_side
+from treeopt.results.run import LATENCIES, PERCENTS, renamed, side_by_side, simulated
 from treeopt.results.words import paths_words
 
 COLUMNS = (
@@ -85,21 +84,17 @@ def _renamed(record: Mapping[str, Any]) -> dict[str, Any]:
     return record
 
 
-ENTRY = ResultKind(
+ENTRY = simulated(
     name="serving",
     title="Server",
     question="How does a server cope?",
     place=9,
-    command="simulate",
     schemas=("treeopt.serving/2", "treeopt.serving/1"),
     upgrade=_renamed,
     record="simulate.runs.run_records:ServingRecord",
-    rows=lambda record: record["configurations"],
     columns=(*COLUMNS, *LATENCY_COLUMNS),
     answers=_answers,
-    next_lines=next_lines,
     tables=_tables,
-    details=DETAILS,
     charts={
         "load": "treeopt.charts.latency_charts:load_over_time",
         "latency": "treeopt.charts.latency_charts:latencies",

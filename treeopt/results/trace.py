@@ -272,6 +272,11 @@ ENTRY = ResultKind(
     value="treeopt.traces.trace:Trace",
     read="treeopt.traces.resumable_shards:ranks_of",
     write="treeopt.traces.trace:save_trace",
+    charts={
+        "tau": "treeopt.charts.trace_charts:tau",
+        "acceptance": "treeopt.charts.trace_charts:acceptance_by_depth",
+        "domains": "treeopt.charts.trace_charts:domains",
+    },
     rows=_rows,
     columns=COLUMNS,
     answers=_answers,
@@ -279,11 +284,6 @@ ENTRY = ResultKind(
     next_lines=_next,
     tables=_tables,
     remarks=_remarks,
-    charts={
-        "tau": "treeopt.charts.page_charts:tau",
-        "acceptance": "treeopt.charts.trace_charts:acceptance_by_depth",
-        "domains": "treeopt.charts.page_charts:domains",
-    },
-    page_charts="treeopt.charts.page_charts:trace_charts",
-    beside="treeopt.api.page.read_results:beside_trace",
+    page_charts="treeopt.charts.trace_charts:charts_of_trace",
+    beside="treeopt.api.report_files:beside_trace",
 )

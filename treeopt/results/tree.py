@@ -53,5 +53,5 @@ ENTRY = ResultKind(
     answers=_answers,
     tables=_notes,
     remarks=lambda tree, **_: (),
-    charts={"tree": "treeopt.charts.tree_chart:tree_picture"},
+    charts={"tree": "treeopt.charts.trace_charts:tree_picture"},
 )

@@ -5,11 +5,23 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.results import columns
-from treeopt.results.blocks import Block, Cell, Column, Line, Table, conditions, number, ranged
+from treeopt.results.blocks import (
+    BATCH,
+    NODES,
+    SPEEDUP,
+    STEP,
+    TAU,
+    Block,
+    Cell,
+    Column,
+    Line,
+    Table,
+    conditions,
+    number,
+    ranged,
+)
 from treeopt.results.kinds import ResultKind
-from treeopt.results.next_commands import export_command
-from treeopt.results.words import describe_measurement, with_shape
+from treeopt.results.words import describe_measurement, export_command, with_shape
 from treeopt.storage.provenance import look, rule_in
 
 WHOLE = "Speedup of whole runs, prefill and draining included."
@@ -30,12 +42,12 @@ def _nodes(cell: Mapping[str, Any]) -> Cell:
 
 MEANING = "Time per token of plain decoding over that of the tree."
 COLUMNS = (
-    columns.BATCH,
+    BATCH,
     Column("tree", align="left", key=True, field="name"),
-    replace(columns.NODES, drop=8, meaning="Drafted tokens in the tree; the mean for dynamic trees.", show=_nodes),
-    *_pair(replace(columns.TAU, exact=False)),
-    *_pair(replace(columns.STEP, meaning="Median time of a step with all rows busy.")),
-    *_pair(replace(columns.SPEEDUP, meaning=MEANING, exact=False)),
+    replace(NODES, drop=8, meaning="Drafted tokens in the tree; the mean for dynamic trees.", show=_nodes),
+    *_pair(replace(TAU, exact=False)),
+    *_pair(replace(STEP, meaning="Median time of a step with all rows busy.")),
+    *_pair(replace(SPEEDUP, meaning=MEANING, exact=False)),
     Column("error", "%", drop=1, meaning="Error of the predicted speedup.", field="error", digits=1, sign=True),
     Column("in the interval", "", "left", 2, meaning="The interval contains the measured speedup.", field="covered"),
     *(

@@ -7,24 +7,37 @@ from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.planning.evaluator import PLAIN
-from treeopt.results import columns
-from treeopt.results.blocks import Cell, Column, Line, Table, ranged, word
+from treeopt.results.blocks import (
+    BATCH,
+    DEPTH,
+    NODES,
+    PLAIN_STEP,
+    SPEEDUP,
+    STEP,
+    TAU,
+    TOKENS_S,
+    Cell,
+    Column,
+    Line,
+    Table,
+    ranged,
+    word,
+)
 from treeopt.results.kinds import ResultKind
-from treeopt.results.next_commands import export_command, method_advice
-from treeopt.results.words import shape_words
+from treeopt.results.words import export_command, method_advice, shape_words
 from treeopt.storage.provenance import look
 
 Cells = Sequence[Mapping[str, Any]]
 COLUMNS = (
-    columns.BATCH,
+    BATCH,
     Column("best", align="left", key=True, show=lambda cell: word(_kind(cell))),
-    replace(columns.NODES, drop=0, meaning="Drafted tokens in the tree or chain.", field="tree.nodes", default=0),
-    replace(columns.DEPTH, field="tree.depth", default=0),
-    columns.TAU,
-    columns.STEP,
-    columns.PLAIN_STEP,
-    columns.TOKENS_S,
-    replace(columns.SPEEDUP, meaning="Time per token of plain decoding over that of the best tree."),
+    replace(NODES, drop=0, meaning="Drafted tokens in the tree or chain.", field="tree.nodes", default=0),
+    replace(DEPTH, field="tree.depth", default=0),
+    TAU,
+    STEP,
+    PLAIN_STEP,
+    TOKENS_S,
+    replace(SPEEDUP, meaning="Time per token of plain decoding over that of the best tree."),
     Column(
         "break-even acceptance",
         drop=5,
@@ -149,6 +162,6 @@ ENTRY = ResultKind(
     charts={
         "speedup": "treeopt.charts.speedup_charts:scenario_speedups",
         "latency": "treeopt.charts.latency_charts:scenario_latency",
-        "roofline": "treeopt.api.page.device_charts:device_chart",
+        "roofline": "treeopt.api.device_charts:device_chart",
     },
 )

@@ -1,22 +1,81 @@
 """Work files: what a long command has finished so far, so that the same command resumes after an interruption.
 
 A work file has a head line with all settings that results depend on, then one JSON record per finished piece. It lies
-beside the output until the output is written.
+beside the output until the output is written. If the writer is interrupted, the file holds whole records and at most
+one torn line at its end, which readers leave out and the next writer cuts off.
 """
 
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from treeopt.errors import UsageError
-from treeopt.storage.json_lines import appended, read_lines
-from treeopt.storage.json_records import RecordError, get
+from treeopt.storage.atomic_files import why
+from treeopt.storage.json_records import RecordError, get, parse
+from treeopt.storage.user_files import read_bytes
 
 SCHEMA = "treeopt.work/1"
-
 T = TypeVar("T")
+
+
+def read_lines(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """Return the head line and the records, or None if the file does not exist or is empty.
+
+    Raises:
+        RecordError: not a file that `appended` wrote, or another schema.
+    """
+    if not path.exists():
+        return None
+    if not path.is_file():
+        raise RecordError("not a regular file")
+    try:
+        text = read_bytes(path, limit=2**31)
+        *whole, torn = text.decode("utf-8", "replace").split("\n")
+    except OSError as error:
+        raise RecordError(why(error)) from error
+    if not whole:
+        if torn:
+            raise RecordError("line 1 has no end")
+        return None
+    head, records = parse(whole[0], schema), []
+    for number, line in enumerate(whole[1:], 2):
+        try:
+            records.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise RecordError(f"line {number}: not JSON: {error}") from error
+    return head, records
+
+
+@contextmanager
+def appended(path: Path, head: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield a function that appends a record; a new file begins with `head`.
+
+    Raises:
+        OSError: a record could not be written; the records before it stay.
+    """
+    with path.open("ab", buffering=0) as file:
+        end = path.read_bytes().rfind(b"\n") + 1
+        file.truncate(end)
+
+        def put(record: dict[str, Any]) -> None:
+            nonlocal end
+            line = memoryview((json.dumps(record, ensure_ascii=False) + "\n").encode())
+            size = len(line)
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except BaseException as error:
+                file.truncate(end)
+                if isinstance(error, OSError):
+                    raise OSError(error.errno, error.strerror, str(path)) from error
+                raise
+            end += size
+
+        if end == 0:
+            put(head)
+        yield put
 
 
 def beside(output: Path) -> Path:

@@ -2,8 +2,7 @@
 
 * `trace`: the Trace, and `load_trace` and `save_trace`.
 * `candidates`: recorded candidate trees, for dynamic policies.
-* `trace_checks`: checks of every value in a trace's arrays.
-* `npz_format`: array names, types and sizes of the .npz file.
+* `trace_checks`: array names, types and sizes of the .npz file, and checks of every value.
 * `resumable_shards`: the folder of shards that an interrupted trace collection resumes from.
 * `merge_split`: merge several traces into one, split a trace into two.
 * `importers`: other programs' acceptance figures as traces, one source per file; they read files and run no model.

@@ -19,8 +19,8 @@ from treeopt.storage.provenance import look
 from treeopt.storage.user_files import read_text
 from treeopt.storage.work_file import check_same_settings
 from treeopt.traces.merge_split import concatenate_traces
-from treeopt.traces.npz_format import FORMAT
 from treeopt.traces.trace import OPTIONAL, RANKS, Trace, load_trace, save_trace
+from treeopt.traces.trace_checks import FORMAT
 
 SCHEMA = "treeopt.shards/1"
 MANIFEST = "manifest.json"

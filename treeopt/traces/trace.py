@@ -19,9 +19,8 @@ from treeopt.storage.atomic_files import whole
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import Record
 from treeopt.traces.candidates import Candidates
-from treeopt.traces.npz_format import FORMAT, REQUIRED, Array, read_arrays
+from treeopt.traces.trace_checks import FORMAT, MAX_WIDTH, REQUIRED, Array, check, read_arrays
 from treeopt.traces.trace_checks import MAX_DEPTH as MAX_DEPTH
-from treeopt.traces.trace_checks import MAX_WIDTH, check
 from treeopt.traces.trace_checks import MISSED as MISSED
 from treeopt.traces.trace_checks import PAST_END as PAST_END
 from treeopt.tree import Tree
@@ -286,7 +285,7 @@ def load_trace(path: Path, *, arrays: Collection[str] = FORMAT) -> Trace:
 
     Args:
         path: the file.
-        arrays: names of the arrays to read (treeopt.traces.npz_format.FORMAT); `RANKS` names those that the search of
+        arrays: names of the arrays to read (treeopt.traces.trace_checks.FORMAT); `RANKS` names those that the search of
             static trees needs, without probabilities and candidates.
 
     Raises:

@@ -15,8 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
-from simulate.model_sizes.drafter_kinds import DrafterKind, Files, RandomWeights, Sizes, Training, class_words
-from simulate.model_sizes.drafter_sizes import DrafterShape, decoder
+from simulate.model_sizes.drafter_kinds import (
+    DrafterKind,
+    DrafterShape,
+    Files,
+    RandomWeights,
+    Sizes,
+    Training,
+    class_words,
+    decoder,
+)
 from simulate.model_sizes.hf_config import EXPERT_FIELDS, FAMILIES, LATENT_FIELDS, positive
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape

@@ -17,7 +17,7 @@ from executor.drafters.base.feature_recurrence import Recurrent
 from executor.drafters.base.recipe import Frequent, Recipe
 from executor.drafters.eagle.lm_head_router import Router, routed_scores
 from executor.target.target_model import Target
-from simulate.model_sizes.drafter_sizes import eagle_parameters
+from simulate.model_sizes.drafter_kinds import eagle_parameters
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import UsageError
 

@@ -1,8 +1,8 @@
 """EAGLE-3: a decoder layer over several of the target's layers, with an LM head of its own.
 
 * `drafter`: the network.
-* `checkpoint`: reading the files of all trainers.
-* `checkpoint_layouts`: writing them for the reference, vLLM, SpecForge and speculators.
+* `read_checkpoint`: reading the files of all trainers.
+* `write_layouts`: writing them for the reference, vLLM, SpecForge and speculators.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,7 @@ from typing import Any
 
 from executor.drafters.base.recipe import Recipe
 from executor.drafters.eagle import dense, eagle_config, names_drafter, windowed
-from simulate.model_sizes.drafter_kinds import DrafterKind, Files, Sizes, Training
-from simulate.model_sizes.drafter_sizes import DrafterShape, decoder
+from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training, decoder
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 
@@ -94,8 +93,8 @@ ENTRY = DrafterKind(
     sizes=Sizes(stated_shape, any_vocabulary=True, assumed=assumed),
     files=Files(
         recognise,
-        read=f"{__name__}.checkpoint:read_eagle3",
-        write=f"{__name__}.checkpoint_layouts:eagle3_content",
+        read=f"{__name__}.read_checkpoint:read_eagle3",
+        write=f"{__name__}.write_layouts:eagle3_content",
         layouts=("eagle3", "eagle3-specforge", "eagle3-vllm", "speculators-eagle3"),
         known_as="the reference's, SpecForge's and SGLang's, vLLM's and AngelSlim's, NeMo Automodel's, ModelOpt's, "
         "speculators'",

@@ -1,7 +1,6 @@
 """Medusa heads (Cai et al. 2024, arXiv 2401.10774): residual networks on the target's last feature.
 
-* `drafter`: the heads.
-* `checkpoint`: their files.
+* `drafter`: the heads and their files.
 """
 
 import re
@@ -9,8 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
-from simulate.model_sizes.drafter_kinds import DrafterKind, Files, RandomWeights, Sizes, Training
-from simulate.model_sizes.drafter_sizes import DrafterShape, heads_of
+from simulate.model_sizes.drafter_kinds import (
+    DrafterKind,
+    DrafterShape,
+    Files,
+    RandomWeights,
+    Sizes,
+    Training,
+    heads_of,
+)
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import positive
 from simulate.model_sizes.model_shape import Shape
@@ -72,8 +78,8 @@ ENTRY = DrafterKind(
     sizes=Sizes(stated_shape, any_vocabulary=True),
     files=Files(
         recognise,
-        read=f"{__name__}.checkpoint:read_medusa",
-        write=f"{__name__}.checkpoint:medusa_content",
+        read=f"{__name__}.drafter:read_medusa",
+        write=f"{__name__}.drafter:medusa_content",
         layouts=("medusa-v1", "medusa-v2", "vllm-medusa"),
         names=("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
         known_as="the project's own files, full Medusa-2 models, vLLM's",

@@ -485,7 +485,7 @@ def test_nothing_is_read_of_what_does_not_fit(tmp_path, target, good, name, monk
     put_down(tmp_path, tensors | {key: torch.zeros(7, 5)}, config)
     monkeypatch.setattr(Stored, "read", lambda *words: pytest.fail("values were read"))
     if "embed_tokens.weight" in tensors and name.startswith("eagle3"):  # compared with the target's, of the same shape
-        monkeypatch.setattr("executor.drafters.eagle3.checkpoint.is_embedding", lambda *words: False)
+        monkeypatch.setattr("executor.drafters.eagle3.read_checkpoint.is_embedding", lambda *words: False)
         monkeypatch.setattr(Stored, "read", lambda self, name: None if "embed" in name else pytest.fail("read"))
     refused(tmp_path, target, key, "(7, 5)")
 

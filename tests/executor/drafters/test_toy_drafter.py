@@ -26,18 +26,20 @@ from executor.runners.loop_runner import weights_read
 from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 from executor.train.text_files import Rows
-from executor.train.training_run import Job, begun, run
+from executor.train.trainer import Job
+from executor.train.training_run import begun, run
 from simulate.model_sizes.drafter_kinds import (
     DRAFTERS,
     DrafterKind,
+    DrafterShape,
     Files,
     RandomWeights,
     Sizes,
     Training,
     drafter_shape,
+    heads_of,
     kind_of_drafter,
 )
-from simulate.model_sizes.drafter_sizes import DrafterShape, heads_of
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile

@@ -6,8 +6,8 @@ import shutil
 import pytest
 from transformers import AutoTokenizer
 
+from executor.prompts.message_parts import Report
 from executor.prompts.prompt_files import Prompt, encode, read_prompts
-from executor.prompts.reading_report import Report
 from executor.train.count_ngrams import read_texts
 from tests.helpers.command_line import collect, inputs, read_json, refused, run, write_target
 from tests.helpers.command_line import tiny as tiny

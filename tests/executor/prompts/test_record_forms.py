@@ -5,8 +5,8 @@ import json
 import pytest
 
 from executor.prompts.data_files import items
+from executor.prompts.message_parts import Report
 from executor.prompts.prompt_files import read_prompts
-from executor.prompts.reading_report import Report
 from executor.train.text_files import read_texts
 from treeopt.errors import ExecutorError
 

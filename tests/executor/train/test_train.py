@@ -31,8 +31,8 @@ from executor.train import training_run
 from executor.train.loss_module import Lesson, Lora, LoraBackbone, WholeBackbone
 from executor.train.loss_terms import TERMS, Anchors
 from executor.train.text_files import Rows
-from executor.train.trainer import DrafterTrainer, arguments
-from executor.train.training_run import Job, begun, checkpoint, continued, fresh_drafter, run, step_count
+from executor.train.trainer import DrafterTrainer, Job, arguments
+from executor.train.training_run import begun, checkpoint, continued, fresh_drafter, run, step_count
 from tests.helpers.drafters import admitted, random_drafter
 from tests.helpers.model_families import family
 from tests.helpers.models import CONFIGS, HIDDEN, VOCABULARY, random_heads, small_model, small_target
@@ -250,7 +250,7 @@ def trainer_of(tmp_path, recipe: Recipe, *, steps: int = 10, target: Target | No
     target = target or small_target()
     torch.manual_seed(0)
     drafter = fresh_drafter(recipe, target)
-    settings = arguments(tmp_path, recipe, steps=steps, batch=4)
+    settings = arguments(Job(recipe, tmp_path, steps, batch=4))
     rows = random_rows()
     lesson = Lesson(drafter, target, recipe, backbone)
     return DrafterTrainer(lesson, args=settings, train_dataset=rows, eval_dataset=rows)
@@ -588,7 +588,7 @@ def test_accumulated_batches_are_one(tmp_path):
         target, recipe = small_target(), replaced(MEDUSA1, ["depths=1"])
         drafter = MedusaHeads(1, HIDDEN)
         nn.init.constant_(drafter.bias, 0.1)
-        settings = arguments(tmp_path, recipe, steps=3, batch=batch, accumulate=accumulate)
+        settings = arguments(Job(recipe, tmp_path, 3, batch=batch, accumulate=accumulate))
         rows = Rows(random_rows(24).tokens.numpy())
         DrafterTrainer(Lesson(drafter, target, recipe), args=settings, train_dataset=rows).train()
         ends.append(drafter.weight.detach())
@@ -606,7 +606,8 @@ from pathlib import Path
 import torch
 from executor.target.tensor_parallel import leave, processes
 from executor.train.training_run import fresh_drafter
-from executor.train.training_run import Job, run
+from executor.train.trainer import Job
+from executor.train.training_run import run
 from executor.drafters.base.recipe import recipes, replaced
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import small_target

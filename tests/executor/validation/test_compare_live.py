@@ -26,9 +26,8 @@ from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.profiles.step_tables import Prefill
-from simulate.validation.end_to_end import Runs, whole_runs
 from simulate.validation.predicted_vs_measured import comparison_record
-from simulate.validation.predictions import closed_forms, ways_of
+from simulate.validation.predictions import Runs, closed_forms, ways_of, whole_runs
 from tests.helpers.models import SMALL, random_heads, random_prompts, small_target
 from tests.helpers.strategies import drawn_trace
 from treeopt.comparison.trees_of_size import parse_sizes, sized_trees

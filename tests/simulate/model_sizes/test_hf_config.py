@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from simulate.model_sizes.drafter_sizes import eagle_parameters
+from simulate.model_sizes.drafter_kinds import eagle_parameters
 from simulate.model_sizes.hf_config import context_limit, quant_method
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulate.model_sizes.drafter_sizes import eagle_parameters
+from simulate.model_sizes.drafter_kinds import eagle_parameters
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError

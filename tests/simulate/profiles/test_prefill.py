@@ -19,12 +19,10 @@ from simulate.profiles.step_tables import Prefill, ladder
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import PIECE
 from simulate.runs.batch_run import run
-from simulate.runs.priced_steps import divide_prefill
-from simulate.runs.prompt_costs import FREE
+from simulate.runs.run_costs import FREE, divide_prefill
 from simulate.runs.server import Switching, serve
 from simulate.runs.server_load import Workload, read_requests
-from simulate.whatif.predicted_profile import joined, tabulated
-from simulate.whatif.profile_transfer import transfer
+from simulate.whatif.unmeasured_profiles import joined, tabulated, transfer
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.models import random_heads, small_target

@@ -403,7 +403,7 @@ RECORD = {
     "committed": 1.5,
     "captured": [2, 12],
 }
-MISSING = object()
+MISSING = "missing"
 
 
 def broken(place, value):

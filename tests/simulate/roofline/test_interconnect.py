@@ -8,15 +8,14 @@ import pytest
 
 from executor.drafters.eagle import eagle_shape
 from executor.drafters.medusa import medusa_shape
-from simulate.model_sizes.drafter_sizes import DrafterShape
+from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.roofline.data_sheets import Link, find_hardware, own_hardware
-from simulate.roofline.device_memory import sequence_bytes, weights_bytes
 from simulate.roofline.host_overhead import Overheads
-from simulate.roofline.roofline_model import Roofline
-from simulate.whatif.profile_transfer import transfer
+from simulate.roofline.roofline_model import Roofline, sequence_bytes, weights_bytes
+from simulate.whatif.unmeasured_profiles import transfer
 from tests.simulate.model_sizes.test_hf_config import QWEN_25_7B
 from tests.simulate.roofline.test_roofline_model import L3, SMALL, TOY, roofline
 from treeopt.cost_model import StepShape

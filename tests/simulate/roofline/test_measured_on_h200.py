@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from executor.drafters.medusa import medusa_shape
+from simulate.model_sizes.hf_config import shape_fields
 from simulate.model_sizes.model_shape import Shape
-from simulate.model_sizes.named_shapes import shape_fields
 from simulate.profiles.profile import load_profile
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.roofline_model import Roofline

@@ -13,17 +13,15 @@ from executor.drafters.eagle import eagle_shape
 from executor.drafters.eagle3 import eagle3_shape
 from executor.drafters.hydra import hydra_shape
 from executor.drafters.medusa import medusa_shape
-from simulate.model_sizes.drafter_kinds import drafter_shape
-from simulate.model_sizes.drafter_sizes import DrafterShape, eagle_parameters, no_work
+from simulate.model_sizes.drafter_kinds import DrafterShape, drafter_shape, eagle_parameters, no_work
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware
-from simulate.roofline.device_memory import sequence_bytes, weights_bytes
 from simulate.roofline.forward_time import Kernels, tiled_rows
 from simulate.roofline.host_overhead import Overheads
-from simulate.roofline.roofline_model import Roofline
-from simulate.whatif.profile_transfer import transfer
+from simulate.roofline.roofline_model import Roofline, sequence_bytes, weights_bytes
+from simulate.whatif.unmeasured_profiles import transfer
 from tests.benchmarks.published_speedups import published_speedups
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B
 from tests.simulate.model_sizes.test_mixture_of_experts import MIXTRAL

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulate.runs.service_levels import LEAST, MOST, NEAR, PILING, highest_rate, keeps_up
+from simulate.runs.server_record import LEAST, MOST, NEAR, PILING, highest_rate, keeps_up
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.treeopt.cli.test_simulate import files, words  # noqa: F401 - a fixture

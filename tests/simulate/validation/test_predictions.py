@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.closed_forms.paper_formulas import expected_tau
+from simulate.paper_formulas import expected_tau
 from simulate.profiles.profile import load_profile
 from simulate.profiles.step_tables import Prefill
-from simulate.validation.end_to_end import Runs, whole_runs
 from simulate.validation.predictions import (
     ClosedForms,
     Predictions,
+    Runs,
     acceptance,
     closed_forms,
     draft_s,
     load_predictions,
     save_predictions,
     ways_of,
+    whole_runs,
 )
 from tests.helpers.strategies import drawn_trace
 from treeopt.comparison.trees_of_size import parse_sizes, sized_trees

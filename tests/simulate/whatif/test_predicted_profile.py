@@ -15,7 +15,7 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.roofline_model import Roofline
-from simulate.whatif.predicted_profile import joined, tabulated
+from simulate.whatif.unmeasured_profiles import joined, tabulated
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace, trees
 from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B

@@ -10,17 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.drafters.eagle import eagle_shape
-from simulate.closed_forms.paper_formulas import expected_tau
-from simulate.model_sizes.drafter_sizes import no_work
+from simulate.model_sizes.drafter_kinds import no_work
 from simulate.model_sizes.model_shape import Shape
+from simulate.paper_formulas import expected_tau
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware
-from simulate.roofline.device_memory import weights_bytes
 from simulate.roofline.host_overhead import Overheads
-from simulate.roofline.roofline_model import Roofline
-from simulate.whatif.break_even_acceptance import break_even
-from simulate.whatif.profile_transfer import transfer
-from simulate.whatif.scenarios import Place, Scenario, explore, limits
+from simulate.roofline.roofline_model import Roofline, weights_bytes
+from simulate.whatif.scenarios import Place, Scenario, break_even, explore, limits
+from simulate.whatif.unmeasured_profiles import transfer
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace
 from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B

@@ -14,16 +14,32 @@ from tests.benchmarks.pictures import FOLDER, pictures
 from tests.helpers.small_plans import choice, entry, plan_of
 from tests.helpers.strategies import drawn_trace
 from treeopt import draw_speedups, draw_tau
-from treeopt.api.page.device_charts import profile_chart
-from treeopt.charts.chart_files import Figure, as_svg
+from treeopt.api.device_charts import profile_chart
 from treeopt.charts.latency_charts import load_over_time, pareto, throughput_and_latency
+from treeopt.charts.marks import (
+    DARK,
+    LIGHT,
+    SHAPES,
+    Figure,
+    Palette,
+    as_svg,
+    decimal_ticks,
+    interval,
+    line,
+    points,
+    series_of,
+    titled,
+)
 from treeopt.charts.marks import Axis as ChartAxis
-from treeopt.charts.marks import decimal_ticks, interval, line, points, series_of, titled
-from treeopt.charts.page_charts import accepted_shares
 from treeopt.charts.speedup_charts import agreement, speedups, stops_paying
-from treeopt.charts.theme import DARK, LIGHT, SHAPES, Palette
-from treeopt.charts.trace_charts import SERIES, acceptance_by_depth, acceptance_by_domain, tau_by_nodes
-from treeopt.charts.tree_chart import tree_picture
+from treeopt.charts.trace_charts import (
+    SERIES,
+    acceptance_by_depth,
+    acceptance_by_domain,
+    accepted_shares,
+    tau_by_nodes,
+    tree_picture,
+)
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.replay.static_tree import replay_tree, visit
 from treeopt.searchers.static_trees.best_first import count_prefixes

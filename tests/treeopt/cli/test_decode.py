@@ -47,7 +47,7 @@ from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.plans.plan_json import save_plan
 from treeopt.policies.policy_kinds import identity
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.json_lines import appended, read_lines
+from treeopt.storage.work_file import appended, read_lines
 from treeopt.traces.trace import load_trace, save_trace
 
 ROOT = Path(__file__).parent.parent.parent.parent

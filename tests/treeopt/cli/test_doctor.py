@@ -43,7 +43,7 @@ def test_what_breaks_is_told_and_the_rest_is_tried(monkeypatch):
     monkeypatch.setattr("executor.decoding.self_test.audit_text", broken)
     first, second = trials("cpu")
     assert (first.holds, second.holds) == (True, False)
-    assert second.told == "RuntimeError: no kernel image for this device"
+    assert second.detail == "RuntimeError: no kernel image for this device"
 
 
 def test_packages_that_are_old_or_absent(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
-from executor.drafters.medusa.checkpoint import MEDUSA_FILE
+from executor.drafters.medusa.drafter import MEDUSA_FILE
 from tests.helpers.command_line import (
     COLLECT,
     collect,

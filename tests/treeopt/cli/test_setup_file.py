@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.command_line import done, refused, run
 from treeopt.cli.commands.export import export
 from treeopt.cli.commands.profile import profile
-from treeopt.cli.commands.trace.collect import collect
+from treeopt.cli.commands.trace import collect
 from treeopt.cli.commands.validate import validate
 from treeopt.cli.options.setup_file import KEYS, read_setup, setup_text
 

@@ -11,7 +11,7 @@ import pytest
 
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, save_profile
 from simulate.runs.batch_run import run
-from simulate.runs.prompt_costs import FREE
+from simulate.runs.run_costs import FREE
 from simulate.runs.server import Switching, serve
 from simulate.runs.server_load import draw_requests, poisson
 from simulate.runs.timeline import speedup

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from executor.drafters.medusa.checkpoint import MEDUSA_FILE
+from executor.drafters.medusa.drafter import MEDUSA_FILE
 from tests.helpers.command_line import HEADS, collect, refused
 from treeopt.traces.trace import load_trace
 

@@ -9,8 +9,7 @@ import pytest
 
 from executor.verification.acceptance_rules import Greedy
 from simulate.profiles.profile import load_profile, save_profile
-from simulate.validation.end_to_end import Runs, whole_runs
-from simulate.validation.predictions import load_predictions
+from simulate.validation.predictions import Runs, load_predictions, whole_runs
 from tests.helpers.command_line import (
     CHECK,
     RANDOM,

@@ -41,6 +41,7 @@ chain_plans = st.dictionaries(st.integers(1, 40), st.integers(0, 7), min_size=1,
 
 def options_of(text: str) -> dict[str, str]:
     words = shlex.split(text)
+    assert len(set(words[::2])) == len(words[::2])  # a repeated option would be a deprecation warning
     return dict(zip(words[::2], words[1::2], strict=True))
 
 

@@ -10,14 +10,14 @@ from numpy.testing import assert_equal
 
 import treeopt
 from simulate.profiles.profile import save_profile
-from simulate.whatif.price_per_token import HOUR_S, MILLION
+from simulate.whatif.scenarios import HOUR_S, MILLION
 from tests.helpers.command_line import done, small_profile, small_trace
 from treeopt.defaults import NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import TreeoptError, UsageError
-from treeopt.explore import answer_parts, answers, controls, downloads, token_prices
+from treeopt.explore import answer_parts, answers, controls
+from treeopt.explore.answers import ANY_TREE, MEASURED, Device, Question, question_of
 from treeopt.explore.offered_files import Offer
-from treeopt.explore.questions import ANY_TREE, MEASURED, Device, Question, question_of
 from treeopt.plans.plan import Plan
 from treeopt.storage.atomic_files import shipped
 from treeopt.traces.trace import save_trace
@@ -117,7 +117,7 @@ def test_a_device_that_is_too_small_is_named(offer):
     found = answers.answer(Question("trace.npz", Device("L40S", target="70b"), batches=(1, 4), max_nodes=2), offer)
     assert found.too_large == (1, 4)
     assert "Batch 4 does not fit the memory of the device." in text_of(answer_parts.footnotes(found))
-    blocks = token_prices.priced(found, 1)
+    blocks = answer_parts.priced(found, 1)
     assert blocks[0].text.startswith("A million tokens cost least at no batch size within the limits;")
     assert cells(blocks)[0][1] == "does not fit"
 
@@ -177,7 +177,7 @@ def test_the_page_s_table_holds_what_the_command_prints(answered, folder):
 def test_the_plan_s_file_is_what_search_writes_apart_from_provenance(answered, folder, tmp_path):
     words = ("--trace", folder / "trace.npz", "--profile", folder / "profile.json", "--batch", "1,4")
     done("search", *words, "--output", tmp_path / "plan.json")
-    own, written = json.loads(downloads.plan_text(answered)), json.loads((tmp_path / "plan.json").read_text())
+    own, written = json.loads(answers.plan_text(answered)), json.loads((tmp_path / "plan.json").read_text())
     for record in (own, written):
         record["meta"].pop("provenance")
     assert own == written
@@ -185,22 +185,22 @@ def test_the_plan_s_file_is_what_search_writes_apart_from_provenance(answered, f
 
 def test_the_configuration_is_what_export_writes(offer, folder, tmp_path):
     found = answers.answer(question_of(CONTROLS | {"engine": "vllm"}, deepest=3), offer)
-    (tmp_path / "plan.json").write_text(downloads.plan_text(found))
+    (tmp_path / "plan.json").write_text(answers.plan_text(found))
     words = ("--format", "vllm", "--method", "eagle", "--model", "heads", "--output", tmp_path / "vllm.json")
     done("export", tmp_path / "plan.json", *words)
-    export = downloads.attempt_export(found, method="eagle", model="heads")
+    export = answers.attempt_export(found, method="eagle", model="heads")
     assert f"{export.text}\n" == (tmp_path / "vllm.json").read_text()
-    assert downloads.export_file(export, "vllm") == "treeopt_vllm.json"
-    assert answer_parts.exported(export, "vllm").text.count("<pre") == 2
+    assert answers.export_file(export, "vllm") == "treeopt_vllm.json"
+    assert answer_parts.export_parts(export, "vllm").text.count("<pre") == 2
 
 
 @pytest.mark.slow
 def test_the_report_is_what_report_writes(answered, folder, tmp_path):
     pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
-    (tmp_path / "plan.json").write_text(downloads.plan_text(answered))
+    (tmp_path / "plan.json").write_text(answers.plan_text(answered))
     words = (tmp_path / "plan.json", folder / "trace.npz", folder / "profile.json", "--title", "treeopt explore")
     done("report", *words, "--output", tmp_path / "report.html")
-    own, written = downloads.report_text(answered), (tmp_path / "report.html").read_text("utf-8")
+    own, written = answers.report_text(answered), (tmp_path / "report.html").read_text("utf-8")
     assert own.split("<footer")[0] == written.split("<footer")[0]
     assert "1.00" in own
 
@@ -208,10 +208,10 @@ def test_the_report_is_what_report_writes(answered, folder, tmp_path):
 def test_an_export_that_lacks_a_setting_is_one_line(offer):
     found = answers.answer(question_of(CONTROLS | {"engine": "vllm"}, deepest=3), offer)
     for choices, option in (({}, "--method"), ({"method": "eagle"}, "--model")):
-        failed = downloads.attempt_export(found, **choices)
+        failed = answers.attempt_export(found, **choices)
         assert isinstance(failed, TreeoptError)
-        assert option in text_of(answer_parts.exported(failed, "vllm"))
-    without = downloads.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "sequoia"}, deepest=3), offer))
+        assert option in text_of(answer_parts.export_parts(failed, "vllm"))
+    without = answers.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "sequoia"}, deepest=3), offer))
     assert str(without) == "there is no exporter for sequoia: download the plan"
 
 
@@ -309,17 +309,17 @@ def test_prices_are_those_of_whatif(offer, folder):
         *(folder / "trace.npz",), hardware="2xh200", target="8b", batch=(1, 32), context=2048, max_nodes=4,
         prices={"h200": 3.5},
     )  # fmt: skip
-    blocks = token_prices.priced(found, 3.5)
+    blocks = answer_parts.priced(found, 3.5)
     assert [row[2] for row in cells(blocks)] == [cell["million"]["value"] for cell in record["cells"]]
     (best,) = record["cheapest"]
     assert f"at batch {best['planned']['batch']} with the chosen tree: " in blocks[0].text
 
 
 def test_prices_of_measured_step_times_are_the_price_per_hour_over_the_tokens_per_hour(answered):
-    blocks = token_prices.priced(answered, 2)
+    blocks = answer_parts.priced(answered, 2)
     for entry, row in zip(answered.plan.entries, cells(blocks), strict=True):
         plain = next(choice for choice in (entry.choice, *entry.compared) if choice.plain)
         for choice, price in ((entry.choice, row[2]), (plain, row[3])):
             assert price == pytest.approx(2 * MILLION / (choice.tokens_s(entry.batch) * HOUR_S), rel=1e-9)
     assert "<table" in answer_parts.shown(blocks).text
-    assert token_prices.priced(answered, 0) == ()
+    assert answer_parts.priced(answered, 0) == ()

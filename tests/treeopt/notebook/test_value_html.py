@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import treeopt
-from treeopt.notebook.value_html import LONGEST, ROWS
+from treeopt.notebook import LONGEST, ROWS
 from treeopt.results.blocks import Table
 from treeopt.results.kinds import known
 from treeopt.traces.trace import Trace

@@ -10,7 +10,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 import treeopt
-from treeopt.charts.chart_files import Figure
+from treeopt.charts.marks import Figure
 from treeopt.errors import UsageError
 from treeopt.registry import load
 from treeopt.results.kinds import RESULTS

@@ -14,8 +14,8 @@ import pytest
 from tests.benchmarks.bench_regret import all_trees, matched
 from tests.helpers.strategies import with_lengths
 from tests.treeopt.planning.test_search_pipeline import Cost
-from treeopt.planning.choose_trees import choose
 from treeopt.planning.evaluator import Judge
+from treeopt.planning.search_pipeline import choose
 from treeopt.planning.search_settings import Method, SearchSettings
 from treeopt.planning.tree_candidates import Proposals
 from treeopt.replay.many_trees import Replayer

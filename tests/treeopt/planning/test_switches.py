@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.planning.choose_trees import switches
+from treeopt.planning.search_pipeline import switches
 
 
 @given(st.lists(st.lists(st.floats(0.5, 4), min_size=3, max_size=3), min_size=2, max_size=6), st.floats(0, 0.2))

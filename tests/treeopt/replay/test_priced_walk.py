@@ -15,7 +15,7 @@ from treeopt.replay.many_trees import Replayer
 from treeopt.replay.static_tree import plain_share, replay_tree, step_seconds, upper_levels, visit
 from treeopt.results.trace import ENTRY as TRACE
 from treeopt.results.trace import describe
-from treeopt.terminal.terminal_blocks import print_blocks
+from treeopt.terminal import print_blocks
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from tests.helpers.report_files import CHROMIUM, FLAGS, written_results
-from treeopt.api.page.read_results import report_page
+from treeopt.api.report_files import report_page
 from treeopt.report.html_page import as_html
 from treeopt.report.slider_model import Drafted, Setting, recompute
 from treeopt.statistics.clustered_estimate import Estimate

@@ -13,10 +13,9 @@ import pytest
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.report_files import TRACES, Parsed, written_results
 from tests.helpers.strategies import drawn_trace
-from treeopt.api.page.read_results import report_page
+from treeopt.api.report_files import report_page
 from treeopt.charts.trace_charts import tau_of
-from treeopt.report.html_page import _vega, as_html
-from treeopt.report.page_parts import Page
+from treeopt.report.html_page import Page, _vega, as_html
 from treeopt.results.blocks import Line, Table
 from treeopt.results.kinds import RESULTS
 from treeopt.results.words import interval

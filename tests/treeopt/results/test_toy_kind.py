@@ -1,4 +1,4 @@
-"""A kind of result that is defined outside treeopt goes through terminal, page, notebook, frame, chart and schema."""
+"""A kind of result that is defined outside treeopt goes through terminal, page, explore, notebook, frame and schema."""
 
 import json
 from typing import Annotated
@@ -12,8 +12,9 @@ import treeopt
 from tests.helpers.printed_results import printed
 from tests.helpers.report_files import Parsed
 from tests.helpers.write_schemas import document
-from treeopt.api.page.read_results import report_page
+from treeopt.api.report_files import report_page
 from treeopt.errors import UsageError
+from treeopt.explore import answer_parts
 from treeopt.report.html_page import as_html
 from treeopt.results.blocks import Column, Line
 from treeopt.results.kinds import RESULTS, ResultKind
@@ -96,6 +97,14 @@ def test_the_page_answers_its_question(tmp_path):
     assert "a gyroscope spins longest." in shown.texts["dd"][0]
     assert "75.0 [70.0, 80.0]" in shown.texts["td"]
     assert len(shown.all("figure")) == 1
+
+
+def test_the_parts_of_explore_show_it():
+    kind = RESULTS["toys"]
+    assert "25.0 [20.0, 30.0]" in answer_parts.shown(kind.blocks(RECORD)).text
+    figure = answer_parts.figures(kind.all_charts(RECORD)).text
+    assert "<h3>Spins</h3>" in figure
+    assert "a painted wooden top" in figure
 
 
 def test_a_notebook_and_a_table_show_its_rows(tmp_path):

@@ -181,7 +181,7 @@ def test_a_terminal_too_narrow_for_a_table_gets_a_block_a_row():
 
 def test_a_file_gets_whole_tables_and_whole_sentences(capsys, monkeypatch):
     """Neither is as narrow as 80 columns, unless COLUMNS asks for it."""
-    from treeopt.terminal.terminal_blocks import print_blocks
+    from treeopt.terminal import print_blocks
 
     sentence = "one sentence " * 20 + "ends."
     monkeypatch.delenv("COLUMNS", raising=False)

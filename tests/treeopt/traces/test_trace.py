@@ -466,7 +466,7 @@ def test_a_zip_entry_that_lies_about_its_size_is_refused_without_allocating(tmp_
 
 
 def test_arrays_beyond_the_limit_are_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("treeopt.traces.npz_format.MAX_ARRAY_BYTES", 15)
+    monkeypatch.setattr("treeopt.traces.trace_checks.MAX_ARRAY_BYTES", 15)
     with pytest.raises(TraceError, match=r"t\.npz: `request` of shape \(4,\) would take 16 bytes, more than 15"):
         load_bytes(tmp_path / "t.npz", file_with("request", member("(4,)", full_trace().request.tobytes())))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from executor.checkpoints.tensors.find_tensor_files import read_saved
 from tests.helpers.strategies import rank_paths, trees
 from treeopt.cli import main
-from treeopt.cli.options.what_to_draft import Static, load_tree
+from treeopt.cli.options.value_types import Static, load_tree
 from treeopt.errors import ExecutorError, TreeError
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import read_tree, tree_of

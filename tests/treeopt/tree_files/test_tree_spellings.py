@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.strategies import trees
-from treeopt.cli.options.what_to_draft import NamedTree, Static
+from treeopt.cli.options.value_types import NamedTree, Static
 from treeopt.errors import TreeError
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.choice_lists import holds_a_tree, named_tree, read_tree

@@ -10,7 +10,7 @@
 * `search`: the fastest tree for each batch size.
 * `simulate`: a run of many requests, or a server's days.
 * `times`: step times of an inference engine, as a profile.
-* `trace`: collect a trace, import one, describe one, join several, split one; one subcommand a file.
+* `trace`: collect a trace, import one, describe one, join several, split one.
 * `train`: train a drafter for a target by a published recipe, with changes by name.
 * `validate`: predicted against measured.
 * `whatif`: the best tree on devices, batch sizes and contexts that were not measured.

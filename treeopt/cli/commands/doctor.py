@@ -1,8 +1,9 @@
 """`treeopt doctor`: what is installed, what the machine is, and whether the decoding loop is right on it."""
 
+import re
 import sys
 from dataclasses import asdict
-from importlib import util
+from importlib import metadata, util
 from typing import Any
 
 import click
@@ -10,11 +11,13 @@ import click
 from treeopt.api.run_models import quiet_libraries
 from treeopt.cli.options import general, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.errors import TreeoptError
-from treeopt.storage.installed_packages import installed_versions
+from treeopt.errors import TreeoptError, UsageError
 from treeopt.storage.provenance import this_run
 
 EXAMPLES = examples("treeopt doctor", "treeopt doctor --device cpu --json")
+# A requirement of treeopt, such as `simpy>=4.1; extra == 'serving'`.
+_REQUIREMENT = re.compile(r"(?P<name>[\w-]+)(?:>=(?P<least>[\d.]+))?(?:; extra == '(?P<extra>\w+)')?")
+DEVELOPERS = "dev"
 
 
 @click.command(cls=Command, epilog=EXAMPLES)
@@ -55,3 +58,40 @@ def _device(device: str) -> dict[str, Any]:
     except (ImportError, OSError, TreeoptError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return {"trials": [{"name": f"the device {device} can be used", "holds": False, "detail": reason}]}
+
+
+def installed_versions() -> list[dict[str, Any]]:
+    """Return every package that treeopt needs: `name`, `extra` that needs it, `version`, and `trouble` or None.
+
+    Raises:
+        UsageError: treeopt itself is not installed, so that its requirements are not known.
+    """
+    try:
+        requirements = metadata.requires("treeopt") or []
+    except metadata.PackageNotFoundError as error:
+        raise UsageError("treeopt is not installed in this environment; run `pip install -e .`") from error
+    packages = []
+    for match in filter(None, map(_REQUIREMENT.fullmatch, requirements)):
+        if match["extra"] == DEVELOPERS:
+            continue
+        try:
+            version = metadata.version(match["name"])
+        except metadata.PackageNotFoundError:
+            version = None
+        old = version is not None and _numbers(version) < _numbers(match["least"] or "")
+        trouble = f"older than {match['least']}" if old else None
+        packages.append({"name": match["name"], "extra": match["extra"], "version": version, "trouble": trouble})
+    begun = {None, *(package["extra"] for package in packages if package["version"] is not None)}
+    for package in packages:
+        if package["version"] is None and package["extra"] in begun:
+            package["trouble"] = "missing"
+    return packages
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with, to compare.
+
+    >>> _numbers("2.13.0+cu130") > _numbers("2.9")
+    True
+    """
+    return tuple(int(number) for number in re.match(r"[\d.]*", version)[0].split(".") if number)  # type: ignore[index]

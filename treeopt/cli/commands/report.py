@@ -12,7 +12,7 @@ from treeopt.errors import TreeoptError, UsageError
 from treeopt.storage.atomic_files import is_special, write_text
 
 if TYPE_CHECKING:
-    from treeopt.report.page_parts import Problem
+    from treeopt.report.html_page import Problem
 
 ENDINGS = (".html", ".htm")
 
@@ -40,7 +40,7 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, pl
     if output.suffix.lower() not in ENDINGS and not is_special(output):
         raise UsageError(f"--output {output}: a page ends in {' or '.join(ENDINGS)}; name such a file")
     output_files.check_output(output, force=force)
-    from treeopt.api.page.read_results import report_page
+    from treeopt.api.report_files import report_page
     from treeopt.report.html_page import as_html
 
     page = report_page(files, title=title.strip() or "treeopt", plots=plots)
@@ -57,7 +57,7 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, pl
 
 def _unread(problems: "Sequence[Problem]") -> str:
     """Print why each of several files could not be read, and return the error; that of a single file names it."""
-    from treeopt.report.page_parts import KINDS
+    from treeopt.report.html_page import KINDS
 
     lines = [f"{problem.file}: {problem.reason}" for problem in problems]
     if len(lines) == 1:

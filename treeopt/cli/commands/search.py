@@ -6,10 +6,9 @@ import click
 
 from treeopt.api import search_trace
 from treeopt.cli.options import general, output_files, printing
-from treeopt.cli.options.completed_names import LIMITING
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
-from treeopt.cli.options.what_to_draft import NamedTree
+from treeopt.cli.options.value_types import LIMITING, NamedTree
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan_json import save_plan, to_json

@@ -11,9 +11,9 @@ from simulate.profiles.profile import save_profile
 from simulate.whatif.whatif_settings import LINKS, PRICES, WhatIfSettings
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.options import general, output_files, printing
-from treeopt.cli.options.completed_names import LIMITING, Devices, Model
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
+from treeopt.cli.options.value_types import LIMITING, Devices, Model
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import SCHEMA as PLAN
 from treeopt.plans.plan_json import save_plan

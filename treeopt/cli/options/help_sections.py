@@ -6,7 +6,7 @@ from typing import Any
 import click
 import cloup
 
-from treeopt.terminal.terminal_text import wrapped_command
+from treeopt.terminal import wrapped_command
 
 ADVANCED = "Advanced options"
 MOST = 12  # options that a command's --help describes

@@ -66,7 +66,7 @@ def say(line: str) -> None:
 
 def _on_stderr(text: str) -> None:
     """Print a text in lines that fit the terminal; a file or pipe gets one line."""
-    from treeopt.terminal.terminal_text import PROSE, width_of, wrapped
+    from treeopt.terminal import PROSE, width_of, wrapped
 
     width = width_of(sys.stderr)
     lines = [text] if width is None else wrapped(text, min(width, PROSE))
@@ -81,7 +81,7 @@ def show(kind: str, value: Any, **beside: Any) -> None:
         value: the result.
         beside: what is known beside it, such as files; see `ResultKind`.
     """
-    from treeopt.terminal.terminal_blocks import print_blocks
+    from treeopt.terminal import print_blocks
 
     entry: ResultKind = load(f"treeopt.results.{kind}:ENTRY")
     print_blocks(entry.blocks(value, **beside), verbose=is_set("verbose"))

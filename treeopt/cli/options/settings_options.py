@@ -8,9 +8,19 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from treeopt.cli.options.completed_names import EngineName, Model
-from treeopt.cli.options.value_types import Address, Names, Numbers, Real, Tokens, Whole, numbers_text
-from treeopt.cli.options.what_to_draft import Dynamic, Static
+from treeopt.cli.options.value_types import (
+    Address,
+    Dynamic,
+    EngineName,
+    Model,
+    Names,
+    Numbers,
+    Real,
+    Static,
+    Tokens,
+    Whole,
+    numbers_text,
+)
 from treeopt.engines import ENGINES
 from treeopt.policies import Policy
 from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of

@@ -1,6 +1,7 @@
-"""The setup file: options that describe an engine and its models, read from TOML by `--setup`, written to it.
+"""The setup file: options that describe an engine and its models, in TOML.
 
-A key is an option's name without its dashes; an option beside the file wins.
+`--setup` reads it, `--write-setup` writes it. A key is an option's name without its dashes; an option beside the file
+wins.
 """
 
 import json

@@ -24,7 +24,7 @@ from typing import Any
 from treeopt.constraints import ChainOnly
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
 from treeopt.engines.export import Export, Fit, tiers
-from treeopt.traces.importers.counter_names import CounterNames
+from treeopt.traces.importers.counter_samples import CounterNames
 
 TITLE = "vLLM 0.33.0"
 RATES = "acceptance by position needs vLLM 0.20 or later"

@@ -3,9 +3,7 @@
 * `trace_source`: the kinds of sources (`SOURCES`), and the trace of a file of any kind (`import_trace`).
 * `sources`: the kinds, one per file.
 * `chain_counts`: a chain's counts by position or step, and the trace made of it (`Chain`, `chain_trace`).
-* `printed_rates`: the counts behind rates by position that were rounded.
-* `counter_names`: the names of an engine's counters.
-* `counter_samples`: samples of counters in all their containers.
+* `counter_samples`: samples of counters in all their containers, and the counters' names.
 * `synthetic_trace`: a trace made of frequencies, in random order.
 * `source_file`: reading a source, and its entry in a trace's `meta`.
 """

@@ -7,6 +7,7 @@ Prometheus' own API, the objects of vLLM's `LLM.get_metrics()` as JSON, and AIPe
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from treeopt.errors import TraceError
@@ -16,9 +17,31 @@ PART = "spec_decode"  # part of the name of every sample that is read
 DIGITS = 6  # most digits of a position
 AT_ONCE = "keep one, and give an earlier one as --before"
 _LINE = re.compile(r"(?:.*[\s\]|>])?((?:[a-z]\w*[:_])spec_decode_\w+(?:\{.*\}|\s).*?)\s*(?:\s#\s.*)?")
-
 Key = tuple[str, tuple[tuple[str, str], ...]]
 Samples = dict[Key, float]
+
+
+@dataclass(frozen=True)
+class CounterNames:
+    """The names of an engine's counters.
+
+    Attributes:
+        prefix: how all names begin.
+        accepted: accepted tokens by position.
+        position: the label of the position.
+        drafted: drafted tokens: all of them, or by position if `steps` is None.
+        steps: drafts, one for each step.
+        accepted_total: all accepted tokens.
+        cuts: what to say of drafts that were cut, which the engine does as a rule; "": they are an error.
+    """
+
+    prefix: str
+    accepted: str = "num_accepted_tokens_per_pos_total"
+    position: str = "position"
+    drafted: str = "num_draft_tokens_total"
+    steps: str | None = "num_drafts_total"
+    accepted_total: str = "num_accepted_tokens_total"
+    cuts: str = ""
 
 
 def holds_samples(content: Content) -> bool:

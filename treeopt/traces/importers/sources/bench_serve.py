@@ -8,7 +8,7 @@ from typing import Any
 
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import Chain
-from treeopt.traces.importers.printed_rates import Printed, printed_chain
+from treeopt.traces.importers.sources.printed import Printed, printed_chain
 from treeopt.traces.importers.trace_source import Content, Output, TraceSource
 
 RATES = "spec_decode_per_position_acceptance_rates"

@@ -10,8 +10,8 @@ from dataclasses import replace
 from treeopt.errors import TraceError
 from treeopt.registry import load
 from treeopt.traces.importers.chain_counts import Chain, chain_from_counts
-from treeopt.traces.importers.counter_names import CounterNames
 from treeopt.traces.importers.counter_samples import (
+    CounterNames,
     Key,
     by_position,
     difference,

@@ -11,8 +11,8 @@ import numpy as np
 
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import MAX_STEPS, TOLERATED, Chain, chain_from_steps
-from treeopt.traces.importers.printed_rates import Printed, printed_chain, unrounded
 from treeopt.traces.importers.sources.llama_trace import holds_lines as holds_steps
+from treeopt.traces.importers.sources.printed import Printed, printed_chain, unrounded
 from treeopt.traces.importers.trace_source import Content, Output, TraceSource
 
 ROUNDING = 5e-4  # largest error of a printed rate

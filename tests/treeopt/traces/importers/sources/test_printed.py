@@ -7,7 +7,7 @@ import pytest
 from tests.helpers.source_texts import LOG, PRINTS, SERVE, TABLE, bring, chain_of, reading
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import replay_tree
-from treeopt.traces.importers.printed_rates import Printed, printed_chain, unrounded
+from treeopt.traces.importers.sources.printed import Printed, printed_chain, unrounded
 from treeopt.traces.importers.trace_source import read_output
 from treeopt.tree import Tree
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from executor.checkpoints.tensors.layer_config import SCALED, fields, is_scaled
 from executor.checkpoints.tensors.lazy_tensors import LAYER, layer_name, named
 from executor.checkpoints.tensors.write_tensors import Written
-from executor.drafters.eagle3.checkpoint import ARCHITECTURE, INPUTS, OUTPUTS, convention_of
 from executor.drafters.eagle3.drafter import Eagle3
+from executor.drafters.eagle3.read_checkpoint import ARCHITECTURE, INPUTS, OUTPUTS, convention_of
 from executor.target.positions import FULL, SLIDING
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError

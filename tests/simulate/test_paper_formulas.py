@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simulate.closed_forms.paper_formulas import expected_tau, walltime_speedup, weight_speedup
+from simulate.paper_formulas import expected_tau, walltime_speedup, weight_speedup
 from treeopt.errors import UsageError
 from treeopt.storage.atomic_files import shipped
 

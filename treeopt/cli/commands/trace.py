@@ -1,0 +1,276 @@
+"""`treeopt trace`: collect a trace, import one, describe one, join several, split one."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from click_didyoumean import DYMGroup
+
+from treeopt.acceptance_rules import takes_chains_only
+from treeopt.api import record_trace
+from treeopt.api.record_trace import CollectSettings
+from treeopt.cli.options import general, output_files, printing
+from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.input_sources import TextSource, named, shown, stored
+from treeopt.cli.options.settings_options import MODELS, options_of
+from treeopt.cli.options.setup_file import setup_options
+from treeopt.cli.options.value_types import Dynamic, Numbers, Real, Tokens, Whole, numbers_text
+from treeopt.defaults import INFO_NODES
+from treeopt.errors import TraceError, TreeoptError, UsageError, counted
+from treeopt.planning.learning_curve import learning_curves
+from treeopt.planning.search_warnings import advice, interval_warnings, resemblance
+from treeopt.replay.sampled_rules import with_drawn_ranks
+from treeopt.storage.provenance import assumed_in, look
+from treeopt.storage.work_file import beside
+from treeopt.traces.importers.chain_counts import NONE_ACCEPTED
+from treeopt.traces.importers.sources.table import COLUMNS
+from treeopt.traces.importers.trace_source import (
+    ALIASES,
+    RECOGNISED,
+    ImportedFile,
+    check_settings,
+    formats,
+    import_trace,
+    meaning,
+)
+from treeopt.traces.merge_split import halves, merge_traces
+from treeopt.traces.resumable_shards import load_file_or_shards, optional_in, remove_parts
+from treeopt.traces.trace import Trace, load_trace, save_trace
+from treeopt.traces.trace_checks import MAX_DEPTH
+
+
+def _written(trace: Trace, path: Path) -> str:
+    """Return the sentence about a trace that was written to a file."""
+    return f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {path}"
+
+
+MADE_UP = ("requests", "length")  # settings of a trace that is made up
+IMPORT_SECTIONS = {
+    "Source": "kind depth steps model before column",
+    "Trace": "requests length",
+    "Output": "output force",
+}
+IMPORT_EXAMPLES = examples(
+    "printf '0.62,0.12,0.06\\n0.48,0.13,0.06\\n' > ranks.csv",
+    "treeopt trace import ranks.csv --format table --column rank --output imported.npz",
+    "treeopt trace import ranks.csv --format table --column rank --requests 50 --length 64 --output short.npz",
+)
+
+
+@click.command("import", cls=Command, sections=IMPORT_SECTIONS, epilog=IMPORT_EXAMPLES)
+@click.argument("source", type=TextSource())
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(formats()),
+    default=RECOGNISED,
+    show_default=True,
+    help=f"Format of SOURCE. {RECOGNISED}: output of an engine, recognised by its content; {', '.join(ALIASES)} are "
+    "other names for it.",
+)
+@click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
+@click.option("--steps", type=Whole(min=1), help=meaning("steps"))
+@click.option("--column", type=click.Choice(COLUMNS), help=meaning("column"))
+@click.option("--depth", type=click.IntRange(1, MAX_DEPTH), help=meaning("depth"))
+@click.option("--before", type=TextSource(), help=meaning("before"))
+@click.option("--model", help=meaning("model"))
+@click.option("--uneven", is_flag=True, default=None, help=meaning("uneven"))
+@click.option("--requests", type=Whole(min=1), help=meaning("requests"))
+@click.option("--length", type=Tokens(min=1), help=meaning("length"))
+@general.seed
+@general.force
+def import_command(source: Path, kind: str, output: Path, seed: int, *, force: bool, **settings: Any) -> None:
+    """Turn acceptance figures that other programs measured into a trace; `assumed` in its meta lists what they lack.
+
+    SOURCE is a file, - for standard input, or an address such as http://127.0.0.1:8000/metrics.
+    """
+    output_files.check_output(output, force=force or _imported_from_a_file(output))
+    given = {name: value for name, value in settings.items() if value is not None}
+    check_settings(kind, given)
+    made_up = {name: given.pop(name) for name in MADE_UP if name in given}
+    with stored(source) as path, stored(given.get("before")) as earlier:
+        assert path is not None
+        given |= {} if earlier is None else {"before": earlier}
+        trace = import_trace(ImportedFile(path, kind, _saved, seed=seed, **made_up), given)
+    trace = named(trace, source, settings.get("before"))
+    save_trace(trace, output)
+    for sentence in trace.meta["assumed"]:
+        click.echo(f"{'Warning' if sentence.startswith(NONE_ACCEPTED) else 'Assumed'}: {sentence}", err=True)
+    click.echo(_written(trace, output), err=True)
+
+
+def _imported_from_a_file(path: Path) -> bool:
+    """Return whether a trace at this path was imported from a file: it can be imported again, and may be replaced."""
+    try:
+        source = load_trace(path).meta.get("imported", {}).get("file", "")
+    except (TreeoptError, AttributeError):
+        return False
+    return bool(source) and source != shown("-") and "://" not in source
+
+
+def _saved(path: Path) -> Any:
+    from executor.checkpoints.tensors.find_tensor_files import read_saved
+
+    return read_saved(path)
+
+
+COLLECT_EXAMPLES = examples(
+    "treeopt trace collect --target data/models/stdlib-llama --drafter data/models/stdlib-medusa "
+    "--prompts data/prompts/stdlib.jsonl --requests 4 --new-tokens 8 --output trace.npz",
+    "treeopt trace collect --target data/models/stdlib-llama --drafter prompt-lookup "
+    "--prompts data/prompts/stdlib.jsonl --requests 4 --new-tokens 8 --temperature 1 --output sampled.npz",
+)
+COLLECT_SECTIONS = {
+    "Models": "target drafter",
+    "Prompts": "prompts requests skip new_tokens",
+    "Recording": "depth width temperature engine",
+    "Output": "output force",
+}
+
+
+@click.command(cls=Command, sections=COLLECT_SECTIONS, epilog=COLLECT_EXAMPLES)
+@options_of(
+    CollectSettings,
+    types={**MODELS, "candidates": Dynamic(nodes=1, min_probability=0.0, budget=None)},
+    without=("random_weights", "texts", "prompt_tokens"),
+    required=("prompts",),
+)
+@setup_options()
+@click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
+@general.force
+@general.quiet
+def collect(settings: CollectSettings, output: Path, *, force: bool) -> None:
+    """Let the target continue prompts and record how the drafter ranks what it writes.
+
+    With --engine an inference engine writes the texts, with drafts of --depth tokens. With --drafter too, that drafter
+    is recorded along these texts. Else the engine's own steps are: for drafters that treeopt does not have.
+
+    Finished requests stay in OUTPUT.work until the trace is written: after an interruption the same command resumes
+    there.
+    """
+    output_files.check_output(output, force=force)
+    work = beside(output)
+    trace = record_trace.collect(settings=settings, work=work, progress=printing.progress)
+    if printing.is_main_process():
+        save_trace(trace, output)
+        remove_parts(work) if work.is_dir() else work.unlink(missing_ok=True)
+        printing.say(_written(trace, output))
+
+
+MERGE_EXAMPLES = examples(
+    "treeopt trace split data/traces/medusa-t0.npz --output one.npz --rest two.npz",
+    "treeopt trace merge one.npz two.npz --output merged.npz",
+    "treeopt trace merge data/traces/medusa-t0.npz --output copy.npz",
+)
+
+
+@click.command(cls=Command, epilog=MERGE_EXAMPLES)
+@click.argument("traces", type=general.FOLDER, nargs=-1, required=True)
+@click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
+@general.force
+def merge(traces: tuple[Path, ...], output: Path, *, force: bool) -> None:
+    """Join TRACES of the same models and rule; a folder that `collect --parts` filled counts as one."""
+    output_files.check_output(output, force=force)
+    parts = [load_file_or_shards(path) for path in traces]
+    joined = merge_traces(parts, [str(path) for path in traces])
+    save_trace(joined, output)
+    without = [str(path) for path, part in zip(traces, parts, strict=True) if part.prompt_tokens is None]
+    if 0 < len(without) < len(parts):
+        click.echo(f"prompt lengths are left out, since {', '.join(without)} does not record them", err=True)
+    for sentence in assumed_in(joined.meta):
+        click.echo(f"assumed: {sentence}", err=True)
+    click.echo(_written(joined, output), err=True)
+
+
+SPLIT_EXAMPLES = examples(
+    "treeopt trace split data/traces/medusa-t0.npz --output part.npz --rest rest.npz",
+    "treeopt trace split data/traces/eagle-t0.npz --share 0.9 --seed 1 --output large.npz --rest small.npz",
+)
+
+
+@click.command(cls=Command, epilog=SPLIT_EXAMPLES)
+@click.argument("trace_file", type=general.FILE)
+@click.option("--output", type=general.FILE, required=True, help="Write the first part to this file (.npz).")
+@click.option("--rest", type=general.FILE, required=True, help="Write the other part to this file (.npz).")
+@click.option(
+    "--share",
+    type=Real(0, 1, min_open=True, max_open=True),
+    default=0.5,
+    show_default=True,
+    help="Share of the requests in the first part.",
+)
+@general.seed
+@general.force
+def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int, *, force: bool) -> None:
+    """Divide a trace's requests in two at random: for example, choose a tree on one part and judge it on the other."""
+    paths = (output, rest)
+    for path, option in zip(paths, ("--output", "--rest"), strict=True):
+        output_files.check_output(path, option, force=force)
+    if output.resolve() == rest.resolve():
+        raise UsageError("--output and --rest must be two files")
+    for part, path in zip(halves(load_trace(trace_file), share=share, seed=seed), paths, strict=True):
+        save_trace(part, path)
+        click.echo(_written(part, path), err=True)
+
+
+INFO_EXAMPLES = examples(
+    "treeopt trace info data/traces/medusa-t0.npz",
+    "treeopt trace info data/traces/eagle-t0.npz --learning-curve --nodes 4,16 --json",
+)
+
+
+@click.command(cls=Command, epilog=INFO_EXAMPLES)
+@click.argument("trace_file", type=general.FOLDER)
+@click.option(
+    "--learning-curve",
+    is_flag=True,
+    help="Also choose trees on few and on more of the requests, and judge them on the others.",
+)
+@click.option(
+    "--nodes",
+    type=Numbers("tree sizes"),
+    default=numbers_text(INFO_NODES),
+    show_default=True,
+    help="Tree sizes (nodes) to give advice about.",
+)
+@general.seed
+@general.as_json
+@general.verbose
+def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: int, as_json: bool) -> None:
+    """Describe a trace or a folder of shards: size, models, acceptance by depth, repeated text, what to beware of."""
+    from treeopt.results.trace import curve_record, describe
+
+    trace = load_file_or_shards(trace_file, ranks_only=True)
+    ranked = with_drawn_ranks(trace, seed)
+    warnings = _warnings(trace, ranked, max(nodes))
+    if learning_curve and takes_chains_only(look(trace.meta, "verification")):
+        raise TraceError("a learning curve needs trees, but the trace's rule verifies only chains")
+    curves = learning_curves(ranked, nodes=nodes, depth=trace.depth, seed=seed) if learning_curve else ()
+    if as_json:
+        stored = {"optional": optional_in(trace_file)} if trace_file.is_dir() else {}
+        drawn = {"learning_curves": [curve_record(curve) for curve in curves]} if learning_curve else {}
+        printing.print_json(describe(trace) | stored | {"advice": warnings} | drawn)
+        return
+    beware = [*(f"assumed: {sentence}" for sentence in assumed_in(trace.meta)), *warnings]
+    printing.show("trace", trace, file=str(trace_file), beware=beware, curves=curves)
+
+
+def _warnings(trace: Trace, ranked: Trace, nodes: int) -> tuple[str, ...]:
+    """Return what to beware of when a tree of this size is chosen on the trace."""
+    try:
+        warnings = advice(trace, nodes)
+    except TraceError as error:  # the trace can be described all the same
+        warnings = (str(error),)
+    if ranked is not trace:
+        warnings += ("its rule draws candidates: the ranks shown are the drafter's, not what steps accept",)
+    doubts = tuple(sentence for sentence in interval_warnings(ranked) if sentence not in warnings)
+    return warnings + doubts + tuple(resemblance(ranked))
+
+
+@click.group(cls=DYMGroup)
+def trace() -> None:
+    """Record, import, describe, merge and split traces of what a drafter gets right."""
+
+
+for command in (import_command, collect, merge, split, info):
+    trace.add_command(command)
