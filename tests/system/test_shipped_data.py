@@ -145,7 +145,7 @@ def test_only_live_validations_check_a_plan(tmp_path, monkeypatch):
 def test_no_drafter_is_said_to_be_of_another_target(name, caplog):
     data = shipped("models").parent
     place = Path(make_traces.place_of(data, name))
-    load_models(Models(make_traces.target_of(data, name), place))
+    load_models(Models(target=make_traces.target_of(data, name), drafter=place))
     assert caplog.records == []
     assert trained_for(place) == (None if name == "prompt-lookup" else build.NAME)
 

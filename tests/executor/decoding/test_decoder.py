@@ -157,7 +157,7 @@ def test_memory_is_refused_for_both_caches_together(monkeypatch):
     lm = LanguageModel(small_target(seed=1))
     target = small_target()
     decoder = Decoder(target, lm, tree=Tree.chain(2))
-    needed = decoder._cache_bytes(decoder._checked([[1, 2]], 8)[1])
+    needed = decoder._cache_bytes(decoder._checked_lengths([[1, 2]], 8)[1])
     monkeypatch.setattr("executor.decoding.decoder.free_bytes", lambda device: needed - 1)
     with pytest.raises(ExecutorError, match="GiB free"):
         decoder.steps([[1, 2]], new_tokens=8)
