@@ -35,7 +35,7 @@ LOG = logging.getLogger("treeopt")
 
 
 class Timing(Protocol):
-    """What times a runner's blocks, as a context: `LoopBlocks` or `EngineWaves`, which say more."""
+    """The timer of a runner's blocks, a context: `LoopBlocks` or `EngineWaves`, which say more."""
 
     settings: Measuring
 

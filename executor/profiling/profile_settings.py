@@ -1,4 +1,4 @@
-"""What a profile measures, how often, and how long it may take."""
+"""Settings of a profile: sizes, rounds and the time that measuring may take."""
 
 from dataclasses import dataclass
 

@@ -104,7 +104,7 @@ class RequestSteps:
 
 @dataclass(frozen=True)
 class Run:
-    """What a runner measured while it decoded some requests with one draft.
+    """The measurement of a runner that decoded some requests with one draft.
 
     Attributes:
         draft_s: seconds of drafting of each timed step, all rows busy; 0 where drafting is not timed apart.
@@ -163,7 +163,7 @@ class Run:
 
 
 class Runner(ABC):
-    """What decodes, as a context: leaving it stops what it started.
+    """A decoder of requests, as a context: leaving it stops what it started.
 
     Attributes:
         single_steps: times are of single steps, with drafting apart; False: each is the mean of a run.

@@ -132,7 +132,7 @@ def nothing_assumed(config: Fields | None, target: Shape, drafter: DrafterShape)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a kind computes and reads, for step times on hardware that was not measured.
+    """The work and the reads of a kind, for step times on hardware that was not measured.
 
     Attributes:
         shape: the sizes by the content of a config.json, the drafter's or where it has none the target's, and the

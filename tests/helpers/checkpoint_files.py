@@ -25,7 +25,7 @@ def scores(drafter: Drafter, target: Target) -> list[torch.Tensor]:
 
 
 def same(found: Drafter, due: Drafter, target: Target) -> bool:
-    """Whether two drafters score alike."""
+    """Return whether two drafters score alike."""
     return all(torch.equal(a, b) for a, b in zip(scores(found, target), scores(due, target), strict=True))
 
 

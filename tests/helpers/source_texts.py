@@ -24,7 +24,7 @@ def turned_away(tmp_path, source, kind, *more, words, code=1):
 
 
 def reading(text, *, before=None, **settings):
-    """What a text is read as: its kind, its chain and the engine."""
+    """The reading of a text: its kind, its chain and the engine."""
     source, chain = read_output(text, settings, before=before)
     return SimpleNamespace(kind=source.name, chain=chain, engine=chain.engine)
 

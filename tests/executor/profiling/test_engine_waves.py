@@ -85,7 +85,7 @@ def test_an_engine_that_drafts_nothing_has_no_profile():
 
 
 def test_an_interrupted_profile_resumes(tmp_path):
-    """What is kept is not measured again: only whole rounds, whose ratios to plain decoding count."""
+    """Kept rounds are not measured again; only whole ones are kept, whose ratios to plain decoding count."""
     work, done = tmp_path / "p.json.work", []
 
     def stop(runs):
