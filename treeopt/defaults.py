@@ -1,4 +1,8 @@
-"""Default settings that commands and the Python API share: tree sizes, shares, numbers of tokens, seconds."""
+"""Settings that several questions share, and their defaults: tree sizes, shares, numbers of tokens, seconds."""
+
+from typing import Any
+
+from treeopt.settings import setting
 
 # Search.
 NODES = 63  # largest tree that is tried; also the largest that `treeopt profile` measures
@@ -32,3 +36,18 @@ DRAWS = 16  # of rules whose acceptance has no closed form
 IMPORTED_REQUESTS = 200
 IMPORTED_LENGTH = 128
 IMPORTED_DEPTH = 8
+
+
+def seed() -> Any:
+    """Return the setting of the seed."""
+    return setting(0, least=0, most=2**63 - 1, help="Seed of every random choice.")
+
+
+def new_tokens() -> Any:
+    """Return the setting of the tokens to write after each prompt."""
+    return setting(NEW_TOKENS, least=1, form="tokens", help="Tokens to write after each prompt.")
+
+
+def graphs() -> Any:
+    """Return the setting of CUDA graphs."""
+    return setting(False, help="On CUDA, replay steps from CUDA graphs.")

@@ -5,7 +5,7 @@ an entry point of the kind's group; those are scanned only when a name is not fo
 """
 
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -71,6 +71,14 @@ class Registry(Mapping[str, Entry]):
     def __len__(self) -> int:
         """Return the number of entries."""
         return len(self._entries())
+
+    def find(self, holds: Callable[[Entry], bool]) -> Entry | None:
+        """Return an entry of which this holds, None without one; entry points are scanned where no known one does."""
+        entry = next(filter(holds, self.values()), None)
+        if entry is None:
+            self._scan(None)
+            entry = next(filter(holds, self.values()), None)
+        return entry
 
     def register(self, entry: Entry) -> None:
         """Add an entry for as long as this process runs; a later one of the same name replaces it."""

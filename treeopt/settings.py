@@ -74,6 +74,11 @@ class Setting:
         """Return the allowed texts."""
         return tuple(self.choices() if callable(self.choices) else self.choices)
 
+    def allows(self, text: str) -> bool:
+        """Return whether a text is allowed; a registry looks into other packages, too."""
+        names = self.names()
+        return not names or text in names or (not callable(self.choices) and text in self.choices)
+
 
 def setting(default: Any = MISSING, *, help: str, **meaning: Any) -> Any:  # noqa: A002 (the word that click has)
     """Return a field of a settings class; the arguments are those of `Setting`. Without a default it must be given."""
@@ -187,8 +192,8 @@ def _item(value: Any, kind: Any, name: str, meaning: Setting) -> Any:
         raise UsageError(f"{name} must be a finite number, got {value!r:.60}")
     if kind in (int, float):
         _check_range(value, name, meaning)
-    elif isinstance(value, str) and (names := meaning.names()) and value not in names:
-        raise UsageError(f"{name} must be one of {', '.join(names)}, got {value!r:.60}")
+    elif isinstance(value, str) and not meaning.allows(value):
+        raise UsageError(f"{name} must be one of {', '.join(meaning.names())}, got {value!r:.60}")
     return value
 
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from treeopt.defaults import BUDGET_S, ENGINE_LENGTH, ENGINE_ROUNDS, NEW_TOKENS, NODES, POLICIES_S, ROUNDS, STEPS
+from treeopt import defaults
+from treeopt.defaults import BUDGET_S, ENGINE_LENGTH, ENGINE_ROUNDS, NODES, POLICIES_S, ROUNDS, STEPS
 from treeopt.settings import Settings, setting
 
 
@@ -17,7 +18,7 @@ class Measuring(Settings):
         form="context lengths",
         help="Prompt lengths in tokens, such as 64,512, cut from the given prompts. Default: prompts as they are.",
     )
-    new_tokens: int = setting(NEW_TOKENS, least=1, form="tokens", help="Tokens to write after each prompt.")
+    new_tokens: int = defaults.new_tokens()
     max_nodes: int = setting(NODES, least=1, most=NODES, help="Largest tree, in nodes.")
     max_depth: int | None = setting(
         None,
@@ -39,7 +40,7 @@ class Measuring(Settings):
         f"{BUDGET_S:g}, with --policies {BUDGET_S + POLICIES_S:g}; no limit with several processes.",
     )
     policies: bool = setting(False, help="Also measure dynamic trees, for `treeopt search --policy` to price them.")
-    seed: int = setting(0, least=0, most=2**63 - 1, help="Seed of every random choice.")
+    seed: int = defaults.seed()
 
     def ordered(self) -> "Measuring":
         """Return the same settings with sizes in order."""

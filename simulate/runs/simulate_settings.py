@@ -6,6 +6,7 @@ from typing import Any
 
 from simulate.runs.run_costs import PromptSettings
 from simulate.runs.server_load import Load
+from treeopt import defaults
 from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
 from treeopt.settings import Settings, group, setting
@@ -29,7 +30,7 @@ class SimulateSettings(Settings):
         "profiled ones are interpolated.",
     )
     load: Load = group(Load)
-    seed: int = setting(0, least=0, most=2**63 - 1, help="Seed of every random choice.")
+    seed: int = defaults.seed()
 
     def check(self) -> None:
         """Raise UsageError where two settings are the same choice."""

@@ -7,11 +7,11 @@ from typing import Any
 
 from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.profiles.profile import Profile
-from treeopt.defaults import BYTES, NODES, WHATIF_CONTEXT
+from treeopt import defaults
+from treeopt.defaults import BYTES, WHATIF_CONTEXT
 from treeopt.errors import UsageError
-from treeopt.planning.search_settings import SearchSettings
+from treeopt.planning.search_settings import SearchSettings, deepest_tree, largest_tree, limiting_engine
 from treeopt.settings import Settings, setting
-from treeopt.tree import MAX_NODES
 
 Config = Path | str | Mapping[str, Any]  # a folder, a config.json, or its content
 
@@ -35,7 +35,7 @@ class WhatIfSettings(Settings):
     )
     kind: str | None = setting(
         None,
-        choices=lambda: list(DRAFTERS),
+        choices=DRAFTERS,
         help="Kind of drafter; default as its configuration states, else as recorded in the trace.",
     )
     batch: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64), least=1, help="Batch sizes; 1-64 doubles from 1 to 64.")
@@ -76,23 +76,10 @@ class WhatIfSettings(Settings):
         scale=1e-3,
         help="With --price: name the cheapest configuration that takes at most this much time per token.",
     )
-    engine: str | None = setting(
-        None,
-        option="--for",
-        help="Only trees that this engine can run; plans record the cost of each rule that binds.",
-    )
-    max_nodes: int | None = setting(
-        None,
-        least=1,
-        most=MAX_NODES,
-        help=f"Largest tree tried, in nodes; default {NODES}, or the largest that the step times cover.",
-    )
-    max_depth: int | None = setting(
-        None,
-        least=1,
-        help="Deepest tree tried; default the trace's depth, or the deepest that the step times cover.",
-    )
-    seed: int = setting(0, least=0, most=2**63 - 1, help="Seed of every random choice.")
+    engine: str | None = limiting_engine()
+    max_nodes: int | None = largest_tree()
+    max_depth: int | None = deepest_tree()
+    seed: int = defaults.seed()
 
     def check(self) -> None:
         """Raise UsageError where a setting lacks the one that it belongs to."""

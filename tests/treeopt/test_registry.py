@@ -1,14 +1,20 @@
 """Registries of kinds: entries of a folder, of other packages, and those added for a while."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
+import click
 import pytest
 
+from simulate.model_sizes.drafter_kinds import DRAFTERS, DrafterKind
+from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt import registry
+from treeopt.cli.options.value_types import EntryName
 from treeopt.errors import UsageError
 from treeopt.registry import Registry
+from treeopt.results.kinds import RESULTS, kind_of_schema
 
 
 @dataclass(frozen=True)
@@ -68,3 +74,31 @@ def test_a_broken_entry_point_is_one_line_and_only_where_its_name_is_asked_for(c
         colours["grue"]
     with pytest.raises(UsageError, match=r"^colour must be one of red; got 'mauve'$"):
         colours["mauve"]
+
+
+def offered(monkeypatch, **entries):
+    """Let an installed package offer these entries, by group."""
+    points = {group: EntryPoint(entry.name, "elsewhere:ENTRY", group) for group, entry in entries.items()}
+    loaded = {entry.name: entry for entry in entries.values()}
+    monkeypatch.setattr(registry, "entry_points", lambda group: [points[group]] if group in points else [])
+    monkeypatch.setattr(EntryPoint, "load", lambda self: loaded[self.name])
+
+
+def test_an_option_takes_the_name_of_another_packages_entry(monkeypatch):
+    offered(monkeypatch, **{"treeopt.drafters": DrafterKind("parrot", "Parrot")})
+    with DRAFTERS.registered():
+        assert "parrot" not in EntryName(DRAFTERS).choices
+        assert EntryName(DRAFTERS).convert("parrot", None, None) == "parrot"
+        with pytest.raises(click.BadParameter, match="'macaw' is not one of"):
+            EntryName(DRAFTERS).convert("macaw", None, None)
+    with pytest.raises(UsageError, match=r"^kind must be one of eagle, .*, got 'macaw'$"):
+        WhatIfSettings(target=Path("t"), hardware=("h100",), kind="macaw")
+
+
+def test_a_file_of_another_packages_result_is_known_by_its_schema(monkeypatch):
+    kind = replace(RESULTS["whatif"], name="weather", schemas=("weather.report/1",))
+    offered(monkeypatch, **{"treeopt.results": kind})
+    with RESULTS.registered():
+        assert kind_of_schema("weather.report/1") is kind
+        with pytest.raises(UsageError, match="no kind of result has the schema 'weather"):
+            kind_of_schema("weather.report/2")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treeopt import defaults
 from treeopt.api.file_loading import as_plan
 from treeopt.api.messages import note, warn
 from treeopt.api.run_models import (
@@ -19,7 +20,6 @@ from treeopt.api.run_models import (
     load_target_and_drafter,
 )
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
-from treeopt.defaults import NEW_TOKENS
 from treeopt.errors import ExecutorError, PlanError, UsageError, counted
 from treeopt.plans.plan import Choice, Plan
 from treeopt.policies import DynamicTree, OptTree, Policy
@@ -47,7 +47,7 @@ class DecodeSettings(Settings):
 
     models: Models = group(Models)
     source: Prompts = group(Prompts)
-    new_tokens: int = setting(NEW_TOKENS, least=1, form="tokens", help="Tokens to write after each prompt.")
+    new_tokens: int = defaults.new_tokens()
     plan: Plan | Path | str | None = setting(None, help="Decode with the plan's configuration for the batch size.")
     tree: Tree | None = setting(
         None,
@@ -64,7 +64,7 @@ class DecodeSettings(Settings):
     sampling: Sampling = group(Sampling)
     ignore_end: bool = setting(False, help="Continue to --new-tokens past tokens that end a text.")
     compiled: bool = setting(False, help="Compile the target's forward (torch.compile); slow to start.")
-    graphs: bool = setting(False, help="On CUDA, replay steps from CUDA graphs.")
+    graphs: bool = defaults.graphs()
     audit: bool = setting(False, help="Check each greedy text against a plain forward; exit code 1 if it fails.")
     output: Path | None = setting(
         None, help="Write each request to this file when it ends (JSON lines, never a partial one)."

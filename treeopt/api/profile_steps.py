@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from executor.profiling.profile_settings import Measuring
+from treeopt import defaults
 from treeopt.api.messages import Progress, silent
 from treeopt.api.run_models import Models, Prompts, Sampling, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.defaults import BUDGET_S, POLICIES_S
-from treeopt.settings import Settings, group, setting, takes
+from treeopt.settings import Settings, group, takes
 
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
@@ -23,7 +24,7 @@ class ProfileSettings(Settings):
     source: Prompts = group(Prompts)
     measuring: Measuring = group(Measuring)
     sampling: Sampling = group(Sampling)
-    graphs: bool = setting(False, help="On CUDA, replay steps from CUDA graphs.")
+    graphs: bool = defaults.graphs()
     engine: EngineSetup = group(EngineSetup)
 
 

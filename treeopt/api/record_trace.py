@@ -4,10 +4,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from treeopt import defaults
 from treeopt.api.messages import Progress, silent
 from treeopt.api.run_models import Models, Prompts, Requests, Sampling, load_models, load_prompts
 from treeopt.api.runners import EngineSetup, open_runner
-from treeopt.defaults import DRAWS, ENGINE_LENGTH, NEW_TOKENS
+from treeopt.defaults import DRAWS, ENGINE_LENGTH
 from treeopt.errors import UsageError
 from treeopt.policies import DynamicTree
 from treeopt.settings import Settings, group, setting, takes
@@ -23,7 +24,7 @@ class CollectSettings(Settings):
 
     models: Models = group(Models)
     source: Prompts = group(Prompts)
-    new_tokens: int = setting(NEW_TOKENS, least=1, form="tokens", help="Tokens to write after each prompt.")
+    new_tokens: int = defaults.new_tokens()
     depth: int | None = setting(
         None,
         least=1,

@@ -124,7 +124,7 @@ def _kind(record: Any) -> ResultKind | None:
     if isinstance(record, list) and record and isinstance(record[0], dict) and "texts_equal" in record[0]:
         return RESULTS["acceptance"]
     schema = record.get("schema") if isinstance(record, dict) else None
-    return next((kind for kind in RESULTS.values() if isinstance(schema, str) and schema in kind.schemas), None)
+    return RESULTS.find(lambda kind: schema in kind.schemas) if isinstance(schema, str) else None
 
 
 def _not_json(data: bytes, error: Exception) -> str:

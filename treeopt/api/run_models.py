@@ -10,6 +10,7 @@ import numpy as np
 
 from executor.prompts.message_parts import PARTS
 from executor.target import NUMBER_TYPES, QUANTIZED
+from treeopt import defaults
 from treeopt.acceptance_rules import RULES
 from treeopt.api.messages import note, warn
 from treeopt.defaults import RANDOM_REQUESTS
@@ -200,7 +201,7 @@ class Sampling(Settings):
 
     rule: str | None = setting(
         None,
-        choices=lambda: tuple(RULES),
+        choices=RULES,
         help="Verification rule; default greedy, or sample-and-match at a temperature above 0.",
     )
     temperature: float = setting(0.0, least=0, help="Sampling temperature; 0: greedy.")
@@ -211,7 +212,7 @@ class Sampling(Settings):
         most=1,
         help="Sample from the smallest set of tokens whose probabilities sum to at least P.",
     )
-    seed: int = setting(0, least=0, most=2**63 - 1, help="Seed of every random choice.")
+    seed: int = defaults.seed()
 
     @property
     def name(self) -> str:

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from executor.drafters.base.recipe import Recipe, recipes, replaced
+from treeopt import defaults
 from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.run_models import Models, check_weights, leave_out, quiet_libraries, slow_type_warnings
 from treeopt.errors import UsageError
@@ -69,7 +70,7 @@ class TrainSettings(Settings):
     save_dtype: str = setting(
         "float32", choices=("float32", "bfloat16", "float16"), help="Number type that the drafter is stored in."
     )
-    seed: int = setting(0, least=0, most=2**63 - 1, help="Seed of every random choice.")
+    seed: int = defaults.seed()
 
     def check(self) -> None:
         """Raise UsageError where settings do not go together."""

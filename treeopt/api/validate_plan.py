@@ -5,13 +5,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from treeopt import defaults
 from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.run_models import Models, Prompts, Sampling, is_main_rank, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.constraints import ChainOnly, Constraint
-from treeopt.defaults import BLOCKS, ENGINE_LENGTH, NEW_TOKENS, VALIDATED_BATCHES
+from treeopt.defaults import BLOCKS, ENGINE_LENGTH, VALIDATED_BATCHES
 from treeopt.engines import ENGINES, engine_rules
 from treeopt.plans.plan import Plan
 from treeopt.results.kinds import Validation
@@ -36,7 +37,7 @@ class ValidateSettings(Settings):
 
     models: Models = group(Models)
     source: Prompts = group(Prompts)
-    new_tokens: int = setting(NEW_TOKENS, least=1, form="tokens", help="Tokens to write after each prompt.")
+    new_tokens: int = defaults.new_tokens()
     plan: Plan | Path | str | None = setting(None, help="The plan to check; or --trace to make one.")
     trace: Trace | Path | str | None = setting(None, help="Search this trace for the plan to check.")
     profile: "Profile | Path | str | None" = setting(
@@ -66,7 +67,7 @@ class ValidateSettings(Settings):
     )
     blocks: int = setting(BLOCKS, least=2, help="Number of blocks that the prompts are split into.")
     sampling: Sampling = group(Sampling)
-    graphs: bool = setting(False, help="On CUDA, replay steps from CUDA graphs.")
+    graphs: bool = defaults.graphs()
     engine: EngineSetup = group(EngineSetup)
 
     def check(self) -> None:

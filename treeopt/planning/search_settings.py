@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from treeopt import defaults
 from treeopt.constraints import Constraint
 from treeopt.defaults import HELD_OUT, NODES
 from treeopt.errors import UsageError
@@ -18,22 +19,31 @@ from treeopt.tree import MAX_NODES, Tree
 Method = Literal["renewal", "best-first", "hydra"]
 
 
+def largest_tree() -> Any:
+    """Return the setting of the largest tree that is tried."""
+    help_text = f"Largest tree tried, in nodes; default {NODES}, or the largest that the step times cover."
+    return setting(None, least=1, most=MAX_NODES, help=help_text)
+
+
+def deepest_tree() -> Any:
+    """Return the setting of the deepest tree that is tried."""
+    help_text = "Deepest tree tried; default the trace's depth, or the deepest that the step times cover."
+    return setting(None, least=1, help=help_text)
+
+
+def limiting_engine() -> Any:
+    """Return the setting of the engine that limits the trees."""
+    help_text = "Only trees that this engine can run; plans record the cost of each rule that binds."
+    return setting(None, option="--for", help=help_text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings(Settings):
     """The settings of `search`."""
 
     batch: tuple[int, ...] = setting((1,), least=1, help="Batch sizes, such as 4 or 1,2,4,8.")
-    max_nodes: int | None = setting(
-        None,
-        least=1,
-        most=MAX_NODES,
-        help=f"Largest tree tried, in nodes; default {NODES}, or the largest that the step times cover.",
-    )
-    max_depth: int | None = setting(
-        None,
-        least=1,
-        help="Deepest tree tried; default the trace's depth, or the deepest that the step times cover.",
-    )
+    max_nodes: int | None = largest_tree()
+    max_depth: int | None = deepest_tree()
     method: Method = setting("renewal", help="How trees are proposed.")
     objective: Objective | str = setting(
         THROUGHPUT.name,
@@ -55,11 +65,7 @@ class SearchSettings(Settings):
         least=0,
         help="Strength of shrinkage towards similar paths, in pseudo-anchors; 0: none. Default: fitted to requests.",
     )
-    engine: str | None = setting(
-        None,
-        option="--for",
-        help="Only trees that this engine can run; plans record the cost of each rule that binds.",
-    )
+    engine: str | None = limiting_engine()
     rules: tuple[Constraint, ...] = setting((), option="", help="Further rules that trees must keep.")
     policies: tuple[str, ...] = setting(
         (),
@@ -99,7 +105,7 @@ class SearchSettings(Settings):
         option="",
         help="Work of an integer programme per batch size, in CP-SAT's deterministic time; 0 for none.",
     )
-    seed: int = setting(0, least=0, most=2**63 - 1, help="Seed of every random choice.")
+    seed: int = defaults.seed()
 
     def check(self) -> None:
         """Raise UsageError where batch sizes are missing or repeat, or where a setting lacks what it is for."""

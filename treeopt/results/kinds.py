@@ -215,10 +215,10 @@ def kind_of_schema(schema: str) -> ResultKind:
     Raises:
         UsageError: there is none.
     """
-    for kind in RESULTS.values():
-        if schema in kind.schemas:
-            return kind
-    raise UsageError(f"no kind of result has the schema {schema!r:.80}")
+    kind = RESULTS.find(lambda kind: schema in kind.schemas)
+    if kind is None:
+        raise UsageError(f"no kind of result has the schema {schema!r:.80}")
+    return kind
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

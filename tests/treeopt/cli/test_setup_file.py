@@ -84,3 +84,8 @@ def test_other_files_are_refused_with_file_and_key(tmp_path, text, words):
     if text is not None:
         path.write_text(text)
     refused(run("profile", "--setup", path, "--output", tmp_path / "o"), f"--setup {path}", words, code=2)
+
+
+def test_a_value_of_the_wrong_type_is_refused_with_file_and_key(setup):
+    setup.write_text('engine = "vllm"\nservers = "two"\n')
+    refused(run("profile", "--setup", setup, "--output", "p.json"), f"--setup {setup}: `servers`: 'two' is not", code=2)

@@ -14,7 +14,7 @@ from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.input_sources import TextSource, named, shown, stored
 from treeopt.cli.options.settings_options import MODELS, options_of
 from treeopt.cli.options.setup_file import setup_options
-from treeopt.cli.options.value_types import Dynamic, Numbers, Real, Tokens, Whole, numbers_text
+from treeopt.cli.options.value_types import Dynamic, EntryName, Numbers, Real, Tokens, Whole, numbers_text
 from treeopt.defaults import INFO_NODES
 from treeopt.errors import TraceError, TreeoptError, UsageError, counted
 from treeopt.planning.learning_curve import learning_curves
@@ -27,6 +27,7 @@ from treeopt.traces.importers.sources.table import COLUMNS
 from treeopt.traces.importers.trace_source import (
     ALIASES,
     RECOGNISED,
+    SOURCES,
     ImportedFile,
     check_settings,
     formats,
@@ -62,7 +63,7 @@ IMPORT_EXAMPLES = examples(
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(formats()),
+    type=EntryName(SOURCES, formats),
     default=RECOGNISED,
     show_default=True,
     help=f"Format of SOURCE. {RECOGNISED}: output of an engine, recognised by its content; {', '.join(ALIASES)} are "

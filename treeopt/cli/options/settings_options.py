@@ -12,6 +12,7 @@ from treeopt.cli.options.value_types import (
     Address,
     Dynamic,
     EngineName,
+    EntryName,
     Model,
     Names,
     Numbers,
@@ -23,6 +24,7 @@ from treeopt.cli.options.value_types import (
 )
 from treeopt.engines import ENGINES
 from treeopt.policies import Policy
+from treeopt.registry import Registry
 from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of
 from treeopt.tree import Tree
 
@@ -107,6 +109,8 @@ def _type(each: "Field[Any]", kind: Any) -> Any:
         return click.Choice(get_args(item))
     if get_origin(kind) is frozenset:
         return Names(meaning.names(), meaning.form)
+    if isinstance(meaning.choices, Registry):
+        return EntryName(meaning.choices)
     if names := meaning.names():
         return click.Choice(names)
     if item is int and get_origin(kind) is tuple:

@@ -76,6 +76,11 @@ def setup_options(*, renamed: Mapping[str, str] = NAMES) -> Callable[[Any], Any]
             own = {option.name: option for option in ctx.command.params}
             values = {renamed.get(name, name): value for name, value in read_setup(path).items()}
             ctx.default_map = {name: value for name, value in values.items() if name in own}
+            for name, value in ctx.default_map.items():
+                try:
+                    own[name].type_cast_value(ctx, value)
+                except click.BadParameter as error:
+                    raise UsageError(f"--setup {path}: `{own[name].opts[0].lstrip('-')}`: {error.message}") from error
 
     def decorate(command: Any) -> Any:
         @wraps(command)

@@ -15,6 +15,7 @@ from treeopt.engines import ENGINES, GONE, replacement
 from treeopt.errors import TreeError, TreeoptError, UsageError
 from treeopt.policies import DynamicTree, OptTree
 from treeopt.policies.policy import setting_names
+from treeopt.registry import Registry
 from treeopt.storage.json_records import LARGEST_NUMBER
 from treeopt.storage.table_files import check_table_file
 from treeopt.tree import Tree
@@ -223,18 +224,18 @@ class Devices(click.ParamType):  # type: ignore[type-arg]
         return _items(device_names(), last, prefix=before + comma)
 
 
-class EngineName(click.Choice):  # type: ignore[type-arg]
-    """The name of an engine; one that treeopt no longer knows is refused with what to use."""
+class EntryName(click.Choice):  # type: ignore[type-arg]
+    """The name of an entry of a registry; an unknown one is looked for in other packages."""
 
-    def __init__(self, names: Callable[[], tuple[str, ...]]) -> None:
-        """Take the names that `names` returns."""
-        self._names = names
+    def __init__(self, registry: Registry[Any], names: Callable[[], Sequence[str]] | None = None) -> None:
+        """Take the names that `names` returns; by default all of the registry."""
+        self._registry, self._names = registry, names or (lambda: list(registry))
         super().__init__(())
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The names."""
-        return self._names()
+        return tuple(self._names())
 
     @choices.setter
     def choices(self, names: Sequence[str]) -> None:
@@ -242,9 +243,25 @@ class EngineName(click.Choice):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the name."""
-        if value not in ENGINES and value in GONE:  # looks into other packages, too
-            self.fail(replacement(value), param, ctx)
+        if value not in self.choices and value not in self._registry:  # looks into other packages
+            self.unknown(value, param, ctx)
         return super().convert(value, param, ctx)
+
+    def unknown(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> None:
+        """Refuse a name that no package has, if there is more to say than which names there are."""
+
+
+class EngineName(EntryName):
+    """The name of an engine; one that treeopt no longer knows is refused with what to use."""
+
+    def __init__(self, names: Callable[[], tuple[str, ...]]) -> None:
+        """Take the names that `names` returns."""
+        super().__init__(ENGINES, names)
+
+    def unknown(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> None:
+        """Say what to use in place of an engine that is gone."""
+        if value in GONE:
+            self.fail(replacement(value), param, ctx)
 
 
 LIMITING = EngineName(ENGINES.limiting)
