@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from functools import wraps
 from pathlib import Path
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from treeopt.errors import UsageError
@@ -164,7 +164,7 @@ def bare_type(annotation: Any) -> Any:
     >>> bare_type(int | None)
     <class 'int'>
     """
-    if get_origin(annotation) in (Union, type(int | None)):
+    if get_origin(annotation) in (Union, UnionType):
         others = [kind for kind in get_args(annotation) if kind is not NoneType]
         return others[0] if len(others) == 1 else annotation
     return annotation
@@ -172,7 +172,7 @@ def bare_type(annotation: Any) -> Any:
 
 def _checked(value: Any, each: "dataclasses.Field[Any]") -> Any:
     """Return a value as its field holds it: several ones as a tuple, a text of a file as its path."""
-    kind, name, meaning = bare_type(each.type), option_of(each).removeprefix("--") or each.name, meaning_of(each)
+    kind, name, meaning = bare_type(each.type), each.name, meaning_of(each)
     if get_origin(kind) in (tuple, frozenset):
         several = value if isinstance(value, Collection) and not isinstance(value, str) else (value,)
         return get_origin(kind)(_item(item, get_args(kind)[0], name, meaning) for item in several)
@@ -192,9 +192,20 @@ def _item(value: Any, kind: Any, name: str, meaning: Setting) -> Any:
         raise UsageError(f"{name} must be a finite number, got {value!r:.60}")
     if kind in (int, float):
         _check_range(value, name, meaning)
+    elif not _fits(value, kind):
+        noun = "a text" if kind is str else f"a {(get_origin(kind) or kind).__name__}"
+        raise UsageError(f"{name} must be {noun}, got {value!r:.60}")
     elif isinstance(value, str) and not meaning.allows(value):
         raise UsageError(f"{name} must be one of {', '.join(meaning.names())}, got {value!r:.60}")
     return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return whether a value is of a class; unions, literals and protocols are not looked into."""
+    kind = get_origin(kind) or kind
+    if kind is UnionType or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return True
+    return isinstance(value, kind)
 
 
 def _whole(value: Any, name: str) -> int:

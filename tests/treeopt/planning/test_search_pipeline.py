@@ -905,10 +905,10 @@ def test_baselines_are_compared_or_skipped_with_a_reason(depth, width, skipped):
     [
         ({"batch": 0}, "batch must be at least 1, got 0"),
         ({"batch": ()}, "at least one batch size is needed"),
-        ({"held_out": math.nan}, "held-out must be a finite number, got nan"),
-        ({"max_nodes": 8.5}, "max-nodes must be an integer, got 8.5"),
+        ({"held_out": math.nan}, "held_out must be a finite number, got nan"),
+        ({"max_nodes": 8.5}, "max_nodes must be an integer, got 8.5"),
         ({"method": "magic"}, "method must be one of renewal, best-first, hydra, got 'magic'"),
-        ({"policies": ("magic",)}, "policy must be one of"),
+        ({"policies": ("magic",)}, "policies must be one of"),
     ],
 )
 def test_questions_without_meaning_are_refused(settings_, message):
