@@ -304,7 +304,8 @@ def test_tables_without_rows_are_read_on_from(datasets, tmp_path):
         part.to_parquet(str(tmp_path / f"{number}.PARQUET"))
     assert [text.turns for text in read_texts([tmp_path])] == TURNS
     assert [prompt.turns for prompt in read_prompts(tmp_path)] == [turns[:1] for turns in TURNS]
-    pytest.importorskip("pyarrow").ipc.new_stream(str(tmp_path / "a.arrow"), table.data.schema).close()
+    arrow = pytest.importorskip("pyarrow", reason="`datasets` brings pyarrow")
+    arrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.data.schema).close()
     for name in ("0.PARQUET", "a.arrow"):
         with pytest.raises(ExecutorError, match=f"{name}: no text here"):
             read_texts([tmp_path / name])
