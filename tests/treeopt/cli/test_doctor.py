@@ -14,7 +14,7 @@ def test_a_sound_machine():
     record = json.loads(done("doctor", "--json").stdout)
     assert record["sound"]
     names = {package["name"] for package in record["packages"]}
-    assert {"numpy", "ortools", "torch", "transformers", "simpy", "matplotlib", "peft"} <= names
+    assert {"numpy", "ortools", "torch", "transformers", "simpy", "altair", "peft"} <= names
     assert not names & {"pytest", "ruff"}
     assert [trial["holds"] for trial in record["trials"]] == [True, True]
     assert record["device"]["name"].startswith("cpu")
