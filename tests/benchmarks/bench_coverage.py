@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.helpers.strategies import with_lengths
-from treeopt.planning.search_warnings import doubts, group_factor
+from treeopt.planning.search_warnings import doubts
 from treeopt.replay.objective import WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.clustered_estimate import linearised_error, quantile, ratio
+from treeopt.statistics.clustered_estimate import group_factor, linearised_error, quantile, ratio
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import this_run
 from treeopt.tree import Tree

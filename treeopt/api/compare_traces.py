@@ -17,6 +17,7 @@ from treeopt.cost_model import CostModel
 from treeopt.defaults import HELD_OUT
 from treeopt.errors import UsageError
 from treeopt.replay.sampled_rules import ranks_and_rules
+from treeopt.storage.provenance import from_figure
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -117,6 +118,18 @@ def names_of_files(paths: Sequence[Path]) -> dict[str, Path]:
         return {}
     twice = next(path for path, words in zip(paths, parts, strict=True) if parts.count(words) > 1)
     raise UsageError(f"{twice} is given twice")
+
+
+def names_of_figures(figures: Sequence[Trace]) -> dict[str, Trace]:
+    """Return traces of figures of acceptance, each named after its figure.
+
+    Raises:
+        UsageError: a figure is given twice.
+    """
+    named = {from_figure(trace.meta).removeprefix("--"): trace for trace in figures}
+    if len(named) < len(figures):
+        raise UsageError(f"a figure is given twice among {', '.join(named)}")
+    return named
 
 
 def _first(trace: Trace, requests: int | None, source: Path | str) -> Trace:

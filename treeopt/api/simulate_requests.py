@@ -12,7 +12,7 @@ from treeopt.errors import UsageError
 from treeopt.plans.plan import Plan
 from treeopt.results.kinds import Record
 from treeopt.settings import takes
-from treeopt.storage.provenance import assumed_in, look, this_run
+from treeopt.storage.provenance import assumption, look, this_run
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _warnings(
     trace: Trace, profile: "Profile", plan: Plan | None, batch: int, prompts: "Prompts", more: tuple[str, ...]
 ) -> list[str]:
     """Return each warning of the record once: the plan's, the trace's, the profile's, the prompts' and the run's."""
-    assumed = (f"assumed: {sentence}" for sentence in assumed_in(trace.meta))
+    assumed = assumption(trace.meta)
     caveats = profile.caveats(context=prompts.context, trace=trace.meta, batches=(batch,))
     return list(dict.fromkeys([*(plan.warnings if plan else ()), *assumed, *caveats, *prompts.warnings, *more]))
 

@@ -224,7 +224,7 @@ def tau_of(tree: Tree, trace: Trace) -> Estimate:
         TraceError: the trace does not cover the tree.
     """
     counts = replay_tree(tree, trace)
-    return ratio(counts.committed, counts.steps)
+    return ratio(counts.committed, counts.steps, trace.domain)
 
 
 def learning(curves: Sequence[LearningCurve]) -> "alt.LayerChart":

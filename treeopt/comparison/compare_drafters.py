@@ -27,8 +27,8 @@ from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.replay.objective import THROUGHPUT
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.clustered_estimate import Counts, Estimate, in_logs, paired_ratio, ratio
-from treeopt.storage.provenance import look, this_run
+from treeopt.statistics.clustered_estimate import Counts, Estimate, Groups, in_logs, paired_ratio, ratio
+from treeopt.storage.provenance import assumption, look, this_run
 from treeopt.storage.typed_records import Count, Index, Positive, Record
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -176,7 +176,11 @@ def compare(
         )
     contests += _by_batch(parts, plans, costs, context, paired=paired)
     warnings = {name: plan.warnings for name, plan in plans.items()} or {
-        name: (*advice(fit, max((size.nodes for size in sizes), default=1)), *reporting_warnings(held))
+        name: (
+            *assumption(fit.meta),
+            *advice(fit, max((size.nodes for size in sizes), default=1)),
+            *reporting_warnings(held),
+        )
         for name, (fit, held) in parts.items()
     }
     first = next(iter(traces))
@@ -208,6 +212,7 @@ class _Result:
     step_s: float | None = None
     plain_s: float | None = None
     error: float = 0.0
+    domain: Groups = None
 
     @property
     def tau(self) -> float:
@@ -221,15 +226,15 @@ class _Result:
 
     def standing(self, drafter: str, first: "_Result | None", *, paired: bool) -> Standing:
         """Return it as shown, with the ratio to the first drafter."""
-        tau, over = ratio(self.committed, self.steps), None
+        tau, over = ratio(self.committed, self.steps, self.domain), None
         speedup = None if self.step_s is None else tau.times(self.gain, relative_error=self.error)
         if first is not None:
             counts, first_counts = (self.committed, self.steps), (first.committed, first.steps)
             if paired:
-                estimate = paired_ratio(counts, first_counts)
+                estimate = paired_ratio(counts, first_counts, self.domain)
                 tau_error = math.log(estimate.high / estimate.value)
             else:
-                tau_error = math.hypot(tau.relative, ratio(*first_counts).relative)
+                tau_error = math.hypot(tau.relative, ratio(*first_counts, first.domain).relative)
             same_step = (self.tree, self.step_s, self.plain_s) == (first.tree, first.step_s, first.plain_s)
             step_error = 0.0 if same_step else math.hypot(self.error, first.error)
             over = in_logs(self.tau * self.gain / (first.tau * first.gain), math.hypot(tau_error, step_error))
@@ -277,7 +282,7 @@ def _replay_held_out(tree: Tree | None, held: Trace, rules: Sequence[Constraint]
         counts = replay_tree(tree, held)
     except TraceError as error:  # deeper than was recorded
         return str(error)
-    return _Result(tree, counts.committed, counts.steps)
+    return _Result(tree, counts.committed, counts.steps, domain=held.domain)
 
 
 def _by_batch(
@@ -299,7 +304,7 @@ def _by_batch(
             committed = judge.held.lengths
             steps = committed if tree is None else judge.counts(tree).steps
             times = entry.choice.step_s, judge.plain_s(batch), judge.error(tree, batch)
-            results[batch][name] = _Result(tree, committed, steps, *times)
+            results[batch][name] = _Result(tree, committed, steps, *times, judge.held.domain)
     return [
         _contest(f"batch {batch}, each with its own best tree", batch, by_drafter, paired=paired)
         for batch, by_drafter in results.items()

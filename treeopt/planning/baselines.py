@@ -76,7 +76,9 @@ class Rivals:
         chain = next((row for row in table if row.choice.name == CHAIN), None)
         gain = None
         if chain is not None and not chosen.choice.plain and chain.choice.tree != chosen.choice.tree:
-            gain = paired_difference((chosen.committed, chosen.steps), (chain.committed, chain.steps))
+            gain = paired_difference(
+                (chosen.committed, chosen.steps), (chain.committed, chain.steps), judge.held.domain
+            )
         return PlanEntry(batch, chosen.choice, gain, tuple(compared), skipped, proof, prices)
 
     def rate(self, judge: Judge, configuration: Tree | Policy | None, batch: int) -> float:

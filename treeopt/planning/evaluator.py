@@ -74,7 +74,7 @@ class Judge:
             one = Estimate(1.0, 1.0, 1.0)
             return Choice(name, None, one, self.plain_s(batch), one)
         counts = self._judged[tree]
-        tau = ratio(counts.committed, counts.steps)
+        tau = ratio(counts.committed, counts.steps, self.held.domain)
         return Choice(name, tree, tau, self.step_s(tree, batch), self._speedup(tree, batch, counts, self.held))
 
     def counts(self, tree: Tree) -> StepCounts:

@@ -5,6 +5,7 @@ import numpy as np
 from treeopt.defaults import HELD_OUT
 from treeopt.errors import TraceError, UsageError
 from treeopt.replay.static_tree import check_ranks
+from treeopt.storage.provenance import from_figure
 from treeopt.traces.trace import Trace
 
 MIN_REQUESTS = 4  # two to choose on and two to report on: one cluster has no interval
@@ -12,6 +13,8 @@ MIN_REQUESTS = 4  # two to choose on and two to report on: one cluster has no in
 
 def hold_out(trace: Trace, *, held_out: float = HELD_OUT, seed: int = 0) -> tuple[Trace, Trace]:
     """Split the requests at random into those that `search` chooses on and those that it reports on.
+
+    Requests that are all invented from one figure serve for both: nothing in them is left to chance.
 
     Raises:
         UsageError: a share outside (0, 1), or a seed below 0.
@@ -22,6 +25,8 @@ def hold_out(trace: Trace, *, held_out: float = HELD_OUT, seed: int = 0) -> tupl
     if not 0 < held_out < 1:
         raise UsageError(f"held-out must lie between 0 and 1, got {held_out}")
     check_ranks(trace)
+    if from_figure(trace.meta):
+        return trace, trace
     check_requests(trace)
     fit, held = trace.split(share=1 - held_out, rng=np.random.default_rng(seed))
     if held.requests < 2:

@@ -120,7 +120,7 @@ def _curve(nodes: int, chosen: Sequence[tuple[Trace, Tree]], held: Trace) -> Lea
                 part.anchors,
                 tree,
                 replay_tree(tree, part).tau,
-                ratio(counts[tree].committed, counts[tree].steps),
+                ratio(counts[tree].committed, counts[tree].steps, held.domain),
                 paired_difference((last.committed, last.steps), (counts[tree].committed, counts[tree].steps)),
             )
             for part, tree in chosen

@@ -31,7 +31,7 @@ from treeopt.policies import Policy
 from treeopt.replay.objective import THROUGHPUT, WORST_DOMAIN
 from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
 from treeopt.settings import takes
-from treeopt.storage.provenance import assumed_in, this_run
+from treeopt.storage.provenance import assumption, this_run
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
@@ -129,7 +129,7 @@ def search(
         *limited,
         *depth_warnings(trace, chosen),
         *(context_warnings(trace, measured.priced_at()) if measured and asked.context is None else ()),
-        *(f"assumed: {assumption}" for assumption in assumed_in(trace.meta)),
+        *assumption(trace.meta),
         *fitting_warnings(fit, largest),
         *reporting_warnings(held),
         *plain_steps(judge, chosen),

@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treeopt.cost_model import CostModel, Measured, covered_limits, far
 from treeopt.errors import CostError, TraceError, counted
@@ -16,8 +14,8 @@ from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import PlanEntry
 from treeopt.replay.static_tree import ALL_STEPS, covers, plain_share, replay_tree
 from treeopt.replay.walk import StepCounts
-from treeopt.statistics.clustered_estimate import Counts, evidence, linearised_error, ratio
-from treeopt.storage.provenance import look
+from treeopt.statistics.clustered_estimate import Counts, evidence, group_factor
+from treeopt.storage.provenance import from_figure, look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -103,6 +101,8 @@ def depth_warnings(trace: Trace, chosen: Mapping[int, Tree | None]) -> tuple[str
         return ()
     sizes = ", ".join(str(batch) for batch, tree in chosen.items() if tree and tree.depth == trace.depth)
     warning = f"the choice is as deep as the trace, {trace.depth} levels: record more levels to try deeper trees"
+    if from_figure(trace.meta):
+        warning = f"the choice is as long as the figure reaches, {trace.depth} tokens: give rates of more positions"
     return (f"batch {sizes}: {warning}",) if sizes else ()
 
 
@@ -205,6 +205,8 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
 
 def reporting_warnings(held: Trace) -> tuple[str, ...]:
     """Warn of weak spots of the requests that results are reported on."""
+    if from_figure(held.meta):
+        return ()
     return (*(f"in the requests held out, {warning}" for warning in interval_warnings(held)), *resemblance(held))
 
 
@@ -242,7 +244,7 @@ def few_requests(requests: int) -> str:
 
 
 def resemblance(trace: Trace) -> tuple[str, ...]:
-    """Warn if intervals, which are clustered by request, are too narrow for requests of other domains.
+    """Warn if requests of one domain resemble each other, or if there are too few domains to say.
 
     The check uses the tau of a chain. Empty without domains, with only one, or where domains are alike.
     """
@@ -252,12 +254,15 @@ def resemblance(trace: Trace) -> tuple[str, ...]:
         factor = group_factor(counts.committed, counts.steps, trace.domain)
     if trace.domain is None or factor is None:
         return ()
-    only = f"hold for new requests of these {len(np.unique(trace.domain))} domains only"
+    domains = len(np.unique(trace.domain))
     if factor == math.inf:
-        return (f"intervals {only}: too few to show how far other domains differ; record more domains",)
+        return (
+            f"intervals hold for new requests of these {domains} domains only: too few to show how far other domains "
+            "differ; record more domains",
+        )
     return (
-        f"requests of one domain resemble each other: intervals of tau would be {factor:.1f} times as wide if "
-        f"clustered by domain, and {only}; record more domains",
+        f"requests of one domain resemble each other: intervals are clustered by the {domains} domains, that of tau is "
+        f"{factor:.1f} times as wide as by request",
     )
 
 
@@ -265,43 +270,3 @@ def _chain_counts(trace: Trace) -> StepCounts | None:
     """Return the counts of the longest chain, up to `CHAIN`, that the trace covers; None if it covers none."""
     chain = next((chain for k in range(CHAIN, 0, -1) if covers(trace, chain := Tree.chain(k))), None)
     return None if chain is None else replay_tree(chain, trace)
-
-
-FEW_GROUPS = 5  # fewer do not show how far groups differ: `make coverage`
-BY_CHANCE = 0.95  # share of groups that are alike whose spread passes for chance
-
-
-def group_factor(numerator: Counts, denominator: Counts, group: NDArray[np.integer]) -> float | None:
-    """Return the width of the interval of Σ numerator / Σ denominator clustered by group, over that by request.
-
-    Groups are alike if the ratio of the two linearised variances, which is about χ² / degrees of freedom then, is no
-    larger than chance explains.
-
-    Args:
-        numerator: counts by request, (R,).
-        denominator: counts by request, (R,).
-        group: int (R,), the group of each request.
-
-    Returns:
-        None if groups are alike or there is only one; infinity if there are fewer than `FEW_GROUPS`.
-
-    Raises:
-        TraceError: see `ratio`.
-
-    >>> steps, tokens = np.full(40, 10), np.tile([20, 21], 20) + 10 * (np.arange(40) // 20)
-    >>> group_factor(tokens, steps, np.arange(40) // 4) > 1.5, group_factor(tokens, steps, np.arange(40) % 10)
-    (True, None)
-    """
-    labels, place = np.unique(group, return_inverse=True)
-    if len(labels) < 2 or len(labels) == len(group):
-        return None
-    if len(labels) < FEW_GROUPS:
-        return math.inf
-    grouped = np.bincount(place, numerator), np.bincount(place, denominator)
-    narrow, freedom = linearised_error(numerator, denominator), len(labels) - 1
-    cube = 2 / (9 * freedom)  # chi-squared by chance, Wilson and Hilferty (1931)
-    chance = (1 - cube + NormalDist().inv_cdf(BY_CHANCE) * math.sqrt(cube)) ** 1.5
-    if not linearised_error(*grouped) > chance * narrow:
-        return None
-    by_group, by_request = ratio(*grouped), ratio(numerator, denominator)
-    return max(1.0, (by_group.high - by_group.low) / (by_request.high - by_request.low))

@@ -68,7 +68,7 @@ class Objective:
         row = self.row(steps, trace) if row is None else row
         prices = self._prices(steps, trace)[row]
         priced = prices > 0
-        return ratio((prices * trace.lengths)[priced], (prices * steps)[priced])
+        return ratio((prices * trace.lengths)[priced], (prices * steps)[priced], _groups(trace, priced))
 
     def share(self, own: Steps, best: Steps, trace: Trace) -> Estimate:
         """Return tokens(own) / tokens(best), paired by request; requests of two different domains are independent.
@@ -79,7 +79,7 @@ class Objective:
         prices = self.prices(trace)
         if row == other:
             priced = prices[row] > 0
-            return ratio((prices[row] * best)[priced], (prices[row] * own)[priced])
+            return ratio((prices[row] * best)[priced], (prices[row] * own)[priced], _groups(trace, priced))
         a, b = self.estimate(own, trace), self.estimate(best, trace)
         return a.times(1 / b.value, relative_error=b.relative)
 
@@ -87,6 +87,11 @@ class Objective:
         if steps.shape != (trace.requests,):
             raise TraceError(f"steps must have one entry for each of {trace.requests} requests, found {steps.shape}")
         return self.prices(trace)
+
+
+def _groups(trace: Trace, priced: NDArray[np.bool_]) -> NDArray[np.int16] | None:
+    """Return the domain of each priced request, int (priced,); None without domains."""
+    return None if trace.domain is None else trace.domain[priced]
 
 
 def _throughput(trace: Trace) -> Floats:

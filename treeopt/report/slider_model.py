@@ -170,7 +170,7 @@ def _trees(trace: Trace) -> Iterator[tuple[str, Tree]]:
 def _drafted(shape: str, tree: Tree, trace: Trace, profile: Any, batches: Sequence[int]) -> Drafted | None:
     """Return a tree with its replay and prices; None if it has no price at any batch size."""
     counts = replay_tree(tree, trace)
-    tau = finite(ratio(counts.committed, counts.steps))
+    tau = finite(ratio(counts.committed, counts.steps, trace.domain))
     step_s, error = {}, {}
     for batch in batches:
         try:

@@ -1,11 +1,9 @@
 """Comparisons of drafters: the fastest drafter first in words, then all of them, with trees of one size and priced."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from treeopt.errors import counted
 from treeopt.results.blocks import (
     BATCH,
     DEPTH,
@@ -22,7 +20,7 @@ from treeopt.results.blocks import (
     ranged,
 )
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import describe_measurement, describe_models, describe_rule
+from treeopt.results.words import CLUSTERED, describe_measurement, describe_models, describe_rule, replayed_on
 
 Contests = Sequence[Mapping[str, Any]]
 PAIRED = {
@@ -116,7 +114,7 @@ def _text(estimate: Mapping[str, float]) -> str:
 
 
 def next_lines(record: Mapping[str, Any], *, files: Mapping[str, str] | None = None, **_: Any) -> Iterator[Line]:
-    """Yield the search on the trace of the drafter that won most contests; `files` are the traces by drafter."""
+    """Yield the search on the trace of the drafter that won most contests; `files` are options, by drafter."""
     judged, priced = _contests(record)
     winners = [_winner(c, "speedup") for c in priced] or [_winner(c, "tau") for c in judged]
     names = [standing["drafter"] for standing in winners]
@@ -124,7 +122,7 @@ def next_lines(record: Mapping[str, Any], *, files: Mapping[str, str] | None = N
     if best is None or best not in (files or {}):
         return
     batch = ",".join(str(contest["batch"]) for contest in priced) or "1"
-    command = f"treeopt search --trace {shlex.quote((files or {})[best])} --batch {batch} --output plan.json"
+    command = f"treeopt search {(files or {})[best]} --batch {batch} --output plan.json"
     yield Line("next", f"Next: choose the tree of {best}:", command)
 
 
@@ -155,9 +153,8 @@ def remarks(record: Mapping[str, Any], **_: Any) -> Iterator[Line]:
 def _conditions(record: Mapping[str, Any]) -> list[Line]:
     meta, text = record["meta"], record["meta"]["trace"][record["first"]]
     visible = [
-        f"Predictions: by replay on {counted(meta['requests_judged_on'], 'request')} held out, trees chosen on "
-        f"{meta['requests_chosen_on']} others (seed {meta['seed']}).",
-        f"Intervals: 95 %, clustered by request; ratios to the first drafter are {PAIRED[record['pairing']]}.",
+        f"{replayed_on(text, meta)}.",
+        f"Intervals: 95 %, {CLUSTERED}; ratios to the first drafter are {PAIRED[record['pairing']]}.",
     ]
     detail = [
         f"Texts: {describe_rule(text)}; {text.get('new_tokens', '?')} new tokens per request.",

@@ -27,6 +27,7 @@ from treeopt.results.blocks import (
 )
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import (
+    CLUSTERED,
     describe_measurement,
     describe_models,
     describe_rule,
@@ -34,6 +35,7 @@ from treeopt.results.words import (
     interval,
     method_advice,
     percent,
+    replayed_on,
     shape_words,
     shown,
 )
@@ -324,9 +326,8 @@ def _conditions(plan: Plan) -> list[Line]:
         counted = f"; tokens counted for {objective}, tau and tokens/s of the tables over all requests"
     dynamic = any(choice.grown for entry in plan.entries for choice in (entry.choice, *entry.compared))
     visible = [
-        f"Predictions: by replay on {show('search', 'requests_judged_on')} requests held out, trees chosen on "
-        f"{show('search', 'requests_chosen_on')} others (seed {show('search', 'seed')}){counted}.",
-        "Intervals: 95 %, clustered by request; those of speedups include the error of step times.",
+        f"{replayed_on(look(plan.meta, 'trace'), look(plan.meta, 'search'))}{counted}.",
+        f"Intervals: 95 %, {CLUSTERED}; those of speedups include the error of step times.",
         f"Step times: {describe_measurement(look(plan.meta, 'cost'))}{_context(plan)}.",
         *(look(plan.meta, "missing") or ()),
     ]

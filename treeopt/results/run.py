@@ -1,6 +1,5 @@
 """Simulated runs of all requests: figures down, configurations side by side. Servers have the same parts."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -49,14 +48,14 @@ def next_lines(
 
     Args:
         record: a run, a server or a capacity.
-        trace: the file of the trace.
+        trace: the option that names the trace.
         plan: the file of the plan that was simulated; None if none was.
     """
     if plan is not None:
         yield Line("next", "Next: hand the plan to an engine:", export_command(plan))
     elif trace is not None:
         batch = record["batch"] if "batch" in record else record["rows"]
-        search = f"treeopt search --trace {shlex.quote(trace)} --batch {batch} --output plan.json"
+        search = f"treeopt search {trace} --batch {batch} --output plan.json"
         yield Line("next", "Next: find the fastest tree, and simulate it with --plan:", search)
 
 

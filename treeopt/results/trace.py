@@ -254,7 +254,7 @@ def _summary(trace: Trace, **_: Any) -> Iterator[str]:
 
 def _tau(tree: Tree, trace: Trace) -> str:
     counts = replay_tree(tree, trace)
-    return interval(ratio(counts.committed, counts.steps))
+    return interval(ratio(counts.committed, counts.steps, trace.domain))
 
 
 def replayable(trace: Trace) -> bool:

@@ -8,7 +8,21 @@ from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.provenance import drafter_name, look, target_name
+from treeopt.storage.provenance import drafter_name, from_figure, look, target_name
+
+CLUSTERED = "clustered by request, or by domain where that is wider"
+
+
+def replayed_on(trace: Any, search: Any) -> str:
+    """Return which requests a prediction rests on, from the provenance of the trace and of the search, without a stop.
+
+    >>> replayed_on({}, {"requests_judged_on": 40, "requests_chosen_on": 60, "seed": 0})
+    'Predictions: by replay on 40 requests held out, trees chosen on 60 others (seed 0)'
+    """
+    if from_figure(trace):
+        return "Predictions: by replay of texts made up from the figure of acceptance"
+    judged, chosen, seed = (shown(look(search, key)) for key in ("requests_judged_on", "requests_chosen_on", "seed"))
+    return f"Predictions: by replay on {judged} requests held out, trees chosen on {chosen} others (seed {seed})"
 
 
 def interval(estimate: Estimate, digits: int = 2) -> str:
@@ -84,6 +98,8 @@ def describe_models(meta: Any) -> str:
     source, engine = look(meta, "imported"), look(meta, "imported", "engine")
     if source is not None and look(meta, "target") is None:
         file_format = f"{shown(look(source, 'format'))}{'' if engine is None else f' of {engine}'}"
+        if figure := from_figure(meta):
+            return f"made up from {figure}"
         return f"imported: {file_format}, {shown(look(source, 'file'))}{'' if kind is None else f', {drafter}'}"
     if look(meta, "engine") is not None:
         return _describe_engine(meta)

@@ -19,10 +19,13 @@ CONFIDENCE = 0.95
 WIDEST = 100.0  # half-width in logarithms at which nothing is known
 SETTLED = 60.0  # effective clusters from which on the linearised interval covers: data/benchmarks/coverage.json
 MANY = 10.0
+FEW_GROUPS = 5  # fewer do not show how far groups differ: `make coverage`
+BY_CHANCE = 0.95  # share of groups that are alike whose spread passes for chance
 EVEN = 0.999  # share of the clusters that count if all are equally large, but for rounding
 
 Counts = NDArray[np.int64] | NDArray[np.float64]
 Floats = NDArray[np.float64]
+Groups = NDArray[np.integer] | None
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Estimate:
         return Estimate(value, value - half, value + half)
 
 
-def ratio(numerator: Counts, denominator: Counts) -> Estimate:
+def ratio(numerator: Counts, denominator: Counts, group: Groups = None) -> Estimate:
     """Return Σ numerator / Σ denominator over clusters (requests), each array (R,), with a clustered interval.
 
     The interval is that of the linearised ratio estimator, Student t with R − 1 degrees of freedom (Cochran,
@@ -61,6 +64,9 @@ def ratio(numerator: Counts, denominator: Counts) -> Estimate:
     degrees of freedom, at least 1, if that is larger: t · sqrt((R − 1) / R Σ (e_i / (1 − w_i))²). A large cluster pulls
     the ratio towards itself, so that its e_i is too small; leaving it out shows how far it does.
 
+    With `group`, int (R,), such as the domains of requests, the interval is that of whole groups where it is wider:
+    where there are `FEW_GROUPS` or more, and they differ by more than chance explains.
+
     Raises:
         TraceError: no clusters, or a denominator that is not positive.
 
@@ -70,7 +76,7 @@ def ratio(numerator: Counts, denominator: Counts) -> Estimate:
     '2.14 in 1.44 .. 2.84'
     """
     value, influence, shares = _influence(numerator, denominator)
-    half = _half_width(influence, shares)
+    half = _half_width(influence, shares, group)
     return Estimate(value, value - half, value + half)
 
 
@@ -105,14 +111,14 @@ def evidence(numerator: Counts, denominator: Counts) -> float:
     return math.inf if top == 0 else float((squares / top).sum() ** 2 / np.square(squares / top).sum())
 
 
-def paired_difference(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> Estimate:
+def paired_difference(first: tuple[Counts, Counts], second: tuple[Counts, Counts], group: Groups = None) -> Estimate:
     """Return ratio(*first) − ratio(*second) for counts of the same requests, whose errors are correlated."""
     a, a_influence, b, b_influence, shares = _pair(first, second)
-    half = _half_width(a_influence - b_influence, shares)
+    half = _half_width(a_influence - b_influence, shares, group)
     return Estimate(a - b, a - b - half, a - b + half)
 
 
-def paired_ratio(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) -> Estimate:
+def paired_ratio(first: tuple[Counts, Counts], second: tuple[Counts, Counts], group: Groups = None) -> Estimate:
     """Return ratio(*first) / ratio(*second) for counts of the same requests; the interval is linearised in logarithms.
 
     The result does not depend on the order: the interval of 1 / x is the inverse of that of x.
@@ -122,7 +128,7 @@ def paired_ratio(first: tuple[Counts, Counts], second: tuple[Counts, Counts]) ->
     Estimate(value=2.0, low=2.0, high=2.0)
     """
     a, a_influence, b, b_influence, shares = _pair(first, second)
-    return in_logs(a / b, _half_width(a_influence / a - b_influence / b, shares))
+    return in_logs(a / b, _half_width(a_influence / a - b_influence / b, shares, group))
 
 
 def in_logs(value: float, relative: float) -> Estimate:
@@ -198,8 +204,46 @@ def _influence(numerator: Counts, denominator: Counts) -> tuple[float, Floats, F
     return value, influence, np.asarray(denominator / total, dtype=np.float64)
 
 
-def _half_width(influence: Floats, shares: Floats) -> float:
-    """Return the 95 % half-width from the influences and shares of all clusters."""
+def group_factor(numerator: Counts, denominator: Counts, group: NDArray[np.integer]) -> float | None:
+    """Return the width of the interval of `ratio` with these groups, over that without them.
+
+    Returns:
+        None if groups are alike or there is only one; infinity if there are fewer than `FEW_GROUPS`.
+
+    Raises:
+        TraceError: see `ratio`.
+
+    >>> steps, tokens = np.full(40, 10), np.tile([20, 21], 20) + 10 * (np.arange(40) // 20)
+    >>> group_factor(tokens, steps, np.arange(40) // 4) > 1.5, group_factor(tokens, steps, np.arange(40) % 10)
+    (True, None)
+    """
+    number = len(np.unique(group))
+    if 2 <= number < min(FEW_GROUPS, len(group)):
+        return math.inf
+    wide, narrow = ratio(numerator, denominator, group), ratio(numerator, denominator)
+    return None if wide == narrow else (wide.high - wide.low) / (narrow.high - narrow.low)
+
+
+def _half_width(influence: Floats, shares: Floats, group: Groups = None) -> float:
+    """Return the 95 % half-width from the influences and shares of all clusters, or of all groups if that is wider.
+
+    Groups are alike if the ratio of the two linearised variances, which is about χ² / degrees of freedom then, is no
+    larger than chance explains: χ² by Wilson and Hilferty (1931).
+    """
+    by_cluster = _student(influence, shares)
+    if group is None:
+        return by_cluster
+    labels, place = np.unique(group, return_inverse=True)
+    if not FEW_GROUPS <= len(labels) < len(group):
+        return by_cluster
+    grouped, cube = np.bincount(place, influence), 2 / (9 * (len(labels) - 1))
+    chance = (1 - cube + NormalDist().inv_cdf(BY_CHANCE) * math.sqrt(cube)) ** 1.5
+    if not _linearised(grouped) > chance * _linearised(influence):
+        return by_cluster
+    return max(by_cluster, _student(grouped, np.bincount(place, shares)))
+
+
+def _student(influence: Floats, shares: Floats) -> float:
     clusters = len(influence)
     if clusters < 2:
         return math.inf

@@ -6,6 +6,7 @@ Also reads stored provenance: nested keys, model identity and names, acceptance 
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -105,6 +106,29 @@ def assumed_in(meta: Any) -> list[str]:
     """
     assumed = look(meta, "assumed")
     return [sentence for sentence in assumed if isinstance(sentence, str)] if isinstance(assumed, list) else []
+
+
+def assumption(meta: Any) -> tuple[str, ...]:
+    """Return the warning, one sentence, about what a trace assumes; none if it assumes nothing.
+
+    >>> assumption({"assumed": ["only rank 0 was counted", "steps are independent of each other"]})
+    ('assumed: only rank 0 was counted (and 1 more: `treeopt trace info`)',)
+    """
+    first, *more = assumed_in(meta) or [""]
+    return (f"assumed: {first}" + (f" (and {len(more)} more: `treeopt trace info`)" if more else ""),) if first else ()
+
+
+def from_figure(meta: Any) -> str:
+    """Return the option that gives the figure of acceptance that a trace was invented from; empty for other traces.
+
+    >>> from_figure({"imported": {"format": "acceptance", "accepted_length": "3.2@5"}}), from_figure({})
+    ('--accepted-length 3.2@5', '')
+    """
+    source = look(meta, "imported")
+    if look(source, "format") != "acceptance":
+        return ""
+    name = "acceptance" if look(source, "acceptance") is not None else "accepted_length"
+    return f"--{name.replace('_', '-')} {shlex.quote(str(look(source, name)))}"
 
 
 def _without_folder(word: str) -> str:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from treeopt.errors import TraceError
-from treeopt.planning.search_warnings import group_factor
 from treeopt.statistics.clustered_estimate import (
     Estimate,
     evidence,
+    group_factor,
     linearised_error,
     paired_difference,
     quantile,

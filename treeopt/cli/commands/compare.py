@@ -9,9 +9,11 @@ import click
 from treeopt.api import compare_traces
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.trace_source import FIGURE, Figure, option_of
 from treeopt.cli.options.value_types import Numbers, Whole
 from treeopt.comparison.compare_drafters import SIZES
 from treeopt.storage.atomic_files import write_text
+from treeopt.traces.trace import Trace
 
 DEFAULT_SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in SIZES)
 SECTIONS = {
@@ -26,7 +28,8 @@ EXAMPLES = examples(
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
-@click.argument("traces", type=general.FOLDER, nargs=-1, required=True)
+@click.argument("traces", type=general.FOLDER, nargs=-1)
+@click.option("--acceptance", "figures", type=Figure(), multiple=True, help=f"{FIGURE} May be given several times.")
 @click.option(
     "--batch",
     type=Numbers(),
@@ -61,6 +64,7 @@ EXAMPLES = examples(
 @general.quiet
 def compare(
     traces: tuple[Path, ...],
+    figures: tuple[Trace, ...],
     batch: tuple[int, ...] | None,
     profiles: tuple[Path, ...],
     output: Path | None,
@@ -68,14 +72,15 @@ def compare(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Compare drafters by their TRACES, with the first: tau with trees of one size, speedups at batch sizes.
+    """Compare drafters by their TRACES or figures of acceptance, with the first: tau and speedups.
 
     Differences are paired by request where the traces were recorded on the same prompts.
     """
     printing.hold_warnings()
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
-    result = compare_traces.compare(traces, profiles or None, batch=batch or (), **settings)
+    sources = compare_traces.names_of_files(traces) | compare_traces.names_of_figures(figures)
+    result = compare_traces.compare(sources, profiles or None, batch=batch or (), **settings)
     record = result.record()
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
@@ -83,5 +88,5 @@ def compare(
     if as_json:
         printing.print_json(record)
         return
-    files = dict(zip(record["meta"]["trace"], map(str, traces), strict=True))
+    files = {name: option_of(source) for name, source in sources.items()}
     printing.show("comparison", record, files=files)

@@ -1,11 +1,15 @@
 """`treeopt explore`: a local page that calls the library while its controls are moved."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
+from treeopt.api.compare_traces import names_of_figures
 from treeopt.cli.options import general
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.trace_source import FIGURE, Figure
+from treeopt.traces.trace import Trace, save_trace
 
 EXAMPLES = examples(
     "treeopt explore",
@@ -21,6 +25,7 @@ EXAMPLES = examples(
     multiple=True,
     help="A trace to choose from; may be given several times. Default: the shipped traces.",
 )
+@click.option("--acceptance", "figures", type=Figure(), multiple=True, help=f"{FIGURE} May be given several times.")
 @click.option(
     "--profile",
     "profiles",
@@ -44,6 +49,7 @@ EXAMPLES = examples(
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page in the browser.")
 def explore(
     traces: tuple[Path, ...],
+    figures: tuple[Trace, ...],
     profiles: tuple[Path, ...],
     targets: tuple[Path, ...],
     drafter: Path | None,
@@ -59,12 +65,16 @@ def explore(
     from treeopt.explore.local_server import address, application, open_browser, open_port, serve
     from treeopt.explore.offered_files import Offer
 
-    Offer.of_files(traces, profiles, targets, drafter).check()
-    page = application()
-    listener = open_port(port)
-    click.echo(f"treeopt explore: {address(listener)} (Ctrl-C ends it)")
-    if browser:
-        open_browser(address(listener))
-    files = {"traces": traces, "profiles": profiles, "targets": targets}
-    given = {name: [str(path.resolve()) for path in paths] for name, paths in files.items()}
-    serve(page, listener, {**given, "drafter": None if drafter is None else str(drafter.resolve())})
+    with TemporaryDirectory(prefix="treeopt-") as folder:
+        for name, trace in names_of_figures(figures).items():
+            traces = (*traces, Path(folder) / f"{name}.npz")
+            save_trace(trace, traces[-1])
+        Offer.of_files(traces, profiles, targets, drafter).check()
+        page = application()
+        listener = open_port(port)
+        click.echo(f"treeopt explore: {address(listener)} (Ctrl-C ends it)")
+        if browser:
+            open_browser(address(listener))
+        files = {"traces": traces, "profiles": profiles, "targets": targets}
+        given = {name: [str(path.resolve()) for path in paths] for name, paths in files.items()}
+        serve(page, listener, {**given, "drafter": None if drafter is None else str(drafter.resolve())})

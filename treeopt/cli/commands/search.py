@@ -8,15 +8,17 @@ from treeopt.api import search_trace
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
+from treeopt.cli.options.trace_source import trace_source
 from treeopt.cli.options.value_types import LIMITING, NamedTree
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan_json import save_plan, to_json
+from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import published_trees
 
 SECTIONS = {
-    "Input": "trace_file profile_file",
+    "Input": "trace_file acceptance profile_file",
     "Question": "batch engine context max_nodes max_depth max_tpot_s compared",
     "Output": "output as_json",
 }
@@ -27,13 +29,7 @@ EXAMPLES = examples(
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES, renamed={"--engine": "--for"})
-@click.option(
-    "--trace",
-    "trace_file",
-    type=general.FOLDER,
-    required=True,
-    help="The recorded acceptance: .npz, or the folder of `trace collect --parts`.",
-)
+@trace_source(general.FOLDER, "The recorded acceptance: .npz, or the folder of `trace collect --parts`.")
 @click.option(
     "--profile",
     "profile_file",
@@ -56,7 +52,7 @@ EXAMPLES = examples(
 @general.verbose
 @general.quiet
 def search(
-    trace_file: Path,
+    trace_file: Path | Trace,
     profile_file: Path | None,
     settings: SearchSettings,
     output: Path | None,

@@ -10,10 +10,12 @@ from treeopt.api import simulate_requests
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
+from treeopt.cli.options.trace_source import option_of, trace_source
 from treeopt.storage.atomic_files import write_text
+from treeopt.traces.trace import Trace
 
 SECTIONS = {
-    "Input": "trace_file profile_file",
+    "Input": "trace_file acceptance profile_file",
     "Run": "plan tree batch prompt_tokens",
     "Server": "arrivals capacity ttft_s tpot_s",
     "Output": "output as_json",
@@ -25,9 +27,7 @@ EXAMPLES = examples(
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
-@click.option(
-    "--trace", "trace_file", type=general.FILE, required=True, help="The requests and the recorded acceptance (.npz)."
-)
+@trace_source(general.FILE, "The requests and the recorded acceptance (.npz).")
 @click.option(
     "--profile",
     "profile_file",
@@ -41,7 +41,7 @@ EXAMPLES = examples(
 @general.verbose
 @general.quiet
 def simulate(
-    trace_file: Path,
+    trace_file: Path | Trace,
     profile_file: Path | None,
     settings: SimulateSettings,
     output: Path | None,
@@ -66,4 +66,4 @@ def simulate(
         printing.print_json(record)
         return
     kind, plan = record["schema"].split(".")[1].split("/")[0], None if settings.plan is None else str(settings.plan)
-    printing.show(kind, record, trace=str(trace_file), plan=plan)
+    printing.show(kind, record, trace=option_of(trace_file), plan=plan)

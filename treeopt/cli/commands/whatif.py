@@ -13,6 +13,7 @@ from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
+from treeopt.cli.options.trace_source import trace_source
 from treeopt.cli.options.value_types import LIMITING, Devices, Model
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import SCHEMA as PLAN
@@ -21,9 +22,10 @@ from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import look
 from treeopt.storage.user_files import read_text
+from treeopt.traces.trace import Trace
 
 SECTIONS = {
-    "Input": "trace_file target drafter kind",
+    "Input": "trace_file acceptance target drafter kind",
     "Devices": "hardware prices",
     "Question": "batch context engine",
     "Output": "plans output as_json",
@@ -94,7 +96,7 @@ TYPES = {
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES, renamed={"--engine": "--for"})
-@click.option("--trace", "trace_file", type=general.FILE, required=True, help="The recorded acceptance (.npz).")
+@trace_source(general.FILE, "The recorded acceptance (.npz).")
 @options_of(WhatIfSettings, types=TYPES)
 @click.option(
     "--plans", type=FOLDER, help="Write a plan of each device and context to this folder, for `treeopt export`."
@@ -111,7 +113,7 @@ TYPES = {
 @general.verbose
 @general.quiet
 def whatif(
-    trace_file: Path,
+    trace_file: Path | Trace,
     settings: WhatIfSettings,
     plans: Path | None,
     tables: Path | None,

@@ -1,0 +1,76 @@
+"""Where a command's trace comes from: a recorded file, or a figure of acceptance."""
+
+import shlex
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from treeopt.errors import UsageError
+from treeopt.storage.provenance import from_figure
+from treeopt.traces.trace import Trace
+
+FIGURE = (
+    "Acceptance in place of a trace: 0.75 (each token given the one before), 0.48@3 (accepted over drafted tokens, 3 "
+    "drafted), 0.73,0.52,0.35 (shares of all steps by position), or a published curve."
+)
+LENGTH = "Accepted length in place of a trace: 3.2@5 is 3.2 tokens per step, bonus counted, of 5 draft tokens."
+
+
+class Figure(click.ParamType):  # type: ignore[type-arg]
+    """A figure of acceptance, or an accepted length; completed to the names of published curves."""
+
+    def __init__(self, *, length: bool = False) -> None:
+        """Take an accepted length, or a figure of acceptance."""
+        self.name, self.length = "length@K" if length else "figure", length
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the trace that the figure stands for."""
+        from treeopt.traces.importers.acceptance_figures import acceptance
+
+        if isinstance(value, Trace):
+            return value
+        return acceptance(accepted_length=value) if self.length else acceptance(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names of published curves."""
+        from treeopt.traces.importers.acceptance_figures import published_acceptance
+
+        names = [] if self.length else list(published_acceptance())
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def option_of(source: Path | Trace) -> str:
+    """Return the option of a command that names a source of acceptance, for the commands that are printed."""
+    return from_figure(source.meta) if isinstance(source, Trace) else f"--trace {shlex.quote(str(source))}"
+
+
+def trace_source(kind: click.Path, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the decorator that gives a command `--trace`, `--acceptance` and `--accepted-length`.
+
+    The command gets the file, or the trace that a figure stands for, as `trace_file`.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def call(
+            *, trace_file: Path | None, acceptance: Trace | None, accepted_length: Trace | None, **rest: Any
+        ) -> Any:
+            sources = [source for source in (trace_file, acceptance, accepted_length) if source is not None]
+            if len(sources) != 1:
+                why = "not several" if sources else "which say what the drafter gets right"
+                raise UsageError(f"give one of --trace FILE, --acceptance 0.75 and --accepted-length 3.2@5, {why}")
+            return command(trace_file=sources[0], **rest)
+
+        for option in (
+            click.option("--accepted-length", type=Figure(length=True), help=LENGTH),
+            click.option("--acceptance", type=Figure(), help=FIGURE),
+            click.option("--trace", "trace_file", type=kind, help=text),
+        ):
+            call = option(call)
+        return call
+
+    return decorate
