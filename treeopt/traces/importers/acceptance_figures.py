@@ -97,7 +97,7 @@ def _acceptance(text: str) -> AcceptanceFigure:
         total = rates[0] * drafted
         return AcceptanceFigure(meaning, _of_sum(total, drafted))
     if len(rates) == 1:
-        meaning = f"each draft token is accepted with {rates[0]:.3g} given the one before, on average over the first {REFERENCE}"
+        meaning = f"a token is accepted with {rates[0]:.3g} given the one before, on average over the first {REFERENCE}"
         return AcceptanceFigure(meaning, from_sum(_given_the_one_before, rates[0], LENGTH))
     for place, (before, rate) in enumerate(pairwise(rates), 1):
         if rate > before:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-SLOPE, SLOPE_HALF = 0.48, 1.44
+SLOPE, SLOPE_HALF = 0.44, 1.47
 NOISE = 0.25  # standard deviation of a published logit h_k around its curve
 FURTHEST = 20.0  # largest |a|: acceptance within 2e-9 of 0 or 1
 CERTAIN = 6.0  # largest |logit| of a given rate
@@ -71,7 +71,7 @@ def from_positions(rates: Sequence[float], length: int) -> Curves:
     The law's two numbers are estimated from the given positions, with the published slopes as the prior.
 
     >>> from_positions([0.8, 0.6], 4).expected.round(2).tolist()
-    [0.8, 0.6, 0.43, 0.3]
+    [0.8, 0.6, 0.43, 0.29]
     """
     known = np.asarray(rates, dtype=np.float64)
     before = np.append(1.0, known[:-1])
