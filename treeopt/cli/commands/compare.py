@@ -9,7 +9,7 @@ import click
 from treeopt.api import compare_traces
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.trace_source import FIGURE, Figure, option_of
+from treeopt.cli.options.trace_or_figure import FIGURE, Figure, option_of
 from treeopt.cli.options.value_types import Numbers, Whole
 from treeopt.comparison.compare_drafters import SIZES
 from treeopt.storage.atomic_files import write_text

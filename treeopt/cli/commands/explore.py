@@ -8,7 +8,7 @@ import click
 from treeopt.api.compare_traces import names_of_figures
 from treeopt.cli.options import general
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.trace_source import FIGURE, Figure
+from treeopt.cli.options.trace_or_figure import FIGURE, Figure
 from treeopt.traces.trace import Trace, save_trace
 
 EXAMPLES = examples(

@@ -8,7 +8,7 @@ from treeopt.api import search_trace
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
-from treeopt.cli.options.trace_source import trace_source
+from treeopt.cli.options.trace_or_figure import trace_source
 from treeopt.cli.options.value_types import LIMITING, NamedTree
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import SearchSettings

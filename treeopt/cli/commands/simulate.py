@@ -10,7 +10,7 @@ from treeopt.api import simulate_requests
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
-from treeopt.cli.options.trace_source import option_of, trace_source
+from treeopt.cli.options.trace_or_figure import option_of, trace_source
 from treeopt.storage.atomic_files import write_text
 from treeopt.traces.trace import Trace
 

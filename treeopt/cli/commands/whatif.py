@@ -13,7 +13,7 @@ from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import options_of
-from treeopt.cli.options.trace_source import trace_source
+from treeopt.cli.options.trace_or_figure import trace_source
 from treeopt.cli.options.value_types import LIMITING, Devices, Model
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import SCHEMA as PLAN

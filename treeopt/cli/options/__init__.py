@@ -7,5 +7,6 @@
 * `printing`: results, warnings, notes and progress.
 * `settings_options`: options made from the fields of a settings class.
 * `setup_file`: the setup file of an engine and its models.
+* `trace_or_figure`: the source of acceptance, a trace or a figure.
 * `value_types`: numbers, lists of numbers, files for tables, names that a shell completes, trees and policies.
 """
