@@ -324,7 +324,7 @@ def test_a_damaged_value_is_named_by_its_place(results, tmp_path):
     record = read(results["validation"])
     record["cells"][1]["measured"] = "fast"
     (tmp_path / "v.json").write_text(json.dumps(record))
-    refused(run("report", tmp_path / "v.json", "--output", tmp_path / "p.html"), "cells[1]: `measured` must", code=2)
+    refused(run("report", tmp_path / "v.json", "--output", tmp_path / "p.html"), "cells[1].measured: Expected", code=2)
 
 
 @pytest.mark.parametrize("name", ["page.pdf", "page", "page.json", "page.html.gz"])
