@@ -91,6 +91,11 @@ class CostParts:
         if self.draft_s.ndim != 2 or np.isnan(self.draft_s).any() or not (self.draft_s[:, :1] == 0).all():
             raise CostError("draft_s must have one row of seconds per level, 0 first, inf where unknown")
 
+    @property
+    def separable(self) -> bool:
+        """True if a step's time depends on its tokens and depth, not on the widths of its levels."""
+        return bool((self.draft_s[:, 1:] == self.draft_s[:, 1:2]).all())
+
     def step_s(self, tokens: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the seconds of each step, float64 (n,): `verify_s` of its tokens plus `draft_s` of its levels.
 

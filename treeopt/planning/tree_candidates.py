@@ -143,7 +143,7 @@ class Proposals:
 
         None where enumeration already proves it, without solver work, or where steps have no one price (`drafted`).
         """
-        needed = not self.grown and not (self.options.exact and self.judge.cost.separable)
+        needed = not self.grown and not (self.options.exact and self.separable(batch))
         needed = needed and self.judge.fit.drafted is None  # else a step's price depends on the walk
         if not needed or self.settings.solver_work <= 0 or self.pool is None or len(self.pool.value) == 0:
             return None
@@ -159,6 +159,10 @@ class Proposals:
                 work=self.settings.solver_work,
             )
         return self._refined[batch]
+
+    def separable(self, batch: int) -> bool:
+        """Return True if step times at this batch size do not depend on the widths of levels."""
+        return self.judge.cost.separable or self._parts(batch).separable
 
     def _parts(self, batch: int) -> CostParts:
         """Return the cost tables of all steps that trees within the limits may take."""
@@ -283,7 +287,7 @@ def proof_of(judge: Judge, proposals: Proposals, batch: int) -> Proof:
         maximised += f", {judge.objective.name}"
     lines = [SEARCHED + _search_words(judge, proposals)]
     if not proposals.grown:
-        lines.append(_enumeration(judge, proposals))
+        lines.append(_enumeration(judge, proposals, batch))
         if refined := proposals.refined(batch):
             lines.append(PROVED + _certificate(refined))
     lines.append(NOT_PROVED + f"{CHOICE} {_choice_words(proposals)}")
@@ -308,7 +312,7 @@ def _search_words(judge: Judge, proposals: Proposals) -> str:
     return f"trees of up to {proposals.settings.nodes} nodes and depth {proposals.settings.depth}{rules}{parts}"
 
 
-def _enumeration(judge: Judge, proposals: Proposals) -> str:
+def _enumeration(judge: Judge, proposals: Proposals, batch: int) -> str:
     """Return the line about the enumerated candidates."""
     averaged = f"position-averaged tokens{' (counts shrunk)' if proposals.shrink else ''}"
     if not proposals.options.closed:
@@ -317,7 +321,7 @@ def _enumeration(judge: Judge, proposals: Proposals) -> str:
     if not proposals.options.exact:
         return f"{NOT_PROVED}candidates were grown for {averaged}, which proves nothing under these rules"
     line = f"{PROVED}each enumerated candidate has the most {averaged} of its size and depth"
-    if not judge.cost.separable:
+    if not proposals.separable(batch):
         return f"{line}, but its step time also depends on level widths"
     if isinstance(judge.cost, Measured) and not judge.cost.widths_known:
         return f"{line}, and is the fastest of them if wider levels cost the drafter nothing"
