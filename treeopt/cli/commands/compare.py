@@ -2,20 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
 from treeopt.api import compare_traces
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.trace_or_figure import FIGURE, Figure, option_of
-from treeopt.cli.options.value_types import Numbers, Whole
-from treeopt.comparison.compare_drafters import SIZES
+from treeopt.comparison.compare_drafters import CompareSettings
 from treeopt.storage.atomic_files import write_text
 from treeopt.traces.trace import Trace
 
-DEFAULT_SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in SIZES)
 SECTIONS = {
     "Comparison": "sizes requests same_prompts",
     "Batch sizes": "batch profiles context max_nodes",
@@ -31,32 +29,13 @@ EXAMPLES = examples(
 @click.argument("traces", type=general.FOLDER, nargs=-1)
 @click.option("--acceptance", "figures", type=Figure(), multiple=True, help=f"{FIGURE} May be given several times.")
 @click.option(
-    "--batch",
-    type=Numbers(),
-    help="Also compare at these batch sizes, each drafter with its own best tree.",
-)
-@click.option(
     "--profile",
     "profiles",
     type=general.FILE,
     multiple=True,
     help="Step times of each trace, in their order; default the profiles of the traces' models.",
 )
-@click.option(
-    "--shapes",
-    "sizes",
-    default=DEFAULT_SHAPES,
-    show_default=True,
-    help="Sizes of the trees that all drafters are judged with.",
-)
-@click.option("--requests", type=Whole(min=4), help="Use only the first N requests of each trace; default all.")
-@click.option(
-    "--same-prompts", is_flag=True, help="Assume that request i of every trace answers one prompt, even without proof."
-)
-@general.context
-@general.max_nodes
-@general.max_depth
-@general.seed
+@options_of(CompareSettings)
 @click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
 @general.table
 @general.as_json
@@ -65,12 +44,11 @@ EXAMPLES = examples(
 def compare(
     traces: tuple[Path, ...],
     figures: tuple[Trace, ...],
-    batch: tuple[int, ...] | None,
     profiles: tuple[Path, ...],
+    settings: CompareSettings,
     output: Path | None,
     table_file: Path | None,
     as_json: bool,
-    **settings: Any,
 ) -> None:
     """Compare drafters by their TRACES or figures of acceptance, with the first: tau and speedups.
 
@@ -80,7 +58,7 @@ def compare(
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
     sources = compare_traces.names_of_files(traces) | compare_traces.names_of_figures(figures)
-    result = compare_traces.compare(sources, profiles or None, batch=batch or (), **settings)
+    result = compare_traces.compare(sources, profiles or None, settings=settings)
     record = result.record()
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")
