@@ -236,11 +236,12 @@ def _half_width(influence: Floats, shares: Floats, group: Groups = None) -> floa
     labels, place = np.unique(group, return_inverse=True)
     if not FEW_GROUPS <= len(labels) < len(group):
         return by_cluster
-    grouped, cube = np.bincount(place, influence), 2 / (9 * (len(labels) - 1))
+    grouped, grouped_shares = (np.asarray(np.bincount(place, part), np.float64) for part in (influence, shares))
+    cube = 2 / (9 * (len(labels) - 1))
     chance = (1 - cube + NormalDist().inv_cdf(BY_CHANCE) * math.sqrt(cube)) ** 1.5
     if not _linearised(grouped) > chance * _linearised(influence):
         return by_cluster
-    return max(by_cluster, _student(grouped, np.bincount(place, shares)))
+    return max(by_cluster, _student(grouped, grouped_shares))
 
 
 def _student(influence: Floats, shares: Floats) -> float:

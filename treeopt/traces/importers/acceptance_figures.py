@@ -151,10 +151,11 @@ def _given_the_one_before(curve: Floats) -> float:
     return float(curve[:REFERENCE].sum() / (1 + curve[: REFERENCE - 1].sum()))
 
 
-def _falling(rates: NDArray[np.float64]) -> list[float]:
+def _falling(rates: NDArray[np.float64]) -> Sequence[float]:
     """Return the nearest rates that do not rise: published lengths are measured with noise."""
     places = np.arange(len(rates), dtype=np.float64)
-    return np.clip(-isotonic(places, -rates).at(places), 0.0, 1.0).tolist()
+    rates = np.clip(-isotonic(places, -rates).at(places), 0.0, 1.0)
+    return tuple(float(rate) for rate in rates)
 
 
 def _trace(text: str, figure: AcceptanceFigure, name: str) -> Trace:

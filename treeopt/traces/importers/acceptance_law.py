@@ -39,7 +39,7 @@ def survival(level: float, slope: float, length: int) -> Floats:
     >>> survival(0.0, 0.0, 3).tolist()
     [0.5, 0.25, 0.125]
     """
-    return np.cumprod(_rate(level - slope * np.log(np.arange(1, length + 1))))
+    return np.asarray(np.cumprod(_rate(level - slope * np.log(np.arange(1, length + 1)))))
 
 
 def from_sum(known: Callable[[Floats], float], value: float, length: int) -> Curves:
