@@ -4,9 +4,10 @@ Comma-separated values under a header, one measurement per line:
 
 * `batch`, requests that are decoded at a time; `drafted`, tokens of the chain, 0 for plain decoding; every batch size
   and context has lines for 0 and 1;
-* either `step_ms`, the time between a request's outputs, or `tokens_s`, output tokens per second of all requests while
-  they are decoded, prompt time excluded, and `committed`, tokens per request and step, bonus counted (for plain
-  decoding 1, or empty): a step then takes batch x committed / tokens_s;
+* `step_ms`, the time between a request's outputs; or `committed`, tokens per request and step, bonus counted (for plain
+  decoding 1, or empty), beside `tokens_s`, output tokens per second of all requests while they are decoded, prompt time
+  excluded (a step takes batch x committed / tokens_s), or `tpot_ms`, milliseconds per output token of a request (a step
+  takes tpot_ms x committed);
 * `context`, mean tokens per request in the cache; optional.
 
 Other columns are ignored. Lines of the same batch, chain and context are repetitions.
@@ -34,7 +35,17 @@ from treeopt.storage.user_files import read_text
 ALWAYS = ("batch", "drafted")
 STEP = ("step_ms",)
 RATE = ("tokens_s", "committed")
-MOST = {"batch": 2**20, "drafted": 512, "context": 1e9, "step_ms": 1e9, "tokens_s": 1e12, "committed": 513}
+TPOT = ("tpot_ms", "committed")
+FASTER = 0.95  # of a plain step: measurements are noisy, but a step that drafts and verifies takes no less
+MOST = {
+    "batch": 2**20,
+    "drafted": 512,
+    "context": 1e9,
+    "step_ms": 1e9,
+    "tpot_ms": 1e9,
+    "tokens_s": 1e12,
+    "committed": 513,
+}
 LEAST_S = 1e-9  # shortest step that is accepted
 HERE = ("processor", "cores", "software")  # provenance of the machine that reads the table; not recorded
 
@@ -70,6 +81,7 @@ def read_times(path: Path, *, device: str, context: tuple[int, int] | None = Non
         "provenance": {name: value for name, value in this_run().items() if name not in HERE},
     }
     _check_chains(path, lines)
+    _check_steps(path, lines)
     return engine_profile(cells, context=(low, high), meta=meta)
 
 
@@ -112,12 +124,33 @@ def _check_chains(path: Path, lines: Sequence[_Line]) -> None:
             )
 
 
+def _check_steps(path: Path, lines: Sequence[_Line]) -> None:
+    """Raise CostError for a step with drafts that takes less time than a plain one."""
+    for batch, context in dict.fromkeys((line.batch, line.context) for line in lines):
+        here = [line for line in lines if (line.batch, line.context) == (batch, context)]
+        plain_s = float(np.median([line.step_s for line in here if line.drafted == 0]))
+        for drafted in sorted({line.drafted for line in here} - {0}):
+            step_s = float(np.median([line.step_s for line in here if line.drafted == drafted]))
+            if step_s < FASTER * plain_s:
+                raise CostError(
+                    f"{path}: batch {batch}, {drafted} drafted: a step of {1e3 * step_s:.3g} ms is shorter than a "
+                    f"plain one of {1e3 * plain_s:.3g} ms, though it also drafts and verifies. Is it the time per "
+                    "output token (TPOT, or GuideLLM's ITL)? Name the column tpot_ms and add `committed`; step_ms is "
+                    "the time between a request's outputs"
+                )
+
+
 def _lines(path: Path) -> list[_Line]:
     """Read the measurements of a table."""
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise CostError(f"{path}: cannot be read: {why(error)}") from error
+    if text.lstrip().startswith(("{", "[")):
+        raise CostError(
+            f"{path}: is JSON, not a table: write a CSV with a line per measurement and the columns batch, drafted and "
+            "step_ms (the time between a request's outputs, such as mean ITL), or tokens_s and committed"
+        )
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
     names = [name.strip() for name in reader.fieldnames or ()]
     reader.fieldnames = names
@@ -142,15 +175,15 @@ def _lines(path: Path) -> list[_Line]:
 
 def _columns(path: Path, names: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that give a step's time; raise CostError if a column is missing or appears twice."""
-    columns = STEP if STEP[0] in names else RATE
+    columns = next((columns for columns in (STEP, TPOT) if columns[0] in names), RATE)
     if missing := [name for name in (*ALWAYS, *columns) if name not in names]:
         shown = ", ".join(names) or "nothing"
-        wanted = f"{', '.join(ALWAYS)} and {STEP[0]}, or {' and '.join(RATE)}, separated by commas"
+        wanted = f"{', '.join(ALWAYS)} and {STEP[0]}, or committed and {RATE[0]} or {TPOT[0]}, separated by commas"
         raise CostError(
             f"{path}: there is no column {', '.join(missing)}; it needs {wanted}, its header is {shown:.80}"
         )
-    if STEP[0] in names and RATE[0] in names:
-        raise CostError(f"{path}: `{STEP[0]}` and `{RATE[0]}` both give the time of a step: remove one of them")
+    if len(several := [name for name in (STEP[0], RATE[0], TPOT[0]) if name in names]) > 1:
+        raise CostError(f"{path}: {' and '.join(f'`{name}`' for name in several)} give the time of a step: keep one")
     for name in (*ALWAYS, *columns, "context"):
         if names.count(name) > 1:
             raise CostError(f"{path}: there are {names.count(name)} columns `{name}`")
@@ -172,7 +205,9 @@ def _line(row: Mapping[str, Any], where: str, columns: tuple[str, ...]) -> _Line
     committed = 1.0 if drafted == 0 and not (row[RATE[1]] or "").strip() else _number(row, RATE[1], where)
     if not 1 <= committed <= drafted + 1:
         raise CostError(f"{where}: `committed` must be 1 to {drafted + 1}, found {committed:g}")
-    return _Line(batch, drafted, _plausible(batch * committed / _positive(row, RATE[0], where), where), context)
+    value = _positive(row, columns[0], where)
+    step_s = value / 1e3 * committed if columns == TPOT else batch * committed / value
+    return _Line(batch, drafted, _plausible(step_s, where), context)
 
 
 def _plausible(step_s: float, where: str) -> float:

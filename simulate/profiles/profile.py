@@ -130,6 +130,7 @@ class ProfileRecord(Record, frozen=True, tag_field="schema", tag="treeopt.profil
 
 
 SCHEMA = "treeopt.profile/2"
+DOUBTFUL = 1.2  # by how much more than the batch a plain step may grow: measurements are noisy
 NORMAL_95 = 1.96
 # Standard deviation between measuring runs of step time / plain step time (README, "Predicted against measured").
 RUN = 0.018
@@ -225,11 +226,23 @@ class Profile(ValueMethods):
         way, command = way_to_measure(self.meta, [*self._sizes, *batches])
         return f"{outside_text(batches, self._sizes)}; {way}", command
 
+    @property
+    def doubts(self) -> Sequence[str]:
+        """What no device can have done: a plain step that grows faster than the batch."""
+        plain = {times.batch: times.plain_s for times in sorted(self.batches, key=lambda times: -times.context)}
+        smallest, largest = min(plain), max(plain)
+        if plain[largest] <= plain[smallest] * largest / smallest * DOUBTFUL:
+            return ()
+        return (
+            f"a plain step takes {1e3 * plain[smallest]:.3g} ms at batch {smallest} and {1e3 * plain[largest]:.3g} ms "
+            f"at batch {largest}, more than in proportion: was tokens_s that of one request, not of all",
+        )
+
     def caveats(self, *, context: int | None = None, trace: Any = None, batches: Sequence[int] = ()) -> list[str]:
         """See `Measured`."""
         low, high = self.context
         middle = self.priced_at() or (low + high) // 2
-        sentences = []
+        sentences = list(self.doubts)
         for key, origin in (("predicted", "predicted from sizes"), ("transfer", "carried over from another device")):
             if look(self.meta, key) is not None:
                 error = f"a step over a plain step may be off by {self.relative_error:.0%}"

@@ -13,6 +13,7 @@ from treeopt.errors import TraceError
 from treeopt.traces.importers.trace_source import Content
 
 PART = "spec_decode"  # part of the name of every sample that is read
+RATES = "acceptance_rate"  # part of the names of samples that are rates and no counts: `sources.rates` reads them
 DIGITS = 6  # most digits of a position
 AT_ONCE = "keep one, and give an earlier one as --before"
 _LINE = re.compile(r"(?:.*[\s\]|>])?((?:[a-z]\w*[:_])spec_decode_\w+(?:\{.*\}|\s).*?)\s*(?:\s#\s.*)?")
@@ -65,7 +66,7 @@ def samples_of(content: Content, model: str | None) -> Samples:
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines that must be samples, and their numbers."""
     for number, line in enumerate(text.splitlines(), 1):
-        if PART in line and not line.lstrip().startswith("#"):
+        if PART in line and RATES not in line and not line.lstrip().startswith("#"):
             yield number, line
 
 

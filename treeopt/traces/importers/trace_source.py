@@ -3,6 +3,7 @@
 Outputs of engines are recognised by their content, whatever the file is called.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -86,6 +87,7 @@ class TraceSource:
         holds: whether a content is of this kind; None: never recognised, but named as the format.
         chain: reads the chain of a content, with the settings that were given.
         trace: reads the trace of a file, for kinds that hold more than a chain.
+        last: True if it is asked only where no other kind is recognised.
         outputs: the outputs of engines that it reads.
     """
 
@@ -98,6 +100,7 @@ class TraceSource:
     holds: Callable[[Content], bool] | None = None
     chain: Callable[..., Chain] | None = None
     trace: Callable[..., Trace] | None = None
+    last: bool = False
     outputs: tuple[Output, ...] = ()
 
 
@@ -218,6 +221,7 @@ def read_output(text: str, settings: Mapping[str, Any], *, before: str | None = 
     if source is None and (lines := logged_lines(content)):
         earlier = None if before is None else logged_lines(Content(before)) or before
         return read_output(lines, settings, before=earlier)
+    source = source or recognised(content, last=True)
     if source is None:
         raise TraceError(nothing_known(text))
     for name in settings:
@@ -228,13 +232,14 @@ def read_output(text: str, settings: Mapping[str, Any], *, before: str | None = 
     return source, source.chain(content, **values, **({} if before is None else {"before": Content(before)}))
 
 
-def recognised(content: Content) -> TraceSource | None:
-    """Return the kind of output that a content is, or None.
+def recognised(content: Content, *, last: bool = False) -> TraceSource | None:
+    """Return the kind of output that a content is, or None; `last`: among the kinds that are asked last.
 
     Raises:
         TraceError: it holds several kinds, which may be of different runs; or a line of JSON that was cut off.
     """
-    kinds = [source for source in SOURCES.values() if source.holds is not None and source.holds(content)]
+    asked = [source for source in SOURCES.values() if source.last == last]
+    kinds = [source for source in asked if source.holds is not None and source.holds(content)]
     if len(kinds) > 1:
         raise TraceError(f"it holds {' and '.join(source.title for source in kinds)}: keep one")
     return next(iter(kinds), None)
@@ -261,11 +266,24 @@ def _unrepeated(record: Mapping[str, Any]) -> list[str]:
 
 
 def nothing_known(text: str) -> str:
-    """Return the sentence about a file that holds no kind of output, which may hold means alone."""
+    """Return the sentence about a file that holds no kind of output: means alone, bare numbers, or no speculation."""
+    if re.fullmatch(r"[\s\d.,%\[\]]+", text):
+        return (
+            "bare numbers do not say what they are: give `--format table --column survival` (shares of all steps by "
+            "position, as engines print them), or `rank` or `recall` (of each rank, given the rows before)"
+        )
+    if not re.search(r"(?i)spec|draft|accept", text):
+        return (
+            "it says nothing about speculative decoding: was it on? Start the engine with its drafter, and take one of "
+            f"the outputs in {GUIDE}"
+        )
     engines = dict.fromkeys(output.engine for output in outputs())
     named = [f"{engine}: {ask(engine)}" for engine in engines if engine.split()[0].lower() in text.lower()]
     wanted = f"take of {'; '.join(named)}" if named else f"{GUIDE} says which output to take of each engine"
-    return f"it has no acceptance by position or step, which means and totals do not determine: {wanted}"
+    return (
+        f"it has no acceptance by position or step, which means and totals do not determine: {wanted}; or give the "
+        "accepted length L with K draft tokens to search or whatif, `--accepted-length L@K`"
+    )
 
 
 def ask(engine: str) -> str:

@@ -7,5 +7,6 @@
 * `bench_serve`: results of `vllm bench serve` in JSON.
 * `llama_trace`: llama-server's LLAMA_TRACE lines.
 * `openvino_steps`: OpenVINO's step lists.
+* `rates`: rates by position as people paste them, where no engine's output is recognised.
 * `spec_bench`: Spec-Bench's answers.
 """

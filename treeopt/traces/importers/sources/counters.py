@@ -55,12 +55,15 @@ def _names() -> dict[str, CounterNames]:
 
 
 def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
-    """Return the counters of engines, by the engine's names: collectors write an underscore for the colon."""
+    """Return the counters of engines, by the engine's names.
+
+    Collectors write an underscore for the colon, and put names of their own before (`ray_vllm_spec_decode_...`).
+    """
     totals: dict[Key, float] = {}
     for names in _names().values():
         written = re.compile(re.escape(names.prefix).replace(":", "[:_]"))
         for (name, labels), value in samples.items():
-            if (match := written.match(name)) and name.endswith("_total"):
+            if (match := written.search(name)) and name.endswith("_total"):
                 totals[names.prefix + name[match.end() :], labels] = value
     return totals
 

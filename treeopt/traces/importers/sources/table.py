@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from treeopt.defaults import IMPORTED_DEPTH, IMPORTED_LENGTH, IMPORTED_REQUESTS
 from treeopt.errors import TraceError, UsageError
+from treeopt.traces.importers.chain_counts import Chain
 from treeopt.traces.importers.source_file import read_numbers, source_meta
 from treeopt.traces.importers.synthetic_trace import MAX_BYTES, shuffled_outcomes, trace_from_ranks
 from treeopt.traces.importers.trace_source import ImportedFile, TraceSource
 from treeopt.traces.trace import Trace
 from treeopt.traces.trace_checks import MAX_DEPTH, MAX_WIDTH, MISSED
 
-COLUMNS = ("rank", "recall")
+COLUMNS = ("rank", "recall", "survival")
 ROUNDED = 1e-3  # what decimals and half precision may add to a sum
 ASSUMED = (
     "depths are independent of each other",
@@ -27,7 +28,9 @@ ASSUMED = (
 )
 
 
-def read_table(file: ImportedFile, *, column: str | None = None, depth: int | None = None) -> Trace:
+def read_table(
+    file: ImportedFile, *, column: str | None = None, depth: int | None = None, steps: int | None = None
+) -> Trace:
     """Return the trace of a file of a table: `.pt`, `.npy`, `.json` or `.csv`.
 
     Raises:
@@ -36,13 +39,23 @@ def read_table(file: ImportedFile, *, column: str | None = None, depth: int | No
     """
     if column is None:
         raise UsageError(
-            "give --column: rank if the table has the acceptance of each rank, recall if it has sums over ranks"
+            "give --column: rank if the table has the acceptance of each rank, recall if it has sums over ranks, "
+            "survival if it has shares of all steps by position, as vLLM prints them"
         )
     values = read_numbers(file.path, file.saved)
+    if column == "survival":
+        if depth is not None or (values.ndim > 1 and min(values.shape) > 1):
+            raise UsageError("--column survival takes one rate for each position, and no --depth")
+        return file.of_chain(Chain(tuple(values.ravel().tolist())), file.kind, steps=steps)
+    if steps is not None:
+        raise UsageError("--steps is for --column survival")
     if values.ndim == 1 and len(values) > 2 and values[0] == 0:
         raise TraceError("rank 0 is never right: of an acceptance vector, leave out the 0 in front and the rejections")
     table = rank_table(values, column=column)
     assumed = list(ASSUMED)
+    if table.shape[1] == 1 and len(table) > 1:
+        shares = ", ".join(f"{share:.3g}" for share in table[:, 0])
+        assumed.insert(0, f"{shares} are each given the one before; if they are shares of all steps: --column survival")
     if column == "rank" and rises(table):
         assumed.insert(0, "ranks do get better from left to right, as recall does: was --column recall meant?")
     if depth is not None and len(table) > 1:
@@ -133,11 +146,14 @@ ENTRY = TraceSource(
     title="acceptance by depth and rank",
     form="probabilities, a row per head or depth and a column per rank, in `.pt`, `.npy`, `.json` (nested lists) or "
     "`.csv`. `--column rank`: each rank by itself, rows sum to at most 1. `--column recall`: this rank or better, "
-    "rows do not fall. A single row holds at `--depth` depths",
+    "rows do not fall. Rows are given those before. A single row holds at `--depth` depths. `--column survival`: one "
+    "share of all steps for each position, as engines print them",
     trace_holds="`--requests` of `--length` tokens, with the table's frequencies up to the last anchor, and depths "
     "shuffled independently",
     settings={
-        "column": "acceptance of each rank by itself (rank), or of this rank or a better one (recall)",
+        "column": "acceptance of each rank by itself (rank), or of this rank or a better one (recall), each given the "
+        "rows before; or the share of all steps that accept each position (survival)",
+        "steps": "survival: number of steps that the rates cover",
         "depth": f"number of depths that a single row describes, default {IMPORTED_DEPTH}",
         "requests": f"number of requests drawn, default {IMPORTED_REQUESTS}",
         "length": f"tokens of each request, default {IMPORTED_LENGTH}",

@@ -99,7 +99,7 @@ def test_a_file_is_recognised_by_its_content(tmp_path, kind):
         ("llamacpp:spec_decode_num_drafts_total 5\nllamacpp:spec_decode_num_draft_tokens_total 9\n"
          "llamacpp:spec_decode_num_accepted_tokens_total 4\n", "no positions; take llama-server's log with LLAMA"),
         ('vllm:spec_decode_num_draft_tokens_total{model_name="m"} 6\n', "take the responses of a server started with"),
-        ("hello\n", "it has no acceptance by position or step"),
+        ("hello\n", "it says nothing about speculative decoding: was it on?"),
         ("\n \n", "it is empty"),
     ],
 )  # fmt: skip
@@ -115,7 +115,8 @@ def test_the_output_that_is_wanted_is_named():
         read_output('{"tensorrt-llm": {"acceptanceLength": 2.5}}', {})
     assert str(refused.value) == (
         "it has no acceptance by position or step, which means and totals do not determine: take of TensorRT-LLM: "
-        "responses with per_request_spec_decode_stats"
+        "responses with per_request_spec_decode_stats; or give the accepted length L with K draft tokens to search or "
+        "whatif, `--accepted-length L@K`"
     )
 
 

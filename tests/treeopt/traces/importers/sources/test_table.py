@@ -139,7 +139,9 @@ def test_options_without_meaning(tmp_path):
     (tmp_path / "t.json").write_text("[[0.5, 0.4], [0.3, 0.2]]")
     turned_away(tmp_path, tmp_path / "t.json", "table", words=("--column",), code=2)
     turned_away(tmp_path, tmp_path / "t.json", "table", "--column", "rank", "--depth", "3", words=("--depth",), code=2)
-    turned_away(tmp_path, tmp_path / "t.json", "table", "--steps", "3", words=("--steps does not apply",), code=2)
+    turned_away(
+        tmp_path, tmp_path / "t.json", "table", "--column", "rank", "--steps", "3", words=("--steps is for",), code=2
+    )
     turned_away(tmp_path, tmp_path / "none.json", "table", "--column", "rank", words=("none.json", "No such file"))
     (tmp_path / "t.json").write_text("[[0.1, 0.2, 0.3]]")
     _, said = bring(tmp_path, tmp_path / "t.json", "table", "--column", "rank")
