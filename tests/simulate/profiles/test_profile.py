@@ -451,7 +451,6 @@ IN_A_BATCH = [
 OUTSIDE_BATCHES = [
     (("schema",), "treeopt.profile/1", "schema"),
     (("captured",), MISSING, "captured"),
-    (("basis", "spread"), MISSING, "spread"),
     (("batches",), [], "batches"),
     (("context",), [100, 8], "context"),
     (("context", 1), None, "context"),
