@@ -87,11 +87,3 @@ def test_a_folder_of_shards_is_a_trace(trace_file, tmp_path):
     assert parts["meta"]["repeated_4grams"] == {"written": 0.1, "prompts": 0.0}
     assert parts["optional"] == ["target_entropy"]
     assert one | {"meta": {}} == parts | {"meta": {}, "optional": []}
-
-
-def test_info_shows_what_a_trace_holds(made):
-    shown = done("trace", "info", made / "trace.npz").stdout
-    assert "48 anchors of 8 requests (6 tokens after prompts of 5 to 12), depth 3, width 4" in shown
-    record = read_json(done("trace", "info", made / "trace.npz", "--json").stdout)
-    assert (record["anchors"], record["requests"]) == (48, 8)
-    assert record["meta"]["target"]["name"] == "target"

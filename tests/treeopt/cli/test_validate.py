@@ -242,9 +242,7 @@ def test_validate_decodes_by_the_rule_of_the_plan_s_trace(plan_file, tiny, tmp_p
     [
         (["--blocks", "1"], 2, ["blocks", "1"]),
         (["--batch", "4"], 2, ["--batch", "give --trace"]),
-        (["--rule", "typical"], 2, ["--rule", "--temperature"]),
     ],
-    ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
 )
 def test_validate_refuses_settings(tiny, plan_file, tmp_path, unchanged, more, code, words):
     """An option that another one overrules is refused rather than dropped."""
