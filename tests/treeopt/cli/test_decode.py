@@ -40,7 +40,6 @@ from tests.helpers.command_line import (
 )
 from tests.helpers.models import generated
 from tests.helpers.slow_growth import POLICIES
-from treeopt.acceptance_rules import RULES
 from treeopt.api.decode_prompts import SCHEMA
 from treeopt.cli import main
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
@@ -129,10 +128,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("drafter", ["drafter", "other"])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_every_way_writes_what_the_target_writes(tiny, plain, way, drafter):
-    found = decoded(tiny, *way, drafter=tiny / drafter)
+def test_every_way_writes_what_the_target_writes(tiny, plain, way):
+    found = decoded(tiny, *way, drafter=tiny / "other")
     assert texts(found) == texts(plain)
     assert [each["end"] for each in found["requests"]].count("length") == sum(
         len(tokens) == NEW for tokens in texts(plain).values()
@@ -209,10 +207,10 @@ def test_a_compiled_target_writes_the_same(tiny, plain):
 # --- rules
 
 
-@pytest.mark.parametrize("rule", sorted(RULES.keys() - {"greedy"}))
+@pytest.mark.parametrize("rule", ["block", "sequoia", "typical"])
 def test_sampling_repeats_itself(tiny, rule):
     """That the law is right is test_lossless's matter."""
-    tree = "2" if rule in ("leviathan", "block") else TREE
+    tree = "2" if rule == "block" else TREE
     words = ("--tree", tree, "--rule", rule, "--temperature", "0.9", "--top-k", "50", "--top-p", "0.95", "--batch", "2")
     first, again, other = (decoded(tiny, *words, "--seed", seed) for seed in (1, 1, 2))
     assert texts(first) == texts(again)
