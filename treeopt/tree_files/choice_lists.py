@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treeopt.errors import TreeError
+from treeopt.errors import TreeError, brief
 from treeopt.storage.atomic_files import why
-from treeopt.storage.json_records import brief
 from treeopt.storage.user_files import read_text
 from treeopt.traces.importers.source_file import SAVED
 from treeopt.tree import EMPTY, MAX_RANK, Tree

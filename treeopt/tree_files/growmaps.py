@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.errors import TreeError
-from treeopt.storage.json_records import brief
+from treeopt.errors import TreeError, brief
 from treeopt.tree import MAX_NODES, Path, Tree
 
 KEYS = ("roots", "branches", "Successors", "mask", "depth", "size")

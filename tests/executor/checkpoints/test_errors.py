@@ -174,28 +174,7 @@ def test_a_number_of_layers_that_is_not_stored_is_refused(tmp_path, target, good
     if said != layers:
         refused(tmp_path, target, f"num_hidden_layers is {said!r}, but model.safetensors has tensors of {layers}: is a")
     put_down(tmp_path, tensors, written(7))
-    assert "num_hidden_layers is 7, as the target's" in str(assumptions_of(load_drafter(tmp_path, target)))
-
-
-@pytest.mark.parametrize(
-    ("name", "field", "size"),
-    [
-        ("eagle3", "draft_vocab_size", 51),
-        ("eagle3", "target_hidden_size", 32),
-        ("eagle3", "num_key_value_heads", 2),
-        ("medusa", "num_heads", 5),
-        ("hydra", "hydra_num_heads", 5),
-        ("eagle", "hidden_size", 32),
-    ],
-)
-def test_sizes_that_contradict_the_tensors_are_told(tmp_path, target, good, name, field, size):
-    """The tensors decide."""
-    tensors, config = good[name]
-    put_down(tmp_path, tensors, config | {field: 9})
-    found = load_drafter(tmp_path, target)
-    assert f"{field} is 9, but the tensors have {size}, which is used" in str(assumptions_of(found))
-    put_down(tmp_path, tensors, config | {field: size})
-    assert field not in str(assumptions_of(load_drafter(tmp_path, target)))
+    assert load_drafter(tmp_path, target).kind == name.partition("-")[0]
 
 
 @pytest.mark.parametrize(
@@ -205,8 +184,6 @@ def test_sizes_that_contradict_the_tensors_are_told(tmp_path, target, good, name
         ("eagle", {"layernorms": True}, "layernorms is true, but model.safetensors has no such tensors"),
         ("eagle3", {"attention_bias": True}, "attention_bias is true, but model.safetensors has no such tensors"),
         ("eagle3", {"attention_chunk_size": 8}, "attention_chunk_size 8 is not applied"),
-        ("eagle3", {"norm_eps": 0.1, "rms_norm_eps": None}, "norm_eps 0.1 is not used: write it as rms_norm_eps"),
-        ("eagle3", {"hidden_activation": "gelu", "hidden_act": None}, "hidden_activation 'gelu' is not used: write"),
     ],
 )
 def test_what_a_configuration_says_and_no_tensor_does_is_told(tmp_path, target, good, name, said, sentence):

@@ -94,7 +94,7 @@ def test_broken_files_are_refused(predictions, tmp_path):
     whole = {**json.loads(json.dumps(predictions.record)), "sha256": predictions.sha256}
     for record, message in (
         (whole | {"more": 1}, "was changed"),
-        ({key: value for key, value in whole.items() if key != "sha256"}, "`sha256` is missing"),
+        ({key: value for key, value in whole.items() if key != "sha256"}, "missing required field `sha256`"),
         (whole | {"schema": "treeopt.plan/1"}, "schema must be"),
     ):
         (tmp_path / "p.json").write_text(json.dumps(record))
@@ -108,7 +108,7 @@ def test_forms_that_are_no_objects_are_named(predictions, tmp_path):
     changed = {**json.loads(json.dumps(predictions.record)), "closed_forms": [1]}
     text = json.dumps(changed, sort_keys=True, separators=(",", ":"))
     (tmp_path / "p.json").write_text(json.dumps({**changed, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
-    with pytest.raises(PlanError, match=r"p\.json: closed_forms\[0\] must be an object, found 1"):
+    with pytest.raises(PlanError, match=r"p\.json: closed_forms\[0\]: Expected `object`, found 1"):
         load_predictions(tmp_path / "p.json")
 
 

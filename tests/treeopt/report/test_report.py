@@ -195,7 +195,7 @@ def test_a_record_that_lacks_something_is_refused(results, tmp_path, name):
     key = {"comparison": "contests", "whatif": "cells", "validation": "cells"}.get(name, "configurations")
     for broken in ({k: v for k, v in record.items() if k != key}, record | {key: 5}):
         (tmp_path / "r.json").write_text(json.dumps(broken))
-        told = ("r.json", "no whole result of `", key, "is missing" if key not in broken else "must be a list, found 5")
+        told = ("r.json", "no whole result of `", key, "missing" if key not in broken else "found 5")
         refused(run("report", tmp_path / "r.json", "--output", tmp_path / "p.html"), *told, code=2)
         assert not (tmp_path / "p.html").exists()
 
