@@ -19,12 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.helpers.strategies import with_lengths
+from treeopt.comparison.compare_drafters import compare
 from treeopt.planning.search_warnings import doubts
 from treeopt.replay.objective import WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import group_factor, linearised_error, quantile, ratio
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import this_run
+from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.coverage/1"
@@ -178,6 +180,28 @@ def worst_domain_bias(domains: int, requests: int, *, samples: int, rng: Generat
     return {"chosen_on_the_same": mean[0], "chosen_on_others": mean[1], "error": float(error.max())}
 
 
+def equal_trace(requests: int, rng: Generator) -> Trace:
+    """A trace of a law that all drafters share: the difficulty of a request is beta distributed."""
+    lengths = [40] * requests
+    easy = np.repeat(rng.beta(2, 2, requests), 40)
+    return with_lengths(np.where(rng.random(len(easy)) < easy, 0, -1)[:, None], lengths, width=1)
+
+
+def best_of(drafters: int, requests: int, *, samples: int, rng: Generator) -> dict[str, float]:
+    """Error and coverage of the drafter that `compare` names first among equals, and how often it is said to lead."""
+    large = replay_tree(Tree.chain(1), equal_trace(LARGE // 40, rng)).tau
+    rows = []
+    for _ in range(samples):
+        traces = {str(i): equal_trace(2 * requests, rng) for i in range(drafters)}
+        contest = compare(traces, sizes="chain:1").contests[0]
+        tau = next(standing.tau for standing in contest.standings if standing.drafter == contest.best)
+        top = max(standing.tau.value for standing in contest.standings)
+        assert contest.lead is not None
+        rows.append((tau.value / large - 1, tau.low <= large <= tau.high, contest.lead.low > 1, top / large - 1))
+    error, covered, leads, top = np.array(rows, dtype=float).T.mean(axis=1).tolist()
+    return {"error": error, "covered": covered, "said_to_lead": leads, "error_of_the_largest": top}
+
+
 def measured(samples: int) -> dict[str, Any]:
     """The record that is written."""
     sizes = {process: (60, 125, 250) if process.groups else REQUESTS for process in PROCESSES}
@@ -196,6 +220,13 @@ def measured(samples: int) -> dict[str, Any]:
                 domains, requests, samples=max(samples // 10, 1), rng=np.random.default_rng([domains, requests])
             )
             for domains, requests in ((3, 10), (3, 50), (10, 10), (10, 50))
+        },
+        "best_of": {
+            f"{drafters} drafters, {requests} requests": best_of(
+                drafters, requests, samples=max(samples // 4, 1), rng=np.random.default_rng([drafters, requests])
+            )
+            for drafters in (2, 4, 10)
+            for requests in (10, 30, 100)
         },
         "provenance": this_run(),
     }
@@ -221,6 +252,14 @@ def bias_table(record: dict[str, Any]) -> list[str]:
     ]
 
 
+def best_table(record: dict[str, Any]) -> list[str]:
+    """The rows of the third table, in percent."""
+    keys = ("error_of_the_largest", "error", "covered", "said_to_lead")
+    return [
+        f"| {name} | {' | '.join(f'{100 * of[key]:.1f}' for key in keys)} |" for name, of in record["best_of"].items()
+    ]
+
+
 def main() -> None:
     """Measure, print, and write if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -228,7 +267,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     words = parser.parse_args()
     record = measured(words.samples)
-    print("\n".join([*table(record), "", *bias_table(record)]))
+    print("\n".join([*table(record), "", *bias_table(record), "", *best_table(record)]))
     if words.output:
         write_text(words.output, json.dumps(record, indent=1) + "\n")
 

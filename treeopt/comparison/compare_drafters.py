@@ -29,7 +29,7 @@ from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, Tr
 from treeopt.replay.objective import THROUGHPUT
 from treeopt.replay.static_tree import replay_tree
 from treeopt.settings import Settings, setting, takes
-from treeopt.statistics.clustered_estimate import Counts, Estimate, Groups, in_logs, paired_ratio, ratio
+from treeopt.statistics.clustered_estimate import Counts, Estimate, Groups, in_logs, paired_ratio, quantile, ratio
 from treeopt.storage.provenance import assumption, look, this_run
 from treeopt.storage.typed_records import Count, Index, Positive, Record
 from treeopt.traces.trace import Trace
@@ -107,12 +107,19 @@ class Contest:
         batch: sequences decoded together, each drafter with its own best tree; None: trees of one size, not priced.
         standings: in the order of the drafters.
         skipped: drafter -> reason why it could not be evaluated.
+        best: the drafter that is best on the requests that trees are chosen on, so that its figures, which are of the
+            others, are not the best of several by chance; None if none was evaluated.
+        second: the next best there.
+        lead: ratio of the best to the second, on the requests held out.
     """
 
     name: str
     batch: int | None
     standings: tuple[Standing, ...]
     skipped: Mapping[str, str]
+    best: str | None = None
+    second: str | None = None
+    lead: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -225,9 +232,13 @@ def compare(
 
 @dataclass(frozen=True, eq=False)
 class _Result:
-    """A configuration, its counts on the requests held out, arrays (R,), and the times of its steps."""
+    """A configuration, its counts on the requests held out, arrays (R,), and the times of its steps.
+
+    `fitted` is its tau, or its speedup where steps have a price, on the requests that trees are chosen on.
+    """
 
     tree: Tree | None
+    fitted: float
     committed: Counts
     steps: Counts
     step_s: float | None = None
@@ -245,33 +256,40 @@ class _Result:
         """Seconds of a plain step over seconds of this step; 1 where steps have no price."""
         return 1.0 if self.step_s is None or self.plain_s is None else self.plain_s / self.step_s
 
-    def standing(self, drafter: str, first: "_Result | None", *, paired: bool) -> Standing:
+    def standing(self, drafter: str, over: Estimate | None) -> Standing:
         """Return it as shown, with the ratio to the first drafter."""
-        tau, over = ratio(self.committed, self.steps, self.domain), None
+        tau = ratio(self.committed, self.steps, self.domain)
         speedup = None if self.step_s is None else tau.times(self.gain, relative_error=self.error)
-        if first is not None:
-            counts, first_counts = (self.committed, self.steps), (first.committed, first.steps)
-            if paired:
-                estimate = paired_ratio(counts, first_counts, self.domain)
-                tau_error = math.log(estimate.high / estimate.value)
-            else:
-                tau_error = math.hypot(tau.relative, ratio(*first_counts, first.domain).relative)
-            same_step = (self.tree, self.step_s, self.plain_s) == (first.tree, first.step_s, first.plain_s)
-            step_error = 0.0 if same_step else math.hypot(self.error, first.error)
-            over = in_logs(self.tau * self.gain / (first.tau * first.gain), math.hypot(tau_error, step_error))
         return Standing(drafter, self.tree, tau, over, self.step_s, self.plain_s, speedup)
+
+    def over(self, other: "_Result", *, paired: bool, comparisons: int) -> Estimate:
+        """Return the ratio to another configuration; the intervals of all `comparisons` hold together with 95 %."""
+        counts, others = (self.committed, self.steps), (other.committed, other.steps)
+        if paired:
+            estimate = paired_ratio(counts, others, self.domain)
+            tau_error = math.log(estimate.high / estimate.value)
+        else:
+            tau_error = math.hypot(ratio(*counts, self.domain).relative, ratio(*others, other.domain).relative)
+        clusters = max(min(len(self.steps), len(other.steps)), 2)
+        tau_error *= quantile(clusters, comparisons) / quantile(clusters)
+        same_step = (self.tree, self.step_s, self.plain_s) == (other.tree, other.step_s, other.plain_s)
+        step_error = 0.0 if same_step else math.hypot(self.error, other.error)
+        return in_logs(self.tau * self.gain / (other.tau * other.gain), math.hypot(tau_error, step_error))
 
 
 def _contest(name: str, batch: int | None, results: Mapping[str, _Result | str], *, paired: bool) -> Contest:
     """Return a contest from each drafter's result, or the reason why it has none; the first is the reference."""
     skipped = {drafter: reason for drafter, reason in results.items() if isinstance(reason, str)}
     measured = {drafter: result for drafter, result in results.items() if not isinstance(result, str)}
-    first = next(iter(results))
+    first, comparisons = next(iter(results)), max(len(measured) - 1, 1)
+    over = partial(_Result.over, paired=paired, comparisons=comparisons)
     standings = tuple(
-        result.standing(drafter, None if drafter == first else measured.get(first), paired=paired)
+        result.standing(drafter, None if drafter == first or first not in measured else over(result, measured[first]))
         for drafter, result in measured.items()
     )
-    return Contest(name, batch, standings, skipped)
+    best, second, *_ = [*sorted(measured, key=lambda drafter: -measured[drafter].fitted), None, None]
+    lead = None if best is None or second is None else over(measured[best], measured[second])
+    return Contest(name, batch, standings, skipped, best, second, lead)
 
 
 def _by_size(
@@ -285,7 +303,7 @@ def _by_size(
     for name, (fit, held) in parts.items():
         trees = sized_trees(sizes, fit, covered=partial(_keeps, rules=rules[name]))
         for size in sizes:
-            results[size.name][name] = _replay_held_out(trees.get(size.name), held, rules[name])
+            results[size.name][name] = _replay_parts(trees.get(size.name), fit, held, rules[name])
     return [_contest(size, None, by_drafter, paired=paired) for size, by_drafter in results.items()]
 
 
@@ -293,17 +311,17 @@ def _keeps(tree: Tree, rules: Sequence[Constraint]) -> bool:
     return not broken(tree, rules)
 
 
-def _replay_held_out(tree: Tree | None, held: Trace, rules: Sequence[Constraint]) -> _Result | str:
-    """Return the tree's counts on the requests held out, or the reason why it cannot be replayed."""
+def _replay_parts(tree: Tree | None, fit: Trace, held: Trace, rules: Sequence[Constraint]) -> _Result | str:
+    """Return the tree's counts on both parts of the requests, or the reason why it cannot be replayed."""
     if tree is None:
         return "no candidate was ever accepted"
     if reason := broken(tree, rules):
         return reason
     try:
-        counts = replay_tree(tree, held)
+        fitted, counts = replay_tree(tree, fit).tau, replay_tree(tree, held)
     except TraceError as error:  # deeper than was recorded
         return str(error)
-    return _Result(tree, counts.committed, counts.steps, domain=held.domain)
+    return _Result(tree, fitted, counts.committed, counts.steps, domain=held.domain)
 
 
 def _by_batch(
@@ -325,7 +343,8 @@ def _by_batch(
             committed = judge.held.lengths
             steps = committed if tree is None else judge.counts(tree).steps
             times = entry.choice.step_s, judge.plain_s(batch), judge.error(tree, batch)
-            results[batch][name] = _Result(tree, committed, steps, *times, judge.held.domain)
+            fitted = 1.0 if tree is None else judge.fitted(tree, batch).value
+            results[batch][name] = _Result(tree, fitted, committed, steps, *times, judge.held.domain)
     return [
         _contest(f"batch {batch}, each with its own best tree", batch, by_drafter, paired=paired)
         for batch, by_drafter in results.items()
@@ -391,6 +410,9 @@ class ContestRecord(Record, frozen=True):
     batch: Annotated[Count | None, Meta(description="null: trees of one size, which have no price")]
     standings: Annotated[tuple[StandingRecord, ...], Meta(min_length=1)]
     skipped: Annotated[dict[str, str], Meta(description="by drafter: why it is not judged")]
+    best: Annotated[str | None, Meta(description="best drafter of the requests that trees are chosen on")] = None
+    second: Annotated[str | None, Meta(description="next best drafter of these requests")] = None
+    lead: Annotated[EstimateRecord | None, Meta(description="ratio of the best to the second; held out")] = None
 
     def __post_init__(self) -> None:
         """Check that priced contests have speedups."""

@@ -74,11 +74,9 @@ def answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the winner of each contest in a sentence, those of speed first."""
     judged, priced = _contests(record)
     for contest in priced:
-        yield _won(
-            contest, "speedup", record["first"], f"Batch {contest['batch']}", "is the fastest", " times plain decoding"
-        )
+        yield _won(contest, "speedup", f"Batch {contest['batch']}", "is the fastest", " times plain decoding")
     for contest in judged:
-        yield _won(contest, "tau", record["first"], contest["name"], "commits the most tokens per step")
+        yield _won(contest, "tau", contest["name"], "commits the most tokens per step")
 
 
 def _contests(record: Mapping[str, Any]) -> tuple[Contests, Contests]:
@@ -88,25 +86,24 @@ def _contests(record: Mapping[str, Any]) -> tuple[Contests, Contests]:
 
 
 def _winner(contest: Mapping[str, Any], by: str) -> Mapping[str, Any]:
-    standing: Mapping[str, Any] = max(contest["standings"], key=lambda standing: standing[by]["value"])
+    """Return the drafter that is best on the requests that trees were chosen on; of older files the best shown."""
+    named = [standing for standing in contest["standings"] if standing["drafter"] == contest.get("best")]
+    standing: Mapping[str, Any] = max(named or contest["standings"], key=lambda standing: standing[by]["value"])
     return standing
 
 
-def _won(contest: Mapping[str, Any], by: str, first: str, place: str, verb: str, unit: str = "") -> str:
-    """Return the winner of a contest, and how it compares with the first drafter, or the next one with it."""
-    best = _winner(contest, by)
-    line = f"{place[0].upper()}{place[1:]}: {best['drafter']} {verb}, {_text(best[by])}{unit}"
-    others = [standing for standing in contest["standings"] if standing is not best]
-    if best["over"] is not None:
-        return f"{line}; {_text(best['over'])} times {first}{_unsure(best['over'])}."
-    if not others:
-        return f"{line}."
-    second = max(others, key=lambda standing: standing["over"]["value"])
-    return f"{line}; {second['drafter']} reaches {_text(second['over'])} of it{_unsure(second['over'])}."
-
-
-def _unsure(over: Mapping[str, float]) -> str:
-    return ", a difference within the noise" if over["low"] <= 1 <= over["high"] else ""
+def _won(contest: Mapping[str, Any], by: str, place: str, verb: str, unit: str = "") -> str:
+    """Return the winner of a contest, and how it compares with the next one."""
+    best, lead = _winner(contest, by), contest.get("lead")
+    value = f"{_text(best[by])}{unit}"
+    start = f"{place[0].upper()}{place[1:]}: {best['drafter']}"
+    if lead is None:
+        return f"{start} {verb}, {value}."
+    if lead["low"] > 1:
+        return f"{start} {verb}, {value}; {_text(lead)} times {contest['second']}."
+    return (
+        f"{start} and {contest['second']} are within the error of each other: {value}, {_text(lead)} times the other."
+    )
 
 
 def _text(estimate: Mapping[str, float]) -> str:
