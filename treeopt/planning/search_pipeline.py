@@ -284,30 +284,34 @@ def _rate(judge: Judge, tree: Tree | None, batch: int) -> float:
 
 
 def _fastest(judge: Judge, trees: Sequence[Tree], batch: int, settings: SearchSettings) -> Tree | None:
-    """Return the smallest of the trees that are as fast as the fastest; not speculating is the smallest of all."""
+    """Return the preferred one of the trees that are as fast as the fastest; not speculating is the smallest of all."""
     rates = {tree: judge.rate(tree, batch) for tree in trees}
     best, plain = max(trees, key=lambda tree: rates[tree], default=None), judge.rate(None, batch)
     if best is None or rates[best] <= plain:
         return None
     if plain >= _lowest_rate(rates[best], settings) and judge.fitted(best, batch).low <= 1:
         return None
-    return _smallest(judge, trees, best, [batch], settings)
+    return _preferred_tree(judge, trees, best, batch, settings)
 
 
-def _smallest(judge: Judge, trees: Sequence[Tree], best: Tree, sizes: Sequence[int], settings: SearchSettings) -> Tree:
-    """Return the smallest of the trees that are as fast as `best` at all these batch sizes.
+def _preferred_tree(judge: Judge, trees: Sequence[Tree], best: Tree, batch: int, settings: SearchSettings) -> Tree:
+    """Return the smallest of the trees as fast as `best` whose lower bound is within `near` of the highest.
 
-    "As fast" means within `near` with overlapping intervals, within `max_tpot_s` if `best` is, and no slower than plain
-    decoding. Ties go to the shallower tree, then to the faster one.
+    "As fast" means slower by less than `near`, or by a paired difference whose interval holds 0; within `max_tpot_s` if
+    `best` is, and no slower than plain decoding. Ties go to the shallower tree, then to the faster one.
     """
-    lowest = {size: max(_lowest_rate(judge.rate(best, size), settings), judge.rate(None, size)) for size in sizes}
-    low = {size: judge.fitted(best, size).low for size in sizes}
+    rate, plain = judge.rate(best, batch), judge.rate(None, batch)
+    ceiling = 0.0 if settings.max_tpot_s is None else min(1 / settings.max_tpot_s, rate)
 
     def as_fast(tree: Tree) -> bool:
-        return all(_rate(judge, tree, s) >= lowest[s] and judge.fitted(tree, s).high >= low[s] for s in sizes)
+        own = _rate(judge, tree, batch)
+        if not own >= max(plain, ceiling):
+            return False
+        return own >= _lowest_rate(rate, settings) or judge.fitted_loss(tree, best, batch).low <= 0
 
-    equal = [tree for tree in trees if tree == best or as_fast(tree)]
-    return min(equal, key=lambda tree: (tree.nodes, tree.depth, -sum(judge.rate(tree, size) for size in sizes)))
+    low = {tree: judge.fitted(tree, batch).low for tree in trees if tree == best or as_fast(tree)}
+    steady = [tree for tree in low if low[tree] >= (1 - settings.near) * max(low.values())]
+    return min(steady, key=lambda tree: (tree.nodes, tree.depth, -judge.rate(tree, batch)))
 
 
 def _lowest_rate(rate: float, settings: SearchSettings) -> float:

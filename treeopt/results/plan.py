@@ -97,7 +97,7 @@ def _answer(entry: PlanEntry) -> str:
     choice, rate = entry.choice, f"{entry.choice.tokens_s(entry.batch):,.0f} tokens/s"
     if choice.plain:
         return f"Batch {entry.batch}: do not speculate: no tree or chain tried is predicted to be faster; {rate}."
-    unsure = ", a difference within the noise" if choice.speedup.low <= 1 <= choice.speedup.high else ""
+    unsure = ", within the error" if choice.speedup.low <= 1 <= choice.speedup.high else ""
     speedup = f"{interval(choice.speedup)} times plain decoding{unsure}"
     return f"Batch {entry.batch}: {describe_choice(choice)}, {speedup}, {rate}."
 
@@ -114,8 +114,8 @@ def _near_rule(plan: Plan) -> list[str]:
             other = f"{'another' if same else 'a'} {kind} of {best['nodes']:.0f}"
             lines.append(
                 f"Batch {entry.batch}: {other} was {best['gain']:.1%} faster on the requests that trees were chosen "
-                f"on; within {near:.0%}, where intervals overlap, the {'shallower' if same else 'smallest'} is "
-                "preferred (--near)."
+                f"on; within the error or {near:.0%} (--near), the highest lower bound is preferred, then the "
+                f"{'shallower' if same else 'smaller'} tree."
             )
     return lines
 

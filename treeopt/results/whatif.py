@@ -56,11 +56,11 @@ COLUMNS = (
 
 
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield where speculation pays, and what is cheapest."""
-    for limit in record["limits"]:
-        yield _pays(limit, record)
+    """Yield what is cheapest, and where speculation pays."""
     for best in record.get("cheapest", ()):  # missing in older records
         yield _cheapest(best, record)
+    for limit in record["limits"]:
+        yield _pays(limit, record)
 
 
 def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), **_: Any) -> Iterator[Line]:
@@ -100,10 +100,15 @@ def _pays(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     place, largest = f"{limit['device']}, context {limit['context']}", max(cell["batch"] for cell in cells)
     if all(cell["fits"] is False for cell in cells):
         return f"{place}: no batch size fits."
-    pays, surely = (
-        "at no batch size" if size is None else "at every batch size" if size == largest else f"up to batch {size}"
-        for size in (limit["pays_up_to"], limit["surely_up_to"])
-    )
+    pays, surely = limit["pays_up_to"], limit["surely_up_to"]
+    if pays is None:
+        said = "speculation pays at no batch size"
+    elif surely is None:
+        said = f"speculation is within the error of plain decoding {_up_to(pays, largest)}"
+    else:
+        said = f"speculation pays {_up_to(surely, largest)}"
+        beyond = "above that" if pays == largest else f"from there up to batch {pays}"
+        said += "" if pays <= surely else f", and is within the error of plain decoding {beyond}"
     best = max(
         (cell for cell in cells if cell["tree"] is not None), key=lambda cell: cell["speedup"]["value"], default=None
     )
@@ -111,7 +116,11 @@ def _pays(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     if best is not None:
         shape = shape_words(best["tree"]["nodes"], best["tree"]["depth"])
         most = f" Most at batch {best['batch']}: a {shape}, {ranged(best['speedup']).text} times plain decoding."
-    return f"{place}: speculation pays {pays}; with the whole interval above 1 {surely}.{most}"
+    return f"{place}: {said}.{most}"
+
+
+def _up_to(size: int, largest: int) -> str:
+    return "at every batch size" if size == largest else f"up to batch {size}"
 
 
 def _cheapest(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
@@ -119,7 +128,10 @@ def _cheapest(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     limit = best["max_tpot_s"]
     below = "" if limit is None else f", at most {limit * 1e3:g} ms per token"
     planned, plain = (_offer(best[key], record) for key in ("planned", "plain"))
-    return f"Context {best['context']}{below}: tokens are cheapest on {planned}; without speculation on {plain}."
+    high, low = (look(best, key, "million", end) for key, end in (("planned", "high"), ("plain", "low")))
+    unsure = low is not None and high is not None and best["planned"] != best["plain"] and high >= low
+    error = ", within the error of the price" if unsure else ";"
+    return f"Context {best['context']}{below}: tokens are cheapest on {planned}{error} without speculation on {plain}."
 
 
 def _offer(offer: Mapping[str, Any] | None, record: Mapping[str, Any]) -> str:
