@@ -15,6 +15,7 @@ from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import check_domains, hold_out
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.search_warnings import (
+    FEW_REQUESTS,
     clamp_limits,
     context_warnings,
     depth_warnings,
@@ -295,23 +296,30 @@ def _fastest(judge: Judge, trees: Sequence[Tree], batch: int, settings: SearchSe
 
 
 def _preferred_tree(judge: Judge, trees: Sequence[Tree], best: Tree, batch: int, settings: SearchSettings) -> Tree:
-    """Return the smallest of the trees as fast as `best` whose lower bound is within `near` of the highest.
+    """Return the steadiest of the trees that are as fast as `best`, or the smallest that is within `near` of it.
 
-    "As fast" means slower by less than `near`, or by a paired difference whose interval holds 0; within `max_tpot_s` if
-    `best` is, and no slower than plain decoding. Ties go to the shallower tree, then to the faster one.
+    As fast is a tree that is slower by at most `near`, or by a paired difference whose interval holds 0 and can be
+    trusted; within `max_tpot_s` if `best` is, and no slower than plain decoding. The steadiest has the highest lower
+    bound. Ties go to the shallower tree, then to the faster one.
     """
-    rate, plain = judge.rate(best, batch), judge.rate(None, batch)
-    ceiling = 0.0 if settings.max_tpot_s is None else min(1 / settings.max_tpot_s, rate)
+    plain, ceiling = judge.rate(None, batch), settings.max_tpot_s
+    least = max(plain, 0.0 if ceiling is None else min(1 / ceiling, judge.rate(best, batch)))
+    rates = {tree: rate for tree in trees if (rate := _rate(judge, tree, batch)) >= least}
 
     def as_fast(tree: Tree) -> bool:
-        own = _rate(judge, tree, batch)
-        if not own >= max(plain, ceiling):
-            return False
-        return own >= _lowest_rate(rate, settings) or judge.fitted_loss(tree, best, batch).low <= 0
+        if rates[tree] >= (1 - settings.near) * rates[best]:
+            return True
+        return judge.fit.requests >= FEW_REQUESTS and judge.fitted_loss(tree, best, batch).low <= 0
 
-    low = {tree: judge.fitted(tree, batch).low for tree in trees if tree == best or as_fast(tree)}
-    steady = [tree for tree in low if low[tree] >= (1 - settings.near) * max(low.values())]
-    return min(steady, key=lambda tree: (tree.nodes, tree.depth, -judge.rate(tree, batch)))
+    low = {tree: judge.fitted(tree, batch).low for tree in rates if tree == best or as_fast(tree)}
+    steadiest = max(low, key=lambda tree: (low[tree], tree == best))
+    share = 1 - settings.near
+    alike = [
+        tree
+        for tree in low
+        if rates[tree] >= share * rates[steadiest] and (low[tree] >= share * low[steadiest] or tree == steadiest)
+    ]
+    return min(alike, key=lambda tree: (tree.nodes, tree.depth, -rates[tree]))
 
 
 def _lowest_rate(rate: float, settings: SearchSettings) -> float:

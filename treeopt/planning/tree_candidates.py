@@ -162,7 +162,8 @@ class Proposals:
 
     def separable(self, batch: int) -> bool:
         """Return True if step times at this batch size do not depend on the widths of levels."""
-        return self.judge.cost.separable or self._parts(batch).separable
+        known = self.judge.cost.separable or len(self.options.tokens) == 0
+        return known or self._parts(batch).separable
 
     def _parts(self, batch: int) -> CostParts:
         """Return the cost tables of all steps that trees within the limits may take."""

@@ -112,13 +112,15 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
     [
         (
             "",
-            "there is no column batch, drafted, tokens_s, committed; it needs batch, drafted and step_ms, or tokens_s",
+            "there is no column batch, drafted, tokens_s, committed; it needs batch, drafted and step_ms, or committed",
         ),
         ("batch,drafted,step_ms\n1,0,2\n1,2.5,3", "line 3: `drafted` must be an integer, found '2.5'"),
         ("batch;drafted;step_ms\n1;0;2", "separated by commas, its header is batch;drafted;step_ms"),
         ("batch,drafted,step_ms\n1,0,1e-9", "line 2: a step of 1e-12 seconds is not possible"),
         ("batch,drafted,step_ms\n1,0,2\n1,2,3", "batch 1: there is no line with `drafted` 1"),
         ("batch,drafted,tokens_s,committed\n1,0,90,2", "line 2: `committed` must be 1 to 1, found 2"),
+        ("batch,drafted,step_ms\n1,0,10\n1,1,6.67\n", "is shorter than a plain one of 10 ms, though it also drafts"),
+        ('[{"max_concurrency": 1, "mean_itl_ms": 10.2}]', "is JSON, not a table: write a CSV"),
     ],
 )
 def test_tables_that_say_nothing_are_named(tmp_path, text, message):
@@ -151,3 +153,21 @@ def test_command_writes_a_profile(tmp_path):
     assert math.isclose(json.loads(output.read_text())["relative_error"], due.relative_error)
     for text, message in (("2048-512", "the smaller number first"), ("100-", "must be like 8k or 512-2048")):
         assert message in str(CliRunner().invoke(command, [*words, "--context", text]).exception)
+
+
+def test_time_per_output_token_is_that_of_a_step_over_its_tokens(tmp_path):
+    tokens, steps = tmp_path / "tpot.csv", tmp_path / "itl.csv"
+    tokens.write_text("batch,drafted,tpot_ms,committed\n1,0,10,\n1,1,6.25,1.92\n1,3,5,2.8\n")
+    steps.write_text("batch,drafted,step_ms\n1,0,10\n1,1,12\n1,3,14\n")
+    one, other = (read_times(path, device=DEVICE, context=(512, 2048)) for path in (tokens, steps))
+    assert [time for _, time in one.batches[0].rest] == pytest.approx([time for _, time in other.batches[0].rest])
+
+
+def test_a_plain_step_that_grows_faster_than_the_batch_is_doubted(tmp_path):
+    path = tmp_path / "per_user.csv"
+    path.write_text("batch,drafted,tokens_s,committed\n1,0,100,\n1,1,150,1.8\n32,0,60,\n32,1,80,1.8\n")
+    profile = read_times(path, device=DEVICE, context=(512, 512))
+    assert "10 ms at batch 1 and 533 ms at batch 32" in profile.doubts[0]
+    assert profile.doubts[0] in profile.caveats()
+    path.write_text("batch,drafted,tokens_s,committed\n1,0,100,\n1,1,150,1.8\n32,0,1600,\n32,1,2500,1.8\n")
+    assert not read_times(path, device=DEVICE, context=(512, 512)).doubts

@@ -177,7 +177,9 @@ def test_requests_of_one_domain_that_resemble_each_other():
     mean = counts.committed / counts.steps
     within = np.mean([mean[trace.domain == label].var() for label in range(60)])
     due = math.sqrt(1 + 39 * (1 - within / mean.var()))
-    told = re.match("requests of one domain .* would be (.*) times as wide .* of these 60 domains only", found)
+    told = re.match(
+        "requests of one domain .* by the 60 domains, that of tau is (.*) times as wide as by request", found
+    )
     assert float(told[1]) == pytest.approx(due, rel=0.1)
     shuffled = np.random.default_rng(0).permutation(trace.domain)
     assert resemblance(replace(trace, domain=shuffled)) == ()
