@@ -5,7 +5,6 @@ import pytest
 from executor.checkpoints import assumptions_of, load_drafter
 from tests.executor.checkpoints.test_positions import YARN
 from tests.helpers.checkpoint_files import assert_same, put_down, refused
-from treeopt.errors import ExecutorError
 
 
 def nested(plain, inner, outer):
@@ -38,6 +37,8 @@ def test_fields_that_say_the_same_beside_a_nested_layer(tmp_path, target, plain,
         ({"rope_parameters": DEFAULT}, {"rope_theta": 7.0}, "rope_theta stands outside the layer's configuration, 7.0"),
         ({"hidden_act": "silu"}, {"hidden_act": "gelu"}, "hidden_act stands outside the layer's configuration, 'gelu'"),
         ({}, {"eagle_config": {"rope_theta": 7.0}}, "rope_theta stands in eagle_config, 7.0"),
+        ({}, {"num_attention_heads": 64}, "num_attention_heads stands outside the layer's configuration, 64"),
+        ({}, {"text_config": [{}]}, "text_config must be an object, found"),
         ({"norm_before_residual": True}, {}, "norm_before_residual stands in the layer's configuration, True, and"),
         (
             {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
@@ -49,14 +50,6 @@ def test_fields_that_say_the_same_beside_a_nested_layer(tmp_path, target, plain,
 def test_fields_that_contradict_a_nested_layer(tmp_path, target, plain, inner, outer, message):
     put_down(tmp_path, plain[1], nested(plain, inner, outer))
     refused(tmp_path, target, "config.json: ", message)
-
-
-@pytest.mark.parametrize("place", ["hidden_act", "rope_theta", "sliding_window"])
-def test_fields_of_a_layer_in_eagle_config_are_not_passed_over(tmp_path, target, plain, place):
-    value = {"hidden_act": "relu", "sliding_window": 3}.get(place, 7.0)
-    put_down(tmp_path, plain[1], plain[2] | {"eagle_config": {place: value}})
-    with pytest.raises(ExecutorError, match=f"{place} (stands in eagle_config|is 7 and rope_parameters.rope_theta)"):
-        load_drafter(tmp_path, target)
 
 
 @pytest.mark.parametrize(
@@ -117,17 +110,3 @@ def test_a_part_for_text_within_the_layer_s_is_the_layer_s(tmp_path, target, pla
             read.append(load_drafter(tmp_path, target).config.to_dict())
         assert read[0] == read[1]
         assert read[0]["rope_parameters"]["rope_theta"] == said.get("rope_theta", 1e4)
-
-
-@pytest.mark.parametrize(("name", "value"), [("transformer_layer_config", "llama"), ("text_config", [{}])])
-def test_nested_parts_are_objects(tmp_path, target, plain, name, value):
-    put_down(tmp_path, plain[1], plain[2] | {name: value})
-    with pytest.raises(ExecutorError, match=f"{name} must be an object, found"):
-        load_drafter(tmp_path, target)
-
-
-@pytest.mark.parametrize(("field", "value"), [("head_dim", 4), ("num_attention_heads", 64)])
-def test_heads_outside_the_layer_must_be_the_layer_s(tmp_path, target, plain, field, value):
-    put_down(tmp_path, plain[1], nested(plain, {}, {field: value}))
-    with pytest.raises(ExecutorError, match=f"{field} stands outside the layer's configuration, {value}"):
-        load_drafter(tmp_path, target)

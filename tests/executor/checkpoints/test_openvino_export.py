@@ -43,10 +43,6 @@ def test_the_worker_gets_the_layers_whose_outputs_are_read(tmp_path, target, cap
     assert (job["target"], job["output"]) == (str(tmp_path / "target"), str(tmp_path / "out"))
     assert job["config"]["treeopt_drafter"]["kind"] == "eagle3"
     assert "the file names the layers whose outputs it reads, [1, 2, 3]" in capsys.readouterr().err
-    words[0] = str(tmp_path / "target")
-    assert convert([*words, "--layout", "openvino", "--dtype", "float16", "--engine-python", python]) == 0
-    job = json.loads(copy.read_text())
-    assert (job["layers"], job["dtype"], job["source"]) == (None, "fp16", str(tmp_path / "target"))
 
 
 def test_an_environment_that_fails_is_one_line(tmp_path, target, capsys):

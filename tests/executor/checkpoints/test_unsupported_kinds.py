@@ -124,16 +124,6 @@ def test_other_names_beside_a_prefix_are_refused(tmp_path, target, eagle3):
     assert "neither a drafter that treeopt knows nor a whole language model" in refused(tmp_path, target)
 
 
-def test_a_language_model_under_a_prefix_is_refused_with_both_names(tmp_path, target):
-    prefix = "language_model."
-    model = small_model()
-    model.save_pretrained(tmp_path)
-    put_down(tmp_path, {prefix + name: t for name, t in tensors_of(tmp_path).items()})
-    message = refused(tmp_path, target)
-    assert "the weights of lm_head.weight, " in message
-    assert f"instead there are {prefix}lm_head.weight" in message
-
-
 def test_an_unknown_drafter_with_embeddings_is_refused_with_the_names_of_its_tensors(tmp_path, target):
     prefix = "adapter.layers.0."
     embeddings = {"embed_tokens.weight": torch.ones(VOCABULARY, HIDDEN)}
@@ -141,8 +131,3 @@ def test_an_unknown_drafter_with_embeddings_is_refused_with_the_names_of_its_ten
     message = refused(tmp_path, target)
     assert "are missing" in message
     assert f"instead there are {prefix}" in message
-
-
-def test_an_lm_head_alone_is_no_language_model(tmp_path, target):
-    put_down(tmp_path, layer("draft.layers.0.") | {"lm_head.weight": torch.ones(VOCABULARY, HIDDEN)}, LLAMA)
-    assert "neither a drafter that treeopt knows nor a whole language model" in refused(tmp_path, target)

@@ -1,7 +1,6 @@
 import itertools
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,16 +78,6 @@ def test_good_drafts_are_kept_and_change_nothing(references, kind, share, rank):
         assert {a for g in found for a in g.accepted[:-1]} == {tree.depth}
 
 
-def test_more_rows_than_requests(references):
-    prompts, texts = references["llama"]
-    decoder = Decoder(small_target(), random_heads(), tree=TREES["eagle"], batch=8)
-    steps = list(decoder.steps(prompts[:2], new_tokens=NEW))
-    assert not any(step.full for step in steps)
-    assert sum(len(step.committed[0]) for step in steps) == NEW
-    assert all(step.committed[5] == () and step.accepted[5] == 0 for step in steps)
-    assert [list(g.tokens) for g in decoder.generate(prompts[:2], new_tokens=NEW)] == texts[:2]
-
-
 def test_no_requests_is_no_work():
     assert Decoder(small_target(), batch=2).generate([], new_tokens=4) == []
 
@@ -110,14 +99,6 @@ def test_ends_are_exact(references, stop, new, share):
         last = len(g.tokens) - sum(committed)
         assert last >= 1
         assert g.accepted[-1] in (last - 1, last)
-
-
-def test_double_precision_agrees_too():
-    prompts = random_prompts((6, 11), seed=5)
-    texts = [generated(small_model(dtype=torch.float64), p, NEW) for p in prompts]
-    heads = random_heads(dtype=torch.float64)
-    decoder = Decoder(small_target(dtype=torch.float64), heads, tree=TREES["medusa"], batch=2)
-    assert [list(g.tokens) for g in decoder.generate(prompts, new_tokens=NEW)] == texts
 
 
 def test_a_request_beyond_the_context_is_refused_before_any_work():

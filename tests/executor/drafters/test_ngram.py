@@ -337,15 +337,6 @@ def test_round_trip(tmp_path, target, references, order):
     assert set(load_file(tmp_path / NGRAM_FILE)) == set(drafter.tables())
 
 
-def test_tensors_decide_not_names_or_config(tmp_path, target, references):
-    save_drafter(tmp_path, NGram.count(references[2], order=2, vocabulary=VOCABULARY), dtype="float32", meta={})
-    (tmp_path / NGRAM_FILE).rename(tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"treeopt_drafter": {"order": 7}}')
-    found = load_drafter(tmp_path, target)
-    assert isinstance(found, NGram)
-    assert found.order == 2
-
-
 def test_what_differs_has_another_hash():
     one, other = (NGram.count([[1, 2, x]], order=2, vocabulary=5) for x in (1, 3))
     assert weights_hash(one) != weights_hash(other)
@@ -381,6 +372,3 @@ def test_counting_text_files(tmp_path, capsys):
     assert all(torch.equal(found[name], table) for name, table in due.items())
     told = json.loads((tmp_path / "out" / "config.json").read_text())["treeopt_drafter"]
     assert (told["target"], told["texts"], told["tokens"]) == ("stdlib-llama", 3, sum(map(len, texts)))
-    assert main([str(folder), str(tmp_path / "none.txt"), str(tmp_path / "out")]) == 1
-    assert "none.txt: text cannot be read: No such file" in capsys.readouterr().err
-    assert main([str(tmp_path), str(tmp_path / "a.py"), str(tmp_path / "out")]) == 1

@@ -177,13 +177,6 @@ def test_chains_keep_their_times_beside_trees_that_take_more():
     assert measured.batches[0].growth["dynamic-tree"].step_s == pytest.approx(0.003, rel=0.01)
 
 
-@pytest.mark.parametrize(("nodes", "depth", "beam"), [(3, 2, 2), (4, 2, 2), (5, 3, 2)])
-def test_a_tree_as_small_as_a_chain_takes_what_trees_take(nodes, depth, beam):
-    measured = measure_profile(runner(WithOverhead), PROMPTS, SETTINGS)
-    tree = DynamicTree(nodes, depth, beam)
-    assert measured.step_s([shape(tree)])[0] == pytest.approx(WithOverhead.step_s(tree), rel=5e-3)
-
-
 def test_policies_need_trees_larger_than_the_longest_chain():
     with pytest.raises(UsageError, match="--policies with chains of up to 5 needs --max-nodes 6 or more"):
         dynamic_trees(max_nodes=5, max_depth=5)

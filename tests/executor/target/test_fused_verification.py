@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, LlamaConfig, Ministral3Config, SmolLM3Config
 
-from executor.drafters.language_model.drafter import LanguageModel
 from executor.kernels import few_rows_linear, fused_forward
 from executor.kernels.few_rows_linear import Around
 from executor.kernels.fused_forward import FusedForward
@@ -157,17 +156,6 @@ def test_kernels_that_do_not_run_leave_the_model_its_own_forward(monkeypatch, na
     assert (target.fused, target.cache) == (None, None)
     assert target.fused_reason == f"they do not run here: {reason}"
     assert all(value.equal(own[key]) for key, value in target.model.state_dict().items())
-
-
-def test_unknown_logits_leave_the_model_its_own_forward(monkeypatch):
-    def unknown(*args):
-        raise ExecutorError("llama models change their logits in a way that is not known")
-
-    monkeypatch.setattr("executor.target.causal_model.head_scaling", unknown)
-    target = small_target()
-    fuse(target)
-    assert "change their logits" in target.fused_reason
-    assert target.fused is None
 
 
 # --- what names do not tell is found by numbers
@@ -383,13 +371,3 @@ def test_a_run_with_kernels_is_not_resumed_without(monkeypatch):
         compute_as_recorded(target, None, {"fused": ["target"]})
     monkeypatch.setattr(fused_verification, "DEVICE", "cuda")
     compute_as_recorded(target, None, {"fused": ["target"]})
-
-
-def test_the_kernels_of_a_language_model_as_drafter_are_repeated_too():
-    target, drafter = fusable_target(), LanguageModel(fusable_target())
-    for model in (target, drafter.target):
-        fuse(model)
-    assert run_provenance(target, drafter)["fused"] == ["target", "drafter"]
-    compute_as_recorded(target, drafter, {"fused": ["target"]})
-    assert target.fused is not None
-    assert drafter.target.fused is None

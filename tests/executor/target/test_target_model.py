@@ -1,9 +1,7 @@
-import copy
 import gc
 import weakref
 from itertools import islice, product
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -140,15 +138,6 @@ def test_grouped_heads_share_one_product(monkeypatch):
     assert seen[0][2] is seen[1][2]
 
 
-def test_what_runs_with_eager_attention_says_why():
-    assert "caps attention logits" in family("gemma2").target().attention_reason
-    assert "no scaled-dot-product attention" in family("gptj").target().attention_reason
-    assert "fixed when it is loaded" in family("falcon").target().attention_reason
-    assert family("gemma2").target(attention="eager").attention_reason is None
-    with pytest.raises(ExecutorError, match="attention must be one of packed, flex, sdpa, eager, got fast"):
-        family("llama").target(attention="fast")
-
-
 # --- prompts in pieces
 
 
@@ -227,14 +216,6 @@ def test_a_kept_prompt_s_memory_is_let_go_before_more_is_taken(monkeypatch):
     assert held[1] is None
 
 
-def test_a_kept_prompt_may_be_any_sequence(filled):
-    target, prompts = small_target(), random_prompts([9, 4])
-    with target.keeping_prompts():
-        for kind in (tuple, np.asarray, tuple):
-            Decoder(target, batch=2).generate([kind(prompt) for prompt in prompts], new_tokens=3)
-    assert filled == [2]
-
-
 def test_a_kept_prompt_is_forgotten_by_runs_without_a_request_for_its_row(filled):
     """A row whose request ended idles behind its prompt; one that never had a request, at 0."""
     target, prompts = small_target(), random_prompts([9, 4, 2, 6])
@@ -270,22 +251,6 @@ def test_a_target_that_nobody_holds_is_freed_at_once():
         assert held() is None
     finally:
         gc.enable()
-
-
-def test_a_copy_reads_its_own_layers():
-    target = small_target()
-    copied = copy.deepcopy(target)
-    tokens = torch.tensor(random_prompts([9]))
-    expected = target.features(tokens, taps=(1,)).features
-    del target
-    assert torch.equal(copied.features(tokens, taps=(1,)).features, expected)
-
-
-def test_empty_prompts_need_nothing():
-    target = family("opt").target()
-    target.allocate(2, 16)
-    assert [tuple(f.shape) for f in target.prefill([0, 1], [[], []])] == [(0, 16)] * 2
-    assert target.prefill([], []) == []
 
 
 # --- trees fed level by level
@@ -508,13 +473,6 @@ def test_windows_are_read_from_the_configuration():
     hybrid = {"full_attention": None, "sliding_attention": WINDOW}
     assert found == {"llama": {"": None}, "mistral": {"": WINDOW}, "gemma3": hybrid, "qwen2_window": hybrid}
     assert max(len(prompt) for prompt in family("mistral").prompts) + NEW > 4 * WINDOW
-
-
-def test_texts_longer_than_the_context_are_refused():
-    target = family("mistral").target()
-    target.check_length(128)
-    with pytest.raises(ExecutorError, match="129 tokens exceed the model's context of 128"):
-        target.check_length(129)
 
 
 def test_a_window_that_the_code_does_not_know_is_none():

@@ -12,7 +12,6 @@ from executor.target.tree_attention_mask import (
     tree_blocks,
     tree_seen,
     tree_table,
-    within_window,
 )
 from executor.verification.tree_tensors import Topology
 
@@ -80,23 +79,11 @@ def test_a_tree_is_laid_out_once_and_forgotten_with_its_tensor(monkeypatch):
     assert not masks._known
 
 
-def test_one_topology_serves_all_sequences():
-    one = Topology.from_parents(PARENTS[:1], 7)
-    lengths = torch.tensor([5, 3, 1])
-    shared = tree_seen(lengths, one.depth, one.ancestors, 16, 4)
-    each = one.expand(3)
-    assert torch.equal(shared, tree_seen(lengths, each.depth, each.ancestors, 16, 4))
-
-
 @pytest.mark.parametrize("window", [None, 4])
 def test_a_piece_of_a_text_sees_like_the_whole(window):
     whole = chunk_seen(0, 12, 16, window, torch.device("cpu"))
     assert torch.equal(chunk_seen(7, 5, 16, window, torch.device("cpu")), whole[:, 7:])
     assert whole.sum(-1).tolist() == [[min(i + 1, window or 12) for i in range(12)]]
-
-
-def test_an_endless_window_is_none():
-    assert torch.equal(within_window(TOPOLOGY.ancestors, 99), within_window(TOPOLOGY.ancestors, None))
 
 
 @pytest.mark.parametrize("window", [None, 3, 100, 300])

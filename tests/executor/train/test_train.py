@@ -33,7 +33,7 @@ from executor.train.loss_terms import TERMS, Anchors
 from executor.train.text_files import Rows
 from executor.train.trainer import DrafterTrainer, Job, arguments
 from executor.train.training_run import begun, checkpoint, continued, fresh_drafter, run, step_count
-from tests.helpers.drafters import admitted, random_drafter
+from tests.helpers.drafters import random_drafter
 from tests.helpers.model_families import family
 from tests.helpers.models import CONFIGS, HIDDEN, VOCABULARY, random_heads, small_model, small_target
 from tests.helpers.slow_params import slow_unless
@@ -56,20 +56,6 @@ def written_rows(target: Target, rows: int = 48, length: int = 24, *, seed: int 
         law = target.features(tokens).logits[:, -1].softmax(-1)
         tokens = torch.cat([tokens, torch.multinomial(law, 1, generator=generator)], 1)
     return Rows(tokens.numpy())
-
-
-def test_teacher_forced_equals_step_by_step():
-    """Row t of depth k is what the heads say when f_t is all they have."""
-    target, heads = small_target(), random_heads(layers=2, own=True)
-    tokens = torch.randint(0, VOCABULARY, (2, 9))
-    features = target.features(tokens).features
-    rows = torch.stack([forced.scores for forced in heads.teacher_forced(target, tokens, features, 4)])
-    for t in range(9):
-        state = heads.begin(target, 2, 4, 16, 16)
-        heads.admit(state, admitted(torch.zeros(2, t + 2, dtype=torch.long), features, (t + 2, t + 2)))
-        for k in range(4):
-            scores = heads.level(state, tokens[:, :1], torch.zeros(1, 1, dtype=torch.long))
-            torch.testing.assert_close(scores[:, 0], rows[k, :, t], rtol=1e-5, atol=1e-5)
 
 
 def test_heads_are_the_published_formula():
@@ -696,12 +682,3 @@ def test_prompts_come_from_held_out_files_alone(library):
         assert prompt.text in held[prompt.domain]
         assert 4 <= len(tokenizer.encode(prompt.text).ids) <= 25
     assert drawn == stdlib_corpus.prompts(tokenizer, library, count=20, shortest=8, longest=24, seed=0)
-
-
-def test_packed_rows_are_the_text(library):
-    tokenizer = stdlib_corpus.train_tokenizer(library, vocabulary=300)
-    rows = stdlib_corpus.pack(tokenizer, library[:3], length=32)
-    stream = rows.flatten().tolist()
-    end = tokenizer.token_to_id(stdlib_corpus.END)
-    first = stream[: stream.index(end)]
-    assert tokenizer.decode(first) == library[0].text

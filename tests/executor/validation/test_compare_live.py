@@ -34,7 +34,6 @@ from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
 from treeopt.cost_model import StepShape
 from treeopt.errors import ExecutorError, TraceError, UsageError
 from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan import Grown
 from treeopt.replay.static_tree import replay_tree
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
@@ -309,14 +308,6 @@ def test_batch_sizes_that_are_done_sooner_decode_a_block_more_often(base_s, toke
     )
 
 
-def test_a_batch_size_without_a_fixed_tree_or_plain_steps_is_not_repeated(plan):
-    one, other = plan.entries
-    grown = replace(other.choice, tree=None, grown=Grown("eagle2", {}, nodes=4, depth=2))
-    runner, requests = LoopRunner(small_target(), random_heads()), Requests([[1, 2]])
-    plan = replace(plan, entries=(one, replace(other, choice=grown, compared=())))
-    assert pieces(plan, runner, requests) == {1: (2, 1), 2: (1, 1)}
-
-
 def test_a_limit_below_the_trace_s_ends_requests_earlier(plan, clock):
     replayed = a_trace(2 * BLOCKS * max(BATCHES), 6)
     requests = Requests(random_prompts([4] * replayed.requests), 7, replayed=replayed)
@@ -404,12 +395,6 @@ def test_weights_are_counted_where_shapes_tell():
         shape.step_parameters,
     )
     assert weights_read(small_target("gpt_neox"), random_heads()) is None
-
-
-@pytest.mark.parametrize("source", ["medusa:0", "hydra"])
-def test_other_random_drafters_are_refused(source):
-    with pytest.raises(UsageError, match="medusa:K"):
-        random_drafter(source, random_target("toy"))
 
 
 def test_other_shapes_are_refused(tmp_path):

@@ -15,15 +15,13 @@ from treeopt import search
 from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
 from treeopt.constraints import ContiguousRanks, broken
 from treeopt.errors import EngineError, TraceError, UsageError
-from treeopt.planning.search_warnings import resemblance
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.sampled_rules import accepted_odds
 from treeopt.replay.static_tree import accepted_lengths, covers, deepest, replay_tree
-from treeopt.results.trace import describe
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow
 from treeopt.searchers.static_trees.local_search import improve
-from treeopt.traces.merge_split import concatenate_traces, halves, merge_traces
+from treeopt.traces.merge_split import halves, merge_traces
 from treeopt.traces.trace import Trace, load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -182,32 +180,3 @@ def test_rules_are_kept_while_trees_grow():
     assert bound.choice.tree.depth == 2  # a level of all four siblings keeps the rule however it grew
     (price,) = bound.prices
     assert price.share.value < 0.05
-
-
-def test_levels_that_cost_more_than_they_bring_are_left_out():
-    """Growing to the full depth alone goes deep for the last bit of tau."""
-    whole = Tree.from_paths([(0, 0, 0, 0), (1,), (2,), (3,)])
-    trace = typical_trace(whole, [20] * 40, seed=5, kept=0.55)
-    dear = Cost(draft=0.6)
-    grown = grow(trace, nodes=7, depth=4)
-    flat = search(trace, dear, near=0).entries[0].choice.tree
-    assert flat.depth < max(tree.depth for tree in grown if tree.nodes == flat.nodes)
-
-
-def test_what_is_told_of_a_trace():
-    trace = typical_trace(Tree.from_paths([(0, 1), (2,)]), [3, 1], seed=0)
-    kept = np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0], [1, 1, 0]], dtype=bool)
-    assert describe(replace(trace, tree_kept=kept))["kept_by_depth"] == [0.75, 0.5]  # of 4 positions, of 2 with room
-
-
-def test_resemblance_is_looked_at_with_a_chain_that_was_recorded():
-    names = tuple("abcdefghijklmnopqrstuvwxyz")
-    parts = {"domain": np.arange(26, dtype=np.int16), "domain_names": names}
-    with_chain = replace(typical_trace(Tree.chain(2), [9] * 26, seed=1), **parts)
-    without = replace(typical_trace(Tree.from_paths([(1,)]), [9] * 26, seed=1), **parts)
-    assert resemblance(with_chain) == resemblance(without) == ()
-    room = np.tile(np.arange(9, 0, -1), 26)[:, None] >= [1, 2]
-    loops = np.repeat(np.arange(26) % 2 == 0, 9)[:, None] | [True, False]  # every text keeps the first, some the second
-    apart = replace(with_chain, tree_kept=room & loops)
-    several = replace(concatenate_traces([apart, apart], apart.meta), domain=np.tile(np.arange(26), 2).astype(np.int16))
-    assert "resemble each other" in resemblance(several)[0]

@@ -118,7 +118,6 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
         ("batch,drafted,step_ms\n1,0,2\n1,2.5,3", "line 3: `drafted` must be an integer, found '2.5'"),
         ("batch;drafted;step_ms\n1;0;2", "separated by commas, its header is batch;drafted;step_ms"),
         ("batch,drafted,step_ms\n1,0,1e-9", "line 2: a step of 1e-12 seconds is not possible"),
-        ("batch,drafted,step_ms\n1,0,2\n1,2,3", "batch 1: there is no line with `drafted` 1"),
         ("batch,drafted,tokens_s,committed\n1,0,90,2", "line 2: `committed` must be 1 to 1, found 2"),
     ],
 )
@@ -181,5 +180,3 @@ def test_command_writes_a_profile(tmp_path):
     found, due = load_profile(output), read_times(table, device=DEVICE, context=(512, 2048))
     assert (found.batches, found.context) == (due.batches, due.context)
     assert math.isclose(json.loads(output.read_text())["relative_error"], due.relative_error)
-    for text, message in (("2048-512", "the smaller number first"), ("100-", "must be like 8k or 512-2048")):
-        assert message in str(CliRunner().invoke(command, [*words, "--context", text]).exception)

@@ -30,10 +30,7 @@ from tests.helpers.strategies import drawn_trace
 from tests.simulate.roofline.test_roofline_model import as_profile
 from tests.simulate.whatif.test_predicted_profile import model
 from tests.treeopt.cli.test_simulate import files as files
-from tests.treeopt.cli.test_simulate import words
-from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
-from treeopt.planning.search_pipeline import search
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -100,9 +97,6 @@ def test_the_loop_takes_prompts_in(monkeypatch):
     assert len(seen) == PASSES * 2 * len(sizes)
     assert all(len({len(p) for p in prompts}) == 1 for _, prompts in seen)
     assert all(np.all(np.isin(np.diff(p), (1, -28))) for _, prompts in seen for p in prompts)  # going round
-    quick = measure_prefill(target, heads, stream, low=3, high=4, rows=1, limit_s=0.0, **how)
-    assert [n for n, _ in quick.plain] == [3, 4]
-    assert len(seen) == PASSES * 2 * len(sizes) + 4  # one pass
 
 
 def test_kept_prompts_are_read_again_to_be_timed(monkeypatch):
@@ -182,14 +176,6 @@ def test_predicted_prefill_is_a_forward_of_the_prompt(kind):
     assert seconds[-1] > 5 * seconds[2]  # later tokens see more
 
 
-def test_pieces_have_host_time_each():
-    own = model("eagle")
-    bare = replace(own, overheads=replace(own.overheads, plain_s=0.0))
-    for tokens, pieces in ((2, 1), (1 + PIECE, 1), (2 + PIECE, 2), (2 + 3 * PIECE, 4)):
-        more = own.prefill(tokens, drafted=False).total_s - bare.prefill(tokens, drafted=False).total_s
-        assert float(more) == pytest.approx(pieces * own.overheads.plain_s)
-
-
 def test_predicted_profiles_know_prefill_up_to_their_context(tmp_path):
     how = {"batches": (1, 4), "nodes": 8, "depth": 3, "meta": {}}
     short, long = (tabulated(model("eagle"), context=context, **how) for context in (512, 4096))
@@ -241,17 +227,6 @@ def test_a_run_takes_prefill_from_its_profile(files, knowing):
     assert record["conditions"][1].startswith(told + "per prompt, 50 ms with the drafter")
 
 
-def test_options_and_old_profiles_say_otherwise(files, knowing):
-    given = json.loads(done(*knowing, *CHAIN, "--prompt-tokens", "54", "--prefill-s", "0", "--json").stdout)
-    old = json.loads(done(*words(files, *CHAIN, "--prompt-tokens", "54", "--json")).stdout)
-    assert [way["total_s"] for way in given["configurations"]] == [way["total_s"] for way in old["configurations"]]
-    assert given["conditions"][1].startswith("Prefill 0 ms per prompt of 54 tokens;")
-    assert old["conditions"][1].startswith(
-        "Prefill of prompts of 54 tokens costs nothing: the profile does not cover it"
-    )
-    refused(command(*knowing, *CHAIN, "--prompt-tokens", "190"), "context", "profile measured, 8 to 200 tokens")
-
-
 def test_a_server_takes_prefill_from_its_profile(files, knowing, tmp_path):
     log = tmp_path / "log.jsonl"
     lines = [{"prompt_tokens": 20 + i, "tokens": 1, "arrived_s": float(100 * i)} for i in range(40)]
@@ -271,9 +246,6 @@ def test_a_server_takes_prefill_from_its_profile(files, knowing, tmp_path):
         assert way["figures"]["ttft_s_p50"]["value"] == pytest.approx(
             due.percentiles("ttft", (0.5,))[0].value, rel=0.05
         )
-    assert FREE in json.loads(done(*knowing, *CHAIN, "--arrivals", "1", "--requests", "9", "--json").stdout)["warnings"]
-    free = [*CHAIN, "--requests-file", log, "--prefill-s", "0", "--json"]
-    assert FREE in json.loads(done(*knowing, *free).stdout)["warnings"]
     lines[7]["prompt_tokens"] = 5
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     refused(command(*knowing, *settings), f"{log}: line 8: prefill was measured for 8 tokens and more, not for 5")
@@ -295,8 +267,6 @@ def test_a_run_takes_its_prompts_from_the_trace(files, knowing, tmp_path):
     assert record["warnings"] == []
     assert record["conditions"][1].startswith("Prefill of prompts of 60 to 83 tokens, those that join together")
     assert "ms per prompt on average, " in record["conditions"][1]
-    given = json.loads(done(*asked, "--profile", tmp_path / "p.json", *CHAIN, "--prompt-tokens", "54", "--json").stdout)
-    assert given["conditions"][1].startswith("Prefill of prompts of 54 tokens")
 
 
 def test_a_server_draws_prompts_with_their_texts(files, knowing, tmp_path):
@@ -341,9 +311,6 @@ def test_prompts_that_the_profile_does_not_reach_are_told(files, knowing, tmp_pa
         server = [*asked, "--arrivals", "1", "--requests", "9", "--json"]
         assert FREE in json.loads(done(*server).stdout)["warnings"]
         assert record["conditions"][1].startswith("Prefill costs nothing: the profile does not cover their lengths")
-    given = json.loads(done(*asked, "--prefill-s-per-token", "0.001", "--json").stdout)
-    due = np.clip(lengths, 8, 200 - trace.lengths) if few else lengths  # prefill has no bounds then, contexts have
-    assert given["conditions"][1].startswith(f"Prefill {due.mean():.3g} ms per prompt of ")
 
 
 def test_steps_are_priced_without_contexts_that_the_profile_lacks(files, knowing, tmp_path):
@@ -359,22 +326,3 @@ def test_steps_are_priced_without_contexts_that_the_profile_lacks(files, knowing
     server = json.loads(done(*asked, "--arrivals", "1", "--requests", "20").stdout)
     assert server["warnings"][0] == warning
     assert FREE not in server["warnings"]
-
-
-def test_search_tells_of_another_context(files, tmp_path):
-    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
-    measured = replace(profile, batches=tuple(replace(times, context=100.0) for times in profile.batches))
-    for lengths, said in ((90, False), (4000, True)):
-        told = replace(trace, prompt_tokens=np.full(24, lengths, np.int32))
-        warned = [each for each in search(told, measured, batch=2).warnings if "tokens of context" in each]
-        usual = round(lengths + np.average(trace.lengths / 2, weights=trace.lengths))
-        due = f"the trace's requests have {usual} tokens of context on average, but steps are priced at 100; "
-        assert [each.startswith(due) for each in warned] == [True] * said
-        asked = search(told, replace(measured, context=(8, 5000)), batch=2, context=100).warnings
-        assert [each for each in asked if "tokens of context" in each] == []  # who names one knows
-
-
-def test_step_times_do_not_depend_on_prefill(files):
-    profile = load_profile(files / "p.json")
-    shapes = [StepShape(1, 3, (1, 1)), StepShape(4, 9, (1, 2))]
-    assert replace(profile, prefill=KNOWN).step_s(shapes).tolist() == profile.step_s(shapes).tolist()
