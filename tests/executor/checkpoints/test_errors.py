@@ -168,27 +168,12 @@ def test_a_number_of_layers_that_is_not_stored_is_refused(tmp_path, target, good
 
 
 @pytest.mark.parametrize(
-    ("name", "field", "size"),
-    [
-        ("eagle3", "draft_vocab_size", 51),
-        ("medusa", "num_heads", 5),
-        ("hydra", "hydra_num_heads", 5),
-        ("eagle", "hidden_size", 32),
-    ],
-)
-def test_sizes_that_contradict_the_tensors_are_told(tmp_path, target, good, name, field, size):
-    """The tensors decide."""
-    tensors, config = good[name]
-    put_down(tmp_path, tensors, config | {field: 9})
-    found = load_drafter(tmp_path, target)
-    assert f"{field} is 9, but the tensors have {size}, which is used" in str(assumptions_of(found))
-    put_down(tmp_path, tensors, config | {field: size})
-    assert field not in str(assumptions_of(load_drafter(tmp_path, target)))
-
-
-@pytest.mark.parametrize(
     ("name", "said", "sentence"),
     [
+        ("eagle3", {"draft_vocab_size": 9}, "draft_vocab_size is 9, but the tensors have 51, which is used"),
+        ("medusa", {"num_heads": 9}, "num_heads is 9, but the tensors have 5, which is used"),
+        ("hydra", {"hydra_num_heads": 9}, "hydra_num_heads is 9, but the tensors have 5, which is used"),
+        ("eagle", {"hidden_size": 9}, "hidden_size is 9, but the tensors have 32, which is used"),
         ("eagle", {"fusion_bias": True}, "fusion_bias is true, but model.safetensors has no such tensors"),
         ("eagle", {"layernorms": True}, "layernorms is true, but model.safetensors has no such tensors"),
         ("eagle3", {"attention_chunk_size": 8}, "attention_chunk_size 8 is not applied"),
@@ -196,6 +181,7 @@ def test_sizes_that_contradict_the_tensors_are_told(tmp_path, target, good, name
     ],
 )
 def test_what_a_configuration_says_and_no_tensor_does_is_told(tmp_path, target, good, name, said, sentence):
+    """The tensors decide."""
     tensors, config = good[name]
     tensors = {key: tensor for key, tensor in tensors.items() if key != "fc.bias"}
     config = config | {"bias": False} if name == "eagle" else config
@@ -227,10 +213,7 @@ def test_fields_that_change_what_is_drafted_are_refused(tmp_path, target, good, 
         ({"num_attention_heads": None, "head_dim": 5}, "are not whole heads of 5"),
         ({"rms_norm_eps": "small"}, "config.json: rms_norm_eps must be a positive number, found 'small'"),
         ({"hidden_act": "what"}, "hidden_act 'what' is not known"),
-        (
-            {"rope_scaling": {"rope_type": "llama3"}},
-            "config.json: the decoder layer must be one of Llama's kind: \"Missing required keys",
-        ),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "config.json: the decoder layer must be one of Llama's kind"),
         ({"layer_types": ["sliding_attention"]}, "layer_types[0] is sliding_attention, but sliding_window is None"),
         ({"architectures": 4, "model": 5, "treeopt_drafter": 6, "bias": "x"}, None),
     ],
@@ -301,10 +284,7 @@ def test_pickles_of_other_things(tmp_path, target):
         ({"fc.weight": 3}, "'fc.weight' must be a plain tensor, found int"),
         ({3: torch.zeros(2)}, "3 must be the name of a tensor"),
         ({"fc.weight": torch.zeros(2, 2).to_sparse()}, "'fc.weight' must be a plain tensor"),
-        (
-            {"fc.weight": torch.zeros(1).expand(10**6, 10**6)},
-            "'fc.weight' claims (1000000, 1000000), which is more than",
-        ),
+        ({"fc.weight": torch.zeros(1).expand(10**6, 10**6)}, "'fc.weight' claims (1000000, 1000000), which is"),
     ]:
         torch.save(held, file)
         refused(tmp_path, target, "pytorch_model.bin", message)

@@ -78,9 +78,7 @@ def test_a_bias_that_cannot_be_folded_is_refused(tmp_path, target):
     drafter = random_drafter("eagle", target)
     drafter.fc.weight[0, :HIDDEN] = 0
     drafter.fc.bias[0] = 10
-    with pytest.raises(
-        ExecutorError, match=r"in float32 this fc\.bias cannot be folded .* above 0\.016; write float32"
-    ):
+    with pytest.raises(ExecutorError, match=r"in float32 this fc\.bias cannot be folded .* above 0\.016; write"):
         saved(tmp_path / "out", drafter, target)
     assert not (tmp_path / "out").exists()
 

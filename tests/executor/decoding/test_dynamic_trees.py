@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.profiles.profile import load_profile
 from tests.helpers.slow_growth import POLICIES, drafted, run
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import grown_trace
@@ -21,10 +20,7 @@ from treeopt.replay.dynamic_tree import Batches, Steps, accepted_lengths, choose
 from treeopt.searchers.dynamic_trees.choose_policy import best_policy, upper_bound
 from treeopt.searchers.dynamic_trees.cost_aware_fit import fit_cost_aware
 from treeopt.searchers.dynamic_trees.step_prices import Prices, price_replay
-from treeopt.statistics.clustered_estimate import paired_difference
 from treeopt.statistics.isotonic_regression import Curve
-from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import load_trace
 
 DEPTH, WIDTH, FULL = 3, 3, 9  # a beam of 9 expands everything down to depth 3
 
@@ -442,19 +438,6 @@ def test_the_best_of_a_sweep_is_judged_on_other_requests(kind, batch):
     assert 1 <= judged.levels <= DEPTH
     bound = upper_bound(held, prices, nodes=8, depth=DEPTH)
     assert judged.tokens_s.value <= bound.rate
-
-
-@pytest.mark.slow
-def test_what_the_shipped_drafter_says_is_worth_more_when_calibrated():
-    trace = load_trace(shipped("traces/eagle-candidates-t0.npz"))
-    cost = load_profile(shipped("profiles/eagle-cpu.json"))
-    fit, held = trace.split(share=0.5, rng=np.random.default_rng(0))
-    found = {kind: best_policy(fit, held, cost, kind=kind, max_nodes=32) for kind in ("eagle2", "cost-aware")}
-    aware, plain = found["cost-aware"].held, found["eagle2"].held
-    more = paired_difference((aware.committed, aware.seconds), (plain.committed, plain.seconds))
-    assert more.low > 0
-    bound = upper_bound(held, Prices(cost, 1), nodes=32, depth=6)
-    assert (bound.seconds <= aware.seconds).all()
 
 
 def test_what_a_recording_cannot_tell_is_refused_with_its_reason():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GPT2Config, OPTConfig, PreTrainedModel
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.drafter import Drafter
@@ -15,7 +15,7 @@ from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 from tests.helpers.models import (
     HIDDEN,
-    VOCABULARY,
+    SMALL,
     generated,
     noisy,
     random_heads,
@@ -171,41 +171,18 @@ def test_prompts_in_pieces(references, late, kind, tree, monkeypatch):
 
 
 LIMIT = 32
+# Positions are learnt.
 LEARNED: dict[str, Any] = {
-    "gpt2": lambda limit: GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=limit,
-            n_embd=HIDDEN,
-            n_layer=2,
-            n_head=4,
-            initializer_range=0.35,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    ),
-    "opt": lambda limit: OPTForCausalLM(
-        OPTConfig(
-            vocab_size=VOCABULARY,
-            max_position_embeddings=limit,
-            hidden_size=HIDDEN,
-            word_embed_proj_dim=HIDDEN,
-            ffn_dim=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            init_std=0.35,
-            dropout=0.0,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
-        )
+    "gpt2": lambda limit: GPT2Config(**SMALL | {"max_position_embeddings": limit}),
+    "opt": lambda limit: OPTConfig(
+        **SMALL | {"max_position_embeddings": limit}, word_embed_proj_dim=HIDDEN, ffn_dim=48, init_std=0.35, dropout=0.0
     ),
 }
 
 
 def learned(kind: str, limit: int = LIMIT) -> PreTrainedModel:
     torch.manual_seed(0)
-    return LEARNED[kind](limit).eval()
+    return AutoModelForCausalLM.from_config(LEARNED[kind](limit)).eval()
 
 
 @pytest.mark.parametrize(

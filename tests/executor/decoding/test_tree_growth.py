@@ -149,16 +149,6 @@ def test_the_confidence_stop_leaves_out_what_is_improbable(adaptive):
             assert set(nodes) == {path for path, (_, value) in due.items() if value >= torch.tensor(0.05).log()}
 
 
-def test_an_adaptive_growth_does_no_needless_work():
-    flat = torch.zeros(1, VOCABULARY, VOCABULARY)
-    policy = DynamicTree(nodes=12, depth=4, beam=3, width=3, min_probability=0.1)
-    for adaptive, calls, count in ((False, 4, 13), (True, 2, 4)):
-        table = Table(flat)
-        growth = DynamicGrowth(policy, CPU, adaptive=adaptive)
-        draft = growth.draft(table, None, torch.zeros(1, dtype=torch.long), Greedy())
-        assert (table.calls, draft.tokens.shape[1]) == (calls, count)
-
-
 @pytest.mark.parametrize("budget", [1, 7, 16])
 def test_a_shared_budget_goes_to_the_most_probable(budget):
     policy = DynamicTree(nodes=8, depth=3, beam=3, width=3, budget=budget)

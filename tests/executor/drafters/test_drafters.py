@@ -1,28 +1,16 @@
 """What holds for every trained drafter: the pass that trains and records it is what the loop runs."""
 
-from itertools import product
-
 import pytest
 import torch
 from transformers import Glm4MoeConfig
 
-from executor.decoding.decoder import Decoder
 from executor.drafters.base.decoder_layer import layer_config
 from executor.drafters.base.drafter import Committed
 from executor.target.causal_model import pick_rows
-from tests.helpers.drafters import DRAFTERS, MAKE, admitted, fitted_drafter, random_drafter
+from tests.helpers.drafters import DRAFTERS, MAKE, admitted, random_drafter
 from tests.helpers.models import VOCABULARY, random_prompts, small_target
-from tests.helpers.slow_params import slow_unless
-from treeopt.policies import DynamicTree
-from treeopt.tree import Tree
 
 DEPTH = 4
-PROMPTS = tuple(map(tuple, random_prompts((9, 4, 17, 2, 6), seed=8)))
-TREES = [
-    Tree.chain(4),
-    Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 3), (0, 0, 0), (0, 1, 2), (2, 3, 0), (2, 3, 0, 0)]),
-]
-DYNAMIC = DynamicTree(nodes=12, depth=4, beam=3, width=4)
 
 
 def assert_equal_scores(found, due):
@@ -137,28 +125,6 @@ def test_a_node_is_scored_by_its_own_path_alone(drafter):
         assert_equal_scores(together[:, i], draft([path])[:, 0])
     if drafter.kind != "medusa" and getattr(drafter, "grounded", True):
         assert not torch.allclose(together[:, 0], together[:, 1])
-
-
-@pytest.fixture(scope="module", params=MAKE)
-def fitted(request):
-    return fitted_drafter(request.param, PROMPTS)
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return [g.tokens for g in Decoder(small_target(), batch=1).generate(PROMPTS, new_tokens=40)]
-
-
-@pytest.mark.parametrize(
-    ("tree", "batch"),
-    slow_unless(lambda tree, batch: (tree in TREES) == (batch == 4), product([*TREES, DYNAMIC], [1, 4])),
-)
-def test_greedy_text_is_the_target_s(fitted, plain, tree, batch):
-    target, drafter = fitted
-    found = Decoder(target, drafter, tree=tree, batch=batch).generate(PROMPTS, new_tokens=40)
-    assert [g.tokens for g in found] == plain
-    accepted = [kept for g in found for kept in g.accepted]
-    assert sum(accepted) / len(accepted) > 0.4  # else the comparison sees no accepted path
 
 
 def test_the_router_only_proposes_from_a_node_s_own_groups():

@@ -154,35 +154,6 @@ def test_vllm_s_counters():
     assert [(right >= k).sum() for k in (1, 2, 3)] == [32, 22, 15]
 
 
-def test_a_step_that_proposes_nothing_verifies_the_root_alone(monkeypatch):
-    """A text without repeats: every step feeds one token to the target, as plain decoding does."""
-    target = small_target()
-    fed = []
-    verify = type(target).verify
-    monkeypatch.setattr(
-        type(target),
-        "verify",
-        lambda self, tokens, *rest, **more: fed.append(tokens.shape[1]) or verify(self, tokens, *rest, **more),
-    )
-    decoder = Decoder(target, load_drafter("prompt-lookup:vllm:5-5", target), tree=Tree.chain(3))
-    decoder.generate([[1, 2, 3]], new_tokens=2)
-    assert set(fed) == {1}
-
-
-@pytest.mark.parametrize("rule", ["sample-and-match", "point-mass"])
-def test_sampled_texts_have_the_same_draws_with_and_without_trimming(rule):
-    target = small_target()
-    drafter = load_drafter("prompt-lookup:vllm:1-2", target)
-    texts = []
-    for trim in (True, False):
-        coins = torch.Generator().manual_seed(3)
-        decoder = Decoder(
-            target, drafter, tree=Tree.chain(3), trim=trim, rule=make_rule(rule, warp=Warp(0.5), generator=coins)
-        )
-        texts.append(decoder.generate([PROMPTS[0] * 3], new_tokens=NEW)[0].tokens)
-    assert len(texts[0]) == len(texts[1]) == NEW
-
-
 # --- names and refusals
 
 

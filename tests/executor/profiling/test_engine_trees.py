@@ -139,11 +139,6 @@ def test_what_the_engine_cannot_draft_is_left_out_with_the_reason():
     assert len(lines) == 2
     assert "not measured: Medusa's tree (batch 1): openvino runs chains and dynamic trees of EAGLE-2" in lines[0]
     assert "not measured: stopping (batch 1): its min_probability" in lines[1]
-    chains = plan_of(with_compared(entry(1, Tree.chain(2)), grown(1, TREE).choice))
-    (line,) = not_measured(chains, runner(Chains), REQUESTS)
-    assert line.startswith(
-        "not measured: eagle2 (batch 1): openvino runs chains alone: search with --for an engine of chains"
-    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,8 +16,8 @@ from executor.profiling.configurations import (
     Configuration,
     ranked_configurations,
 )
-from executor.profiling.drift import cell_of, remove_drift
-from executor.profiling.loop_blocks import TOGETHER, LoopBlocks, places_of
+from executor.profiling.drift import cell_of
+from executor.profiling.loop_blocks import TOGETHER, LoopBlocks
 from executor.profiling.measure_steps import MARGIN, fit_schedule, measure_profile
 from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner
@@ -27,11 +26,9 @@ from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy, make_rule
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.models import random_heads, random_prompts, small_target
-from tests.helpers.slow_params import slow_unless
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, ExecutorError, UsageError
 from treeopt.policies import growths
-from treeopt.statistics.clustered_estimate import trimmed_mean
 from treeopt.tree import Tree
 
 
@@ -185,25 +182,6 @@ def test_a_schedule_fits_its_budget(rounds, budget_s):
     assert rounds * MARGIN * sum(block_s(way) for _, way in RANKED) > budget_s
 
 
-def test_every_place_has_plain_steps_among_its_trees(models):
-    settings = Measuring(batch=(1, 4), context=(6, 64), max_nodes=31, max_depth=4).ordered()
-    blocks = LoopBlocks(LoopRunner(*models), random_prompts([5] * 8), settings)
-    ways = [way for _, way in blocks.ranked]
-    order = blocks.order(ways, 1)
-    assert sorted(index for place in order for index, *_ in place if ways[index].tree.nodes) == [
-        i for i, way in enumerate(ways) if way.tree.nodes
-    ]
-    assert [[index for index, *_ in place] for place in order] != [
-        [index for index, *_ in place] for place in blocks.order(ways, 2)
-    ]
-    for place in order:
-        assert len(set(place)) == len(place)
-        assert len({(ways[index].batch, ways[index].context) for index, *_ in place}) == 1
-        plain = [i for i, (index, *_) in enumerate(place) if not ways[index].tree.nodes]
-        assert plain == list(range(0, len(place), TOGETHER + 1))
-    assert {frozenset(index for index, *_ in place) for place in order} == set(map(frozenset, places_of(ways)))
-
-
 def test_a_machine_that_slows_down_for_a_while_changes_no_ratio(models, monkeypatch):
     """Rounds at thrice the pace of others, and a half of one at five times: all ratios stay what they are."""
     prompts = random_prompts([5] * 4)
@@ -259,27 +237,6 @@ def test_a_cell_is_the_centre_of_its_blocks():
     assert cell.error == pytest.approx(1.12 * 0.03 / 3**0.5)
     assert not cell.forced
     assert cell_of(Configuration(3, 7, tree, 2), blocks, context=7, spread=0.0).forced
-
-
-def one_step(seconds):
-    return block_of((0.0,), (float(seconds),), 1.0, 9.0, 1.0)
-
-
-@pytest.mark.parametrize("rounds", slow_unless(lambda rounds: rounds == 4, [3, 4, 8]))
-def test_a_pace_that_lasts_is_taken_off(rounds):
-    """Each round at a pace of its own, and one of them at half again as slow from some block on."""
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        own, paces = rng.uniform(1, 9, 40), np.exp(rng.normal(0, 0.3, (rounds, 1))) * np.ones(40)
-        paces[rng.integers(rounds), rng.integers(10, 30) :] *= 1.5
-        made = []
-        for pace in paces:
-            order = rng.permutation(40)
-            made.append([(i, one_step(own[i] * slower)) for i, slower in zip(order.tolist(), pace, strict=True)])
-        blocks, spread = remove_drift(made)
-        found = np.array([trimmed_mean([b.step_s for b in blocks[i]]) for i in range(40)]) / own
-        assert found / np.median(found) == pytest.approx(np.ones(40), rel=0.03)
-        assert spread < 0.01
 
 
 def test_several_processes_take_as_many_steps(models, monkeypatch):

@@ -165,9 +165,7 @@ def test_links_and_hidden_files_below_a_folder_are_reported(tmp_path):
     assert len(read_texts([folder / ".cache"])) == 2
     (folder / "broken.jsonl").symlink_to(tmp_path / "nowhere")
     for read in (lambda: read_texts([folder]), lambda: read_prompts(folder)):
-        with pytest.raises(
-            ExecutorError, match=r"broken\.jsonl: a link to .*nowhere, which does not exist: restore it"
-        ):
+        with pytest.raises(ExecutorError, match=r"broken\.jsonl: a link to .*nowhere, which does not exist"):
             read()
 
 
@@ -242,22 +240,6 @@ def test_every_layout_of_a_data_set_is_read(made, name):
         "clone/data": ["test-00000-of-00001.parquet"],
     }
     assert [file for _, file in report.passed_over] == passed.get(name, [])
-
-
-def test_tables_without_rows_are_read_on_from(datasets, tmp_path):
-    table = datasets.Dataset.from_list(RECORDS)
-    empty = table.select([])
-    for number, part in enumerate((empty, table)):
-        part.to_parquet(str(tmp_path / f"{number}.PARQUET"))
-    assert [text.turns for text in read_texts([tmp_path])] == TURNS
-    assert [prompt.turns for prompt in read_prompts(tmp_path)] == [turns[:1] for turns in TURNS]
-    arrow = pytest.importorskip("pyarrow", reason="`datasets` brings pyarrow")
-    arrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.data.schema).close()
-    for name in ("0.PARQUET", "a.arrow"):
-        with pytest.raises(ExecutorError, match=f"{name}: no text here"):
-            read_texts([tmp_path / name])
-        with pytest.raises(ExecutorError, match=f"{name}: holds no prompts"):
-            read_prompts(tmp_path / name)
 
 
 def test_tables_that_are_none(datasets, tmp_path):

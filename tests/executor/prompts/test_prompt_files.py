@@ -95,19 +95,6 @@ def test_fields_that_are_null_are_absent_and_a_text_is_a_text(tmp_path):
     ]
 
 
-def test_lists_and_contents_in_parts_are_read(tmp_path):
-    path = tmp_path / "share.json"
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    path.write_text(json.dumps([{"messages": [{"role": "user", "content": parts}]}, {"text": "c"}]))
-    assert [(p.text, p.turns, p.where) for p in read_prompts(path)] == [
-        ("", (("user", "ab"),), f"{path}, record 0"),
-        ("c", (), f"{path}, record 1"),
-    ]
-    path.write_text(json.dumps([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]))
-    with pytest.raises(ExecutorError, match=r"record 0: messages\[0\]: `content` must be a string"):
-        read_prompts(path)
-
-
 def test_templates_that_name_today_give_the_same_on_every_day():
     template = "{{ strftime_now('%d %b %Y') }}{{ strftime_now( \"it's %Y-%m-%d\" ) }}:{{ messages[0]['content'] }}"
     found = encode(byte_tokenizer(template), [Prompt(turns=(("user", "one"),))])

@@ -122,10 +122,7 @@ def test_tables_of_cells_are_refused(tmp_path, name):
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (
-            {"instruction": "Hi", "input": "", "output": "Hello"},
-            "or `question`, found instruction, input, output",
-        ),
+        ({"instruction": "Hi", "input": "", "output": "Hello"}, "or `question`, found instruction, input, output"),
         ({"body": "x"}, "found body"),
         ({"conversation": [{"human": "Hi"}]}, r"conversation\[0\]: must be an object with `from`"),
         ({"question": "Hi", "answer": 5, "messages": None}, None),

@@ -162,10 +162,7 @@ def test_parts_of_text_are_joined(content):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "type 'image_url'.*--leave-out",
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "type 'image_url'.*--leave-out"),
         ({"messages": [USER], "images": ["a.png"]}, "`images`: only texts are read"),
         (called({"tool_calls": [{"function": {}}]}), r"tool_calls\[0\] must be a tool call with `name`"),
         (called({"tool_calls": [ROME | {"arguments": [1]}]}), "`arguments` of a tool call must be an object"),
@@ -224,10 +221,7 @@ def test_thoughts_are_learnt_and_turns_of_weight_0_are_not():
     [
         ({"messages": [USER, ANSWER], "tools": [WEATHER]}, "leaves out `tools`; --leave-out tools"),
         (called({"tool_calls": [CALL]}), "leaves out the tool call or answer of turn 1; --leave-out unreadable"),
-        (
-            {"messages": [USER, ANSWER | {"thinking": "Warm."}]},
-            "thoughts of turn 1; --leave-out thoughts",
-        ),
+        ({"messages": [USER, ANSWER | {"thinking": "Warm."}]}, "thoughts of turn 1; --leave-out thoughts"),
     ],
 )
 def test_a_template_that_leaves_out_a_part_is_refused(tmp_path, record, message):

@@ -12,7 +12,6 @@ from executor.recording import collect_trace
 from executor.recording.collect_trace import collect, repeated_share
 from executor.recording.typical_nodes import ForcedText
 from executor.verification.acceptance_rules import make_rule
-from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.models import random_heads, random_prompts, small_model, small_target
@@ -224,28 +223,6 @@ def test_domains_and_provenance(recorded, tmp_path):
 
 
 @pytest.mark.slow
-def test_sampled_traces_predict_sampled_decoding():
-    """tau of live sample-and-match decoding lies where the replay of an independent trace puts it.
-
-    Two independent means; a difference beyond 4.5 standard errors has probability below 1e-5. Requests of 24
-    tokens from one prompt each, so requests are independent.
-    """
-    target, heads = small_target(), random_heads()
-    tokens = random_prompts([6] * 400, seed=9)
-    trace = collect(target, heads, prompts_for(tokens), tokens, new_tokens=24, width=WIDTH, temperature=1.0, seed=1)
-    tree = TREES[1]
-    steps = visit(tree, trace)
-    replayed = np.bincount(steps.request, minlength=400)
-    rule = SampleAndMatch(Warp(), torch.Generator().manual_seed(77))
-    live = Decoder(target, heads, tree=tree, batch=16, rule=rule).generate(tokens, new_tokens=24)
-    measured = np.array([len(g.accepted) for g in live])
-    difference = replayed.mean() - measured.mean()
-    error = np.sqrt(replayed.var() / 400 + measured.var() / 400)
-    assert abs(difference) < 4.5 * error
-    assert error < 0.5
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["leviathan", "block", "specinfer", "sequoia"])
 def test_traces_of_drawn_candidates_predict_live_decoding(rule):
     """As above, for rules that draw their candidates: the mean over their coins, along the texts of a trace."""
@@ -290,9 +267,7 @@ def test_ranks_of_drawn_candidates_are_not_replayed(recorded):
     trace = collect(
         target, heads, prompts_for(tokens), tokens, new_tokens=12, width=4, temperature=1.0, rule="leviathan"
     )
-    with pytest.raises(
-        TraceError, match="rule leviathan draws its candidates, so ranks do not determine what it accepts"
-    ):
+    with pytest.raises(TraceError, match="rule leviathan draws its candidates, so ranks do not determine what it"):
         replay_tree(Tree.chain(2), trace)
     assert replay_tree(Tree.chain(2), drawn_ranks(trace, np.random.default_rng(0))).tau >= 1
     assert replay_tree(EMPTY, trace).tau == 1

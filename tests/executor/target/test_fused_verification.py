@@ -20,10 +20,9 @@ from executor.target import fused_verification
 from executor.target.fused_verification import device_refusal, fuse, worst_error
 from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
-from tests.helpers.interpreted_kernels import CONFIGS, fusable_target, mend_products_of_bfloat16, take_wide_blocks
+from tests.helpers.interpreted_kernels import fusable_target, mend_products_of_bfloat16, take_wide_blocks
 from tests.helpers.model_families import family
 from tests.helpers.models import SMALL, small_target
-from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -42,18 +41,6 @@ def wrapped(config) -> Target:
 
 
 # --- who has them
-
-
-@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind in {"llama", "qwen3"}, CONFIGS))
-def test_models_built_as_llama_is_verify_by_kernels(kind):
-    target = fusable_target(kind)
-    fuse(target)
-    assert target.fused_reason is None
-    assert target.fused is not None
-    assert target.cache is None
-    assert run_provenance(target, None)["fused"] == ["target"]
-    fuse(target)  # again
-    assert target.fused is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -178,13 +165,6 @@ def test_other_arithmetic_is_refused(config):
     fuse(target)
     assert target.fused is None
     assert target.fused_reason.startswith("they compute something else than the model (")
-
-
-def test_multipliers_that_kernels_take_are_fused():
-    """Granite's attention multiplier is the scale of its scores, and its logits are scaled after the head."""
-    target = wrapped(GraniteConfig(**SMALL, attention_multiplier=0.2, logits_scaling=3.0))
-    fuse(target)
-    assert target.fused_reason is None
 
 
 def test_what_changes_with_the_position_is_found_at_the_end_of_the_context():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from executor.decoding.decoder import Decoder
 from executor.models.fingerprint import compute_as_recorded, run_provenance, weights_hash
 from executor.target import packed_linears
 from executor.target.packed_linears import (
@@ -20,8 +19,7 @@ from executor.target.packed_linears import (
     unpack_linears,
 )
 from executor.target.target_model import Target
-from tests.helpers.models import HIDDEN, VOCABULARY, generated, random_heads, random_prompts, small_model
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from tests.helpers.models import HIDDEN, VOCABULARY, random_prompts, small_model
 
 
 @pytest.fixture(autouse=True)
@@ -144,15 +142,3 @@ def test_a_choice_is_recorded_and_made_again():
     for unusable in (None, {}, {"packed_linears": {"target": "all"}}, {"packed_linears": {"target": [3]}}):
         compute_as_recorded(other, None, unusable)
         assert packed_choice(other.model) == {}
-
-
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma"])
-def test_decoding_with_packed_weights_equals_generate(kind):
-    prompts = random_prompts((7, 2, 19), seed=3)
-    texts = [generated(small_model(kind), prompt, 32) for prompt in prompts]
-    model = small_model(kind)
-    pack_linears(model)
-    found = Decoder(Target(model), random_heads(), tree=published_trees()[MEDUSA], batch=3).generate(
-        prompts, new_tokens=32
-    )
-    assert [list(g.tokens) for g in found] == texts

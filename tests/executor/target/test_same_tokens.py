@@ -40,17 +40,8 @@ def renamed(held):
 
 def more(held):
     size = 1 + max(held["model"]["vocab"].values())
-    held["added_tokens"].append(
-        {
-            "id": size + 9,
-            "content": "<pad>",
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-    )
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    held["added_tokens"].append(plain | {"id": size + 9, "content": "<pad>", "special": True})
 
 
 @pytest.mark.parametrize("change", [swapped, renamed])

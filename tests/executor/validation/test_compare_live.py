@@ -288,26 +288,6 @@ def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monke
     assert len({tuple(order) for order in orders}) == BLOCKS  # by chance alike: below 1 in 10!
 
 
-@pytest.mark.parametrize(
-    ("base_s", "token_s", "times"),
-    [(1.0, 0.0, {1: 1, 2: 2, 4: 4, 8: 4, 16: 4}), (0.0, 1.0, {1: 1, 2: 1, 4: 1, 8: 1, 16: 1})],
-    ids=["steps of all batch sizes take as long", "as long as they have sequences"],
-)
-def test_batch_sizes_that_are_done_sooner_decode_a_block_more_often(base_s, token_s, times):
-    """The same trees at all of them; requests are done the sooner the more of them share steps that take as long."""
-    batches = tuple(times)
-    trace = a_trace(40, 0)
-    shapes = sized_trees(parse_sizes("chain:2,chain:4,best:7,best:15"), trace)
-    plan = search(trace, a_profile(batches, base_s, token_s), batch=batches, max_nodes=15, compare=shapes)
-    pieces_of = {1: 8, 2: 8, 4: 4, 8: 2, 16: 1}
-    runner, requests = LoopRunner(small_target(), random_heads()), Requests([[1, 2]])
-    assert pieces(plan, runner, requests) == {batch: (pieces_of[batch], times[batch]) for batch in batches}
-    ways = {entry.batch: 1 + len(ways_of(entry)) for entry in plan.entries}
-    assert runs_in(plan, runner, requests, blocks=3) == 3 * sum(
-        pieces_of[batch] * times[batch] * ways[batch] for batch in batches
-    )
-
-
 def test_a_limit_below_the_trace_s_ends_requests_earlier(plan, clock):
     replayed = a_trace(2 * BLOCKS * max(BATCHES), 6)
     requests = Requests(random_prompts([4] * replayed.requests), 7, replayed=replayed)

@@ -106,9 +106,7 @@ def test_intervals_are_wider_between_and_what_is_interpolated_is_said():
 
 @pytest.mark.parametrize("batch", [5, 64])
 def test_outside_the_measured_batch_sizes_there_is_no_price_but_a_way_on(batch):
-    with pytest.raises(
-        CostError, match=f"batch {batch} lies outside .* measured batch 1, 4; .*treeopt profile .*--batch 1,4,{batch} "
-    ):
+    with pytest.raises(CostError, match=f"batch {batch} lies outside .* measured batch 1, 4; .*treeopt profile"):
         TWO.step_s([StepShape(batch, 2, (1,))])
     below = replace(TWO, batches=TWO.batches[1:])
     with pytest.raises(CostError, match="batch 1 lies outside"):

@@ -19,10 +19,10 @@ from simulate.profiles.step_tables import Prefill, ladder
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import PIECE
 from simulate.runs.batch_run import run
-from simulate.runs.run_costs import FREE, divide_prefill
+from simulate.runs.run_costs import FREE
 from simulate.runs.server import Switching, serve
 from simulate.runs.server_load import Workload, read_requests
-from simulate.whatif.unmeasured_profiles import joined, tabulated, transfer
+from simulate.whatif.unmeasured_profiles import transfer
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.models import random_heads, small_target
@@ -115,14 +115,6 @@ def test_kept_prompts_are_read_again_to_be_timed(monkeypatch):
     assert filled == [8] * 3 * 2 * PASSES
 
 
-def test_what_joins_together_shares_what_it_takes():
-    assert divide_prefill(lambda tokens: 1 + tokens, np.array([0, 2]), np.array([0, 1])).tolist() == [0, 3]
-    found = divide_prefill(lambda tokens: 1 + tokens, np.array([5, 1, 2, 4]), np.array([3, 0, 3, 3]))
-    assert found == pytest.approx([5 * 12 / 11, 2, 2 * 12 / 11, 4 * 12 / 11])
-    padded = divide_prefill(lambda tokens: 1 + tokens, np.array([5, 1, 2, 4]), np.array([3, 0, 3, 3]), padded=True)
-    assert padded == pytest.approx([5 * 16 / 11, 2, 2 * 16 / 11, 4 * 16 / 11])
-
-
 @pytest.mark.parametrize("piece", [None, 2])
 def test_prompts_that_join_together_are_read_at_once(piece):
     """Two rows, four requests of one token each: two joins of two prompts, whose step waits for both."""
@@ -174,18 +166,6 @@ def test_predicted_prefill_is_a_forward_of_the_prompt(kind):
     seconds = [float(bare.prefill(n, drafted=True).total_s) for n in (2, 100, PIECE, PIECE + 1, PIECE + 2, 5 * PIECE)]
     assert seconds == sorted(seconds)
     assert seconds[-1] > 5 * seconds[2]  # later tokens see more
-
-
-def test_predicted_profiles_know_prefill_up_to_their_context(tmp_path):
-    how = {"batches": (1, 4), "nodes": 8, "depth": 3, "meta": {}}
-    short, long = (tabulated(model("eagle"), context=context, **how) for context in (512, 4096))
-    for whole in (joined([long, short]), joined([short, long])):
-        assert whole.prefill == long.prefill
-    assert [n for n, _ in short.prefill.plain] == list(ladder(1, PIECE))  # many that join, if not one
-    assert float(short.prefill.seconds(512, drafted=True)) == float(model("eagle").prefill(512, drafted=True).total_s)
-    save_profile(joined([short, long]), tmp_path / "p.json")
-    assert load_profile(tmp_path / "p.json").prefill == long.prefill
-    assert tabulated(model("eagle"), context=0, **how).prefill == short.prefill
 
 
 def test_prefill_is_carried_over_with_its_utilisation():
@@ -288,10 +268,7 @@ def test_a_server_draws_prompts_with_their_texts(files, knowing, tmp_path):
     [
         ([3], "prefill of 4.2% of the trace's prompts is priced as 8 or 100 tokens"),
         ([99], None),
-        (
-            [3, 190],
-            "covers prefill of 8 to 100 tokens, 8.3% of the trace's prompts lie outside: they cost nothing, and steps",
-        ),
+        ([3, 190], "covers prefill of 8 to 100 tokens, 8.3% of the trace's prompts lie outside: they cost"),
     ],
 )
 def test_prompts_that_the_profile_does_not_reach_are_told(files, knowing, tmp_path, odd, told):

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-from copy import deepcopy
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -332,32 +331,13 @@ def test_a_profile_survives_its_file(tmp_path_factory, profile):
 
 
 GROWING = {"step_s": 1e-4, "level_s": 2e-4, "node_s": 1e-5, "token_s": 2e-5, "widest": 8, "spread": 0.01}
+ONE = {"batch": 1, "plain_s": 0.01, "draft": [[1, 0.001], [2, 0.002]], "rest": [[2, 0.011], [64, 0.04]], "widths": []}
+FOUR = {"batch": 4, "plain_s": 0.02, "draft": [[1, 0.003]], "rest": [[2, 0.02], [3, 0.03]]}
+FOUR |= {"widths": [[1, 0.0], [8, 0.001]]}
+MORE = {"context": 0.0, "commit_s": 0.0, "relative_error": None, "growth": {"opt-tree": GROWING}}
 RECORD = {
     "schema": SCHEMA,
-    "batches": [
-        {
-            "batch": 1,
-            "plain_s": 0.01,
-            "draft": [[1, 0.001], [2, 0.002]],
-            "rest": [[2, 0.011], [64, 0.04]],
-            "widths": [],
-            "context": 0.0,
-            "commit_s": 0.0,
-            "relative_error": None,
-            "growth": {"opt-tree": dict(GROWING)},
-        },
-        {
-            "batch": 4,
-            "plain_s": 0.02,
-            "draft": [[1, 0.003]],
-            "rest": [[2, 0.02], [3, 0.03]],
-            "widths": [[1, 0.0], [8, 0.001]],
-            "context": 0.0,
-            "commit_s": 1e-6,
-            "relative_error": 0.02,
-            "growth": {"opt-tree": dict(GROWING)},
-        },
-    ],
+    "batches": [ONE | MORE, FOUR | MORE | {"commit_s": 1e-6, "relative_error": 0.02}],
     "context": [8, 100],
     "relative_error": 0.03,
     "meta": {"device": "made up"},
@@ -370,7 +350,7 @@ MISSING = "missing"
 
 def broken(place, value):
     """The valid record with one entry replaced, or taken out."""
-    record = deepcopy(RECORD)
+    record = json.loads(json.dumps(RECORD))
     *outer, last = place
     holder = record
     for key in outer:

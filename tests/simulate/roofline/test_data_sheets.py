@@ -89,10 +89,7 @@ def test_a_file_of_ones_own(write):
         ({"l2_bytes": 1.5}, "l2_bytes must be a positive integer, got 1.5"),
         ({"source": " "}, "source must be a text that is not empty, got ' '"),
         ({"x" * 5000: 3}, "x{60} must be one of name, "),
-        (
-            {"fitted": FITTED | {"bandwidth_share": 1.2}},
-            "fitted: bandwidth_share must be .* at most 1, got 1.2",
-        ),
+        ({"fitted": FITTED | {"bandwidth_share": 1.2}}, "fitted: bandwidth_share must be .* at most 1, got 1.2"),
         ({"link": LINK | {"share": 0}}, "link: share must be .* got 0"),
         ({"name": "x0"}, "name must be unique"),
     ],
@@ -102,12 +99,3 @@ def test_a_wrong_entry_is_named_with_file_and_field(write, change, message):
     path = write(ENTRY | {"name": "X0"}, entry)
     with pytest.raises(CostError, match=rf"hardware.json: devices\[1\] \({entry['name']}\): {message}"):
         load_hardware(path)
-
-
-def test_missing_fields_and_files_are_named(write, tmp_path):
-    for field in ("name", "bandwidth"):
-        path = write({key: value for key, value in ENTRY.items() if key != field})
-        with pytest.raises(CostError, match=rf"devices\[0\].*: {field} must be given"):
-            load_hardware(path)
-    with pytest.raises(CostError, match=r"absent.json: must be a readable JSON file"):
-        load_hardware(tmp_path / "absent.json")

@@ -301,26 +301,6 @@ def test_figures_by_hand():
         figures(served, warmup_s=8.0)
 
 
-def test_goodput_is_no_more_than_what_a_server_does():
-    """Ten times what it can do arrive, and nobody minds waiting."""
-    trace = with_lengths(np.full((30, 1), -1), [30], width=1)
-    work = Workload(np.arange(1, 101) / 100, np.zeros(100, dtype=np.int64), np.full(100, 30))
-    found = figures(serve(trace, work, PLAIN, Constant(), rows=1), slo=Slo(tpot_s=1e9))
-    assert found["within"] == 1
-    assert found["goodput_s"] == found["requests_s"] < 100
-    assert found["piled"] == (99 - 1 - found["requests_s"]) / 100  # one runs
-
-
-def test_intervals_are_of_what_can_be():
-    """Of few days Student's t goes far; a queue alone may grow by less than nothing."""
-    days = iter([{"within": 1.0, "goodput_s": 0.0, "piled": 0.0}, {"within": 0.2, "goodput_s": 3.0, "piled": 0.1}])
-    found = replicate(lambda rng: next(days), replications=2)
-    assert (found["within"].low, found["within"].high) == (0, 1)
-    assert found["goodput_s"].low == 0
-    assert found["goodput_s"].high > 10
-    assert found["piled"].low < 0
-
-
 def test_replications_are_reproduced_and_one_has_no_interval():
     def simulation(rng):
         return {"x": float(rng.normal())}

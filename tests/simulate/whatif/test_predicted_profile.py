@@ -124,18 +124,6 @@ def test_search_finds_what_whatif_found(files):
             assert choice["speedup"]["high"] >= cell["speedup"]["high"] * 0.99
 
 
-def test_a_server_and_a_comparison_on_paper(files):
-    times = [files / f"{kind}-times" / "h100-sxm.json" for kind in ("medusa", "eagle")]
-    words = ("--tree", "2", "--batch", "8", "--arrivals", "5", "--requests", "40", "--prompt-tokens", "600")
-    out = done("simulate", "--trace", files / "medusa.npz", "--profile", times[0], *words)
-    assert "predicted for H100 SXM from its data sheet and sizes of" in out.stdout
-    assert "Warning: step times are predicted from sizes" in out.output
-    both = ("--batch", "1", "--profile", times[0], "--profile", times[1])
-    record = json.loads(done("compare", files / "medusa.npz", files / "eagle.npz", *both, "--json").stdout)
-    assert record["contests"][-1]["standings"][1]["speedup"]["value"] > 1
-    assert not any("plain steps took" in warning for warning in record["warnings"])
-
-
 def test_what_is_measured_or_read_is_not_written_over(files, tmp_path):
     words = ("whatif", "--trace", files / "eagle.npz", "--hardware", "h100", "--batch", "1", "--max-nodes", "4")
     (tmp_path / "times").mkdir()
