@@ -14,7 +14,9 @@ Every message names the condition, the place, and the value found. The command l
 """
 
 import re
+import reprlib
 from collections.abc import Sequence
+from typing import Any
 
 LONG_WORD = re.compile(r"(\S{200})\S{100,}(\S{80})")
 SHOWN = 3  # names of a list in a message
@@ -85,3 +87,28 @@ def shorten(items: Sequence[str], lead: str = "") -> str:
     """
     others = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
     return f"{lead}{', '.join(items[:SHOWN])}{others}" if items else ""
+
+
+class _Brief(reprlib.Repr):
+    """Writes values whose whole text would be too long, such as lists that hold one list many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict, self.maxstring, self.maxother = 3, 6, 6, 4, 60, 60
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Return the number; Python does not write those of thousands of digits."""
+        return repr(x) if x.bit_length() <= 128 else "one too large"
+
+
+def brief(value: Any) -> str:
+    """Return the beginning of a value's text for an error, at most 60 characters, whatever the value is.
+
+    >>> brief([[0, 1], "x"]), brief(16**5000)
+    ("[[0, 1], 'x']", 'one too large')
+    """
+    text = _BRIEF.repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_BRIEF = _Brief()

@@ -13,8 +13,7 @@ from itertools import pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import TreeError
-from treeopt.storage.json_records import brief
+from treeopt.errors import TreeError, brief
 from treeopt.value_methods import ValueMethods
 
 MAX_NODES = 4096

@@ -18,7 +18,7 @@ from executor.target import NUMBER_TYPES
 from executor.target.architectures import layer_number, refusal, tensors_with_effect
 from executor.target.fused_verification import fuse
 from executor.target.packed_linears import pack_where_it_fits
-from executor.target.positions import check_positions, refused_positions, rope_types
+from executor.target.positions import refused_positions, rope_types, unused_window
 from executor.target.quantization import plain_tensors, quantizer, stored_quantization
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import check_agreement, sharding, whole
@@ -90,7 +90,7 @@ def load_target(
     model, report = loaded
     _check_keys(path, report)
     warnings = _unused_tensors(path, model, report["unexpected_keys"], drafter=drafter)
-    warnings += check_positions(path, model)
+    warnings += unused_window(path, model)
     check_finite(path, model)
     if not settings:
         model.to(torch.device(device))

@@ -16,7 +16,8 @@ from executor.target.target_model import Target
 from executor.train.text_files import Rows
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.atomic_files import whole, why, write_text
-from treeopt.storage.json_records import RecordError, get, parse
+from treeopt.storage.json_records import RecordError, parse
+from treeopt.storage.typed_records import read_field
 from treeopt.storage.user_files import read_text
 
 SCHEMA = "treeopt.features/1"
@@ -50,7 +51,7 @@ class FeatureStore:
             folder.mkdir(parents=True, exist_ok=True)
             if not path.exists():
                 write_text(path, json.dumps({"schema": SCHEMA, "target": who}, indent=1) + "\n")
-            was = get(parse(read_text(path), SCHEMA), "target", dict, "the record")
+            was = read_field(parse(read_text(path), SCHEMA), "target", dict)
         except (OSError, UnicodeDecodeError) as error:
             raise ExecutorError(f"{path}: {why(error)}") from error
         except RecordError as error:

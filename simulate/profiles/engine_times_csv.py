@@ -11,14 +11,10 @@ Comma-separated values under a header, one measurement per line:
 
 Other columns are ignored. Lines of the same batch, chain and context are repetitions.
 
-Lines of SGLang's scripts/playground/bench_speculative.py are read as they are: JSON with `batch_size`, `steps`, `topk`,
-`num_draft_tokens` and `step_time`. Its chains count (topk 1, num_draft_tokens = steps + 1); its trees are left out.
-
 The profile is one of chains, see `engine_profile`.
 """
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +35,6 @@ ALWAYS = ("batch", "drafted")
 STEP = ("step_ms",)
 RATE = ("tokens_s", "committed")
 MOST = {"batch": 2**20, "drafted": 512, "context": 1e9, "step_ms": 1e9, "tokens_s": 1e12, "committed": 513}
-LONGEST_S = 1e9  # a step of decades is an error
-SGLANG = ("batch_size", "steps", "topk", "num_draft_tokens")  # whole numbers in bench_speculative's lines
 LEAST_S = 1e-9  # shortest step that is accepted
 HERE = ("processor", "cores", "software")  # provenance of the machine that reads the table; not recorded
 
@@ -67,11 +61,11 @@ def read_times(path: Path, *, device: str, context: tuple[int, int] | None = Non
         CostError: names file, line and column; or a batch size and context without plain decoding, or a chain of 1.
         UsageError: the context is given nowhere, or twice.
     """
-    lines, trees = _lines(path)
+    lines = _lines(path)
     low, high = _context_range(path, lines, context)
     cells = _cells(lines, middle=(low + high) / 2)
     meta = {
-        "imported": {"format": "times", "file": path.name, "sha256": checksum(path), "trees_left_out": trees},
+        "imported": {"format": "times", "file": path.name, "sha256": checksum(path)},
         "device": device,
         "provenance": {name: value for name, value in this_run().items() if name not in HERE},
     }
@@ -118,14 +112,12 @@ def _check_chains(path: Path, lines: Sequence[_Line]) -> None:
             )
 
 
-def _lines(path: Path) -> tuple[list[_Line], int]:
-    """Read the measurements of a table, and count the trees that it has beside them."""
+def _lines(path: Path) -> list[_Line]:
+    """Read the measurements of a table."""
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise CostError(f"{path}: cannot be read: {why(error)}") from error
-    if text.lstrip().startswith("{"):
-        return _sglang_lines(path, text)
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
     names = [name.strip() for name in reader.fieldnames or ()]
     reader.fieldnames = names
@@ -145,39 +137,7 @@ def _lines(path: Path) -> tuple[list[_Line], int]:
             f"{path}: holds no measurement: add lines of batch, drafted, step_ms, or let "
             "`treeopt profile --engine` measure"
         )
-    return lines, 0
-
-
-def _sglang_lines(path: Path, text: str) -> tuple[list[_Line], int]:
-    """Read the chains among the lines of bench_speculative, and count its trees."""
-    lines, trees = [], 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{path}: line {number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise CostError(f"{where} is not JSON: {error}") from error
-        batch, steps, topk, tokens = (_sglang_number(record, name, where) for name in SGLANG)
-        seconds = record.get("step_time")
-        if type(seconds) not in (int, float) or not 0 < seconds < LONGEST_S:
-            raise CostError(f"{where}: `step_time` must be seconds above 0, found {seconds!r:.40}")
-        if (topk, tokens) not in ((0, 0), (1, steps + 1)):
-            trees += 1
-            continue
-        row = {"batch": str(batch), "drafted": str(steps), "step_ms": repr(float(seconds) * 1e3)}
-        lines.append(_line(row, where, STEP))
-    if not lines:
-        raise CostError(f"{path}: holds no chain (topk 1, num_draft_tokens = steps + 1), only {trees} trees")
-    return lines, trees
-
-
-def _sglang_number(record: Any, name: str, where: str) -> int:
-    value = record.get(name) if isinstance(record, dict) else None
-    if type(value) is not int or value < 0:
-        raise CostError(f"{where}: `{name}` must be a whole number, found {value!r:.40}: is it bench_speculative's?")
-    return value
+    return lines
 
 
 def _columns(path: Path, names: Sequence[str]) -> tuple[str, ...]:

@@ -6,20 +6,22 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
 from simulate.runs.timeline import Floats, Ints, Timeline
 from treeopt.errors import UsageError
 from treeopt.settings import Settings, setting
 from treeopt.storage.atomic_files import why
-from treeopt.storage.json_records import RecordError, get
+from treeopt.storage.json_records import RecordError
+from treeopt.storage.typed_records import Finite, Record, read_record
 from treeopt.storage.user_files import read_text
 from treeopt.traces.trace import Trace
 
-MOST_TOKENS = 2**31  # of a request
+Tokens = Annotated[int, Meta(ge=1, le=2**31)]  # of a request
 MOST = 10**7  # arrivals on all days together
 
 
@@ -146,20 +148,20 @@ def read_requests(path: Path) -> Asked:
     try:
         lines = read_text(path).split("\n")
         numbered = {number: _row(number, line) for number, line in enumerate(lines, 1) if line.strip()}
-        _check_arrivals({number: row[2] for number, row in numbered.items() if row[2] is not None})
+        arrivals = {n: row.arrived_s for n, row in numbered.items() if row.arrived_s is not UNSET}
+        _check_arrivals(arrivals)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {why(error)}") from error
     except RecordError as error:
         raise UsageError(f"{path}: {error}") from error
-    rows = list(numbered.values())
-    if not rows:
+    if not numbered:
         raise UsageError(f"{path}: holds no requests")
-    prompts, tokens, arrived = zip(*rows, strict=True)
-    timed = [time for time in arrived if time is not None]
-    if timed and len(timed) < len(rows):
-        raise UsageError(f"{path}: `arrived_s` must be in all lines or in none, found {len(timed)} of {len(rows)}")
-    line, arrived_s = np.array(list(numbered)), np.array(timed) if timed else None
-    return Asked(path, line, np.array(prompts), np.array(tokens), arrived_s)
+    rows = list(numbered.values())
+    if 0 < len(arrivals) < len(rows):
+        raise UsageError(f"{path}: `arrived_s` must be in all lines or in none, found {len(arrivals)} of {len(rows)}")
+    prompts, tokens = np.array([row.prompt_tokens for row in rows]), np.array([row.tokens for row in rows])
+    arrived_s = np.array(list(arrivals.values())) if arrivals else None
+    return Asked(path, np.array(list(numbered)), prompts, tokens, arrived_s)
 
 
 def _check_arrivals(arrived_s: Mapping[int, float]) -> None:
@@ -171,18 +173,22 @@ def _check_arrivals(arrived_s: Mapping[int, float]) -> None:
         before = time
 
 
-def _row(number: int, line: str) -> tuple[int, int, float | None]:
-    """Return prompt tokens, tokens and arrival of a line."""
+class _Line(Record, frozen=True):
+    """A line of a log of requests."""
+
+    prompt_tokens: Tokens
+    tokens: Tokens
+    arrived_s: Finite | UnsetType = UNSET
+
+
+def _row(number: int, line: str) -> _Line:
+    """Return the request of a line."""
     where = f"line {number}"
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{where}: not JSON: {error}") from error
-    counts = [get(record, name, int, where) for name in ("prompt_tokens", "tokens")]
-    for name, count in zip(("prompt_tokens", "tokens"), counts, strict=True):
-        if not 1 <= count <= MOST_TOKENS:
-            raise RecordError(f"{where}: `{name}` must be in 1..{MOST_TOKENS}, found {count}")
-    return counts[0], counts[1], get(record, "arrived_s", float, where) if "arrived_s" in record else None
+    return read_record(record, _Line, where)
 
 
 SERVER: Mapping[str, float] = MappingProxyType({"requests": 1000, "replications": 5, "warmup": 0.1, "switch_s": 0.0})

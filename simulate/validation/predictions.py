@@ -28,9 +28,9 @@ from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.walk import StepCounts
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, get, parse
+from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import look
-from treeopt.storage.typed_records import Count, Finite, Record, read_record
+from treeopt.storage.typed_records import Count, Finite, Record, read_field, read_record
 from treeopt.storage.user_files import read_text
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -217,7 +217,7 @@ def load_predictions(path: Path) -> Predictions:
         raise PlanError(f"{path}: cannot be read: {why(error)}") from error
     try:
         record = parse(text, SCHEMA)
-        written = get(record, "sha256", str, "predictions")
+        written = read_field(record, "sha256", str)
         actual = _hash({key: value for key, value in record.items() if key != "sha256"})
         if written != actual:
             raise RecordError(

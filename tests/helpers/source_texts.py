@@ -1,7 +1,6 @@
 """Outputs of engines as they write them, all of the same 2000 steps, and how they are read.
 
-The forms follow vllm/benchmarks/serve.py, vllm/v1/metrics/reader.py and the example spec_decode_offline.py of vLLM
-0.32.0, docs/server-metrics of AIPerf 0.13.0, and SGLang's log.
+The forms follow vllm/benchmarks/serve.py and vllm/v1/metrics/reader.py of vLLM 0.32.0, AIPerf 0.13.0 and SGLang's log.
 """
 
 import json
@@ -43,30 +42,6 @@ SERVE = {
     "spec_decode_accepted_tokens": 3600,
     "spec_decode_per_position_acceptance_rates": [0.8, 0.6, 0.4],
 }
-TABLE = """============ Serving Benchmark Result ============
----------------Speculative Decoding---------------
-Acceptance rate (%):                     60.00
-Acceptance length:                       2.80
-Drafts:                                  2000
-Draft tokens:                            6000
-Accepted tokens:                         3600
-Per-position acceptance (%):
-  Position 0:                            80.00
-  Position 1:                            60.00
-  Position 2:                            40.00
-==================================================
-"""
-PRINTS = """--------------------------------------------------
-total_num_output_tokens: 5600
-num_drafts: 2000
-num_draft_tokens: 6000
-num_accepted_tokens: 3600
-mean acceptance length: 2.80
---------------------------------------------------
-acceptance at token 0: 0.80
-acceptance at token 1: 0.60
-acceptance at token 2: 0.40
-"""
 LABELS = {"engine": "0", "model_name": "m"}
 METRICS = [
     {"name": "vllm:num_requests_running", "labels": LABELS, "value": 0.0},
@@ -104,29 +79,9 @@ def labelled(position):
 PROMETHEUS = "".join(
     f"vllm:spec_decode_{name}_total{{{labelled(position)}}} {count}.0\n" for name, position, count in COUNTS
 )
-VECTOR = [
-    {
-        "metric": LABELS | {"__name__": f"vllm:spec_decode_{name}_total"} | ({} if n is None else {"position": str(n)}),
-        "value": [1780000000.5, str(count)],
-    }
-    for name, n, count in COUNTS
-]
 LOG = "".join(
     f"INFO 11-25 10:00:{n}0 [metrics.py:96] SpecDecoding metrics: Mean acceptance length: 2.80, Accepted throughput: "
     "72.0 tokens/s, Drafted throughput: 120.0 tokens/s, Accepted: 720 tokens, Drafted: 1200 tokens, Per-position "
     "acceptance rate: 0.800, 0.600, 0.400, Avg Draft acceptance rate: 60.0%\n"
     for n in range(5)
 )
-
-
-def api(kind, result):
-    return json.dumps({"status": "success", "data": {"resultType": kind, "result": result}})
-
-
-def scrape(at, times, url="http://localhost:8000/metrics"):
-    """A line of AIPerf's server_metrics_export.jsonl."""
-    metrics = {"vllm:num_requests_running": [{"value": 12.0}]}
-    for name, position, count in COUNTS:
-        labels = LABELS | ({} if position is None else {"position": str(position)})
-        metrics.setdefault(f"vllm:spec_decode_{name}", []).append({"labels": labels, "value": count * times})
-    return json.dumps({"endpoint_url": url, "timestamp_ns": at, "metrics": metrics, "request_sent_ns": at - 5})

@@ -9,33 +9,25 @@ import numpy as np
 from treeopt.api.file_loading import as_profile, as_trace
 from treeopt.api.messages import warn
 from treeopt.comparison import compare_drafters
-from treeopt.comparison.compare_drafters import SIZES, Comparison
+from treeopt.comparison.compare_drafters import CompareSettings, Comparison
 from treeopt.comparison.mismatch_warnings import model_warnings
-from treeopt.comparison.trees_of_size import Size, parse_sizes
 from treeopt.constraints import Constraint
 from treeopt.cost_model import CostModel
-from treeopt.defaults import HELD_OUT
 from treeopt.errors import UsageError
 from treeopt.replay.sampled_rules import ranks_and_rules
+from treeopt.settings import takes
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
 
 
+@takes(CompareSettings)
 def compare(
     traces: Mapping[str, Trace | Path | str] | Sequence[Path | str],
     profiles: "Sequence[Profile | CostModel | Path | str] | None" = None,
     *,
-    batch: int | Sequence[int] = (),
-    sizes: Sequence[Size] | str = SIZES,
-    requests: int | None = None,
-    same_prompts: bool = False,
-    max_nodes: int | None = None,
-    max_depth: int | None = None,
-    held_out: float = HELD_OUT,
-    context: int | None = None,
-    seed: int = 0,
+    settings: CompareSettings,
 ) -> Comparison:
     """Compare drafters by their traces: tau with trees of one size, and speedups at batch sizes.
 
@@ -45,15 +37,6 @@ def compare(
     Args:
         traces: what each drafter got right: traces or files by name, or files alone, which are named after their paths.
         profiles: step times of each trace, in their order; default found for each trace where `batch` is given.
-        batch: batch sizes at which each drafter has its own best tree.
-        sizes: of the trees that all are judged with, such as "chain:4,best:25".
-        requests: use the first of each trace's requests, this many; default all.
-        same_prompts: request i of every trace answers one prompt, even if the traces do not prove it.
-        max_nodes: largest tree tried at a batch size.
-        max_depth: deepest tree tried.
-        held_out: share of requests that drafters are judged on.
-        context: tokens in the cache per sequence.
-        seed: of the split of requests.
 
     Raises:
         UsageError: fewer than two traces, profiles without batch sizes, or prompts that are not the same.
@@ -66,36 +49,23 @@ def compare(
         >>> found.frame()[["drafter", "tau"]].round(2).to_dict("records")
         [{'drafter': 'medusa-t0', 'tau': 1.35}, {'drafter': 'eagle-t0', 'tau': 2.15}]
     """
-    batches = (batch,) if isinstance(batch, int) else tuple(batch)
-    if profiles is not None and not batches:
+    if profiles is not None and not settings.batch:
         raise UsageError("--profile is for batch sizes: give --batch")
     if profiles is not None and len(profiles) != len(traces):
         raise UsageError(f"--profile must be given once for each trace, {len(traces)} times, got {len(profiles)}")
-    sizes = parse_sizes(sizes) if isinstance(sizes, str) else sizes
+    settings = settings.changed(sizes=settings.shapes)  # refuses a text that is none before any file is read
     named = traces if isinstance(traces, Mapping) else names_of_files([Path(path) for path in traces])
     ranked: dict[str, Trace] = {}
     rules: dict[str, tuple[Constraint, ...]] = {}
     costs: dict[str, CostModel] = {}
     for number, (name, source) in enumerate(named.items()):
         trace, file = as_trace(source, ranks_only=True)
-        trace = _first(trace, requests, file or name)
-        if batches:
+        trace = _first(trace, settings.requests, file or name)
+        if settings.batch:
             costs[name] = as_profile(None if profiles is None else profiles[number], trace, file)
             warn(model_warnings(f"trace {name} and its profile", trace.meta, costs[name].meta))
-        ranked[name], rules[name] = ranks_and_rules(trace, seed)
-    return compare_drafters.compare(
-        ranked,
-        costs,
-        batch=batches,
-        sizes=sizes,
-        rules=rules,
-        same_prompts=same_prompts,
-        max_nodes=max_nodes,
-        max_depth=max_depth,
-        held_out=held_out,
-        context=context,
-        seed=seed,
-    )
+        ranked[name], rules[name] = ranks_and_rules(trace, settings.seed)
+    return compare_drafters.compare(ranked, costs, settings=settings, rules=rules)
 
 
 def names_of_files(paths: Sequence[Path]) -> dict[str, Path]:

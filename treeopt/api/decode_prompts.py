@@ -27,7 +27,8 @@ from treeopt.policies.policy import setting_names
 from treeopt.policies.policy_kinds import identity as policy_identity
 from treeopt.results.kinds import Record
 from treeopt.settings import Settings, group, setting, takes
-from treeopt.storage.json_records import RecordError, get
+from treeopt.storage.json_records import RecordError
+from treeopt.storage.typed_records import Integer, read_field
 from treeopt.storage.work_file import appended, read_lines
 from treeopt.tree import EMPTY, Tree
 
@@ -210,20 +211,19 @@ def _begun(output: Path | None) -> Begun | None:
     Raises:
         UsageError: the file is not such an output.
     """
+    from executor.decoding.self_test import Audit
+
     if output is None:
         return None
     try:
         lines = read_lines(output, SCHEMA)
         if lines is None:
             return None
-        meta, records = get(lines[0], "meta", dict, "line 1"), lines[1]
+        meta, records = read_field(lines[0], "meta", dict[str, Any], "line 1"), lines[1]
         for number, record in enumerate(records, 2):
-            get(record, "request", int, f"line {number}")
+            read_field(record, "request", Integer, f"line {number}")
             if meta.get("audit"):
-                audit = get(record, "audit", dict, f"line {number}")
-                for key in ("tokens", "differing", "unexcused"):
-                    get(audit, key, int, f"line {number}: `audit`")
-                get(audit, "worst", float, f"line {number}: `audit`")
+                read_field(record, "audit", Audit, f"line {number}")
     except RecordError as error:
         raise UsageError(f"--resume {output}: {error}") from error
     return meta, records

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from msgspec import Meta
 
+from treeopt import defaults
 from treeopt.comparison.mismatch_warnings import Pairing, paired_by, unlike
-from treeopt.comparison.trees_of_size import Size, sized_trees
+from treeopt.comparison.trees_of_size import Size, parse_sizes, sized_trees
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
 from treeopt.defaults import HELD_OUT
@@ -22,11 +22,13 @@ from treeopt.errors import TraceError, UsageError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
+from treeopt.planning.search_settings import context, deepest_tree, largest_tree
 from treeopt.planning.search_warnings import advice, reporting_warnings
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.replay.objective import THROUGHPUT
 from treeopt.replay.static_tree import replay_tree
+from treeopt.settings import Settings, setting, takes
 from treeopt.statistics.clustered_estimate import Counts, Estimate, in_logs, paired_ratio, ratio
 from treeopt.storage.provenance import look, this_run
 from treeopt.storage.typed_records import Count, Index, Positive, Record
@@ -36,7 +38,40 @@ from treeopt.value_methods import ValueMethods
 
 SCHEMA = "treeopt.comparison/2"
 DRIFT = 0.1  # share by which plain steps of two drafters may differ without a warning
-SIZES = (Size("chain", 2), Size("chain", 4), Size("best", 25), Size("best", 63))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings(Settings):
+    """The settings of `compare`."""
+
+    batch: tuple[int, ...] = setting(
+        (), least=1, help="Also compare at these batch sizes, each drafter with its own best tree."
+    )
+    sizes: str | tuple[Size, ...] = setting(
+        "chain:2,chain:4,best:25,best:63",
+        option="--shapes",
+        help="Sizes of the trees that all drafters are judged with.",
+    )
+    requests: int | None = setting(None, least=4, help="Use only the first N requests of each trace; default all.")
+    same_prompts: bool = setting(
+        False, help="Assume that request i of every trace answers one prompt, even without proof."
+    )
+    context: int | None = context()
+    max_nodes: int | None = largest_tree()
+    max_depth: int | None = deepest_tree()
+    held_out: float = setting(
+        HELD_OUT, above=0, below=1, option="", help="Share of requests that drafters are judged on."
+    )
+    seed: int = defaults.seed()
+
+    @property
+    def shapes(self) -> tuple[Size, ...]:
+        """The sizes of trees.
+
+        Raises:
+            UsageError: a text that names none.
+        """
+        return parse_sizes(self.sizes) if isinstance(self.sizes, str) else self.sizes
 
 
 @dataclass(frozen=True)
@@ -122,34 +157,20 @@ def _standings(contest: Contest) -> list[dict[str, Any]]:
     return records
 
 
+@takes(CompareSettings)
 def compare(
     traces: Mapping[str, Trace],
     costs: Mapping[str, CostModel] | None = None,
     *,
-    batch: int | Sequence[int] = (),
-    sizes: Sequence[Size] = SIZES,
+    settings: CompareSettings,
     rules: Mapping[str, Sequence[Constraint]] | None = None,
-    same_prompts: bool = False,
-    max_nodes: int | None = None,
-    max_depth: int | None = None,
-    held_out: float = HELD_OUT,
-    context: int | None = None,
-    seed: int = 0,
 ) -> Comparison:
     """Compare drafters with the first of them.
 
     Args:
         traces: what each drafter got right, by name.
         costs: seconds of each drafter's steps, for batch sizes.
-        batch: batch sizes at which each drafter has its own best tree.
-        sizes: tree sizes at which all drafters are compared, whatever a step costs.
         rules: rules that each drafter's trees must keep.
-        same_prompts: request i of every trace answers the same prompt, even if the traces do not prove it.
-        max_nodes: see `search`.
-        max_depth: see `search`.
-        held_out: share of requests that results are reported on.
-        context: cached tokens per sequence; see `search`.
-        seed: seed of the split.
 
     Raises:
         UsageError: fewer than two traces, batch sizes without costs, or prompts that are not the same.
@@ -158,23 +179,23 @@ def compare(
     """
     if len(traces) < 2:
         raise UsageError(f"a comparison needs at least 2 traces, got {len(traces)}: one trace is for `treeopt search`")
-    batches: list[int] = np.atleast_1d(np.asarray(batch, dtype=np.int64)).tolist()
+    batches, sizes = settings.batch, settings.shapes
     costs, drafter_rules = costs or {}, {name: tuple((rules or {}).get(name, ())) for name in traces}
     if batches and (missing := [name for name in traces if name not in costs]):
         raise UsageError(
             f"a batch size needs the step times of every drafter, those of {missing[0]} are missing: give --profile"
         )
-    pairing = paired_by(traces, same_prompts=same_prompts)
-    parts = {name: hold_out(trace, held_out=held_out, seed=seed) for name, trace in traces.items()}
+    pairing = paired_by(traces, same_prompts=settings.same_prompts)
+    parts = {name: hold_out(trace, held_out=settings.held_out, seed=settings.seed) for name, trace in traces.items()}
     paired = pairing is not None
     contests = _by_size(parts, sizes, drafter_rules, paired=paired)
     plans: dict[str, Plan] = {}
-    limits: dict[str, Any] = {"max_nodes": max_nodes, "max_depth": max_depth, "held_out": held_out, "seed": seed}
+    limits: dict[str, Any] = {name: getattr(settings, name) for name in ("max_nodes", "max_depth", "held_out", "seed")}
     for name, trace in traces.items() if batches else ():
         plans[name] = search(
-            trace, costs[name], batch=batches, rules=drafter_rules[name], compare={}, context=context, **limits
+            trace, costs[name], batch=batches, rules=drafter_rules[name], compare={}, context=settings.context, **limits
         )
-    contests += _by_batch(parts, plans, costs, context, paired=paired)
+    contests += _by_batch(parts, plans, costs, settings.context, paired=paired)
     warnings = {name: plan.warnings for name, plan in plans.items()} or {
         name: (*advice(fit, max((size.nodes for size in sizes), default=1)), *reporting_warnings(held))
         for name, (fit, held) in parts.items()

@@ -31,6 +31,14 @@ def deepest_tree() -> Any:
     return setting(None, least=1, help=help_text)
 
 
+def context() -> Any:
+    """Return the setting of the tokens in the cache."""
+    help_text = (
+        "Tokens in the cache per sequence, such as 512 or 8k; default as profiled, the shortest of several contexts."
+    )
+    return setting(None, least=0, form="tokens", help=help_text)
+
+
 def limiting_engine() -> Any:
     """Return the setting of the engine that limits the trees."""
     help_text = "Only trees that this engine can run; plans record the cost of each rule that binds."
@@ -92,13 +100,7 @@ class SearchSettings(Settings):
         None, option="", help="Further trees to judge, by name; default Medusa's and EAGLE-1's."
     )
     held_out: float = setting(HELD_OUT, above=0, below=1, help="Share of requests that predictions are made on.")
-    context: int | None = setting(
-        None,
-        least=0,
-        form="tokens",
-        help="Tokens in the cache per sequence, such as 512 or 8k; default as profiled, the shortest of several "
-        "contexts.",
-    )
+    context: int | None = context()
     solver_work: float = setting(
         WORK,
         least=0,

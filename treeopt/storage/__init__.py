@@ -3,8 +3,8 @@
 * `table_files`: tables as CSV and Parquet files.
 * `user_files`: open files that users name: regular ones alone, within a limit of size.
 * `atomic_files`: files written whole or not at all, checksums, and the paths of data shipped with treeopt.
-* `json_records`: strict reading of JSON: field types, finite numbers, schemas.
+* `json_records`: JSON of a schema, and the error of records that break their format.
 * `work_file`: what has finished, so that the same command resumes: JSON lines that survive an interruption.
 * `provenance`: versions, commit, device and command behind a file, and questions to it; names of models.
-* `typed_records`: msgspec structs, and errors that name the field, what must hold and what was found.
+* `typed_records`: msgspec structs, and msgspec's errors with the place in the file and the value found.
 """

@@ -13,7 +13,8 @@ from typing import Any, Self, TypeVar
 
 from treeopt.errors import UsageError
 from treeopt.storage.atomic_files import why
-from treeopt.storage.json_records import RecordError, get, parse
+from treeopt.storage.json_records import RecordError, parse
+from treeopt.storage.typed_records import read_field, read_record
 from treeopt.storage.user_files import read_bytes
 
 SCHEMA = "treeopt.work/1"
@@ -128,7 +129,7 @@ class WorkFile:
             if lines is None or not lines[1]:
                 path.unlink(missing_ok=True)  # nothing was kept
                 return []
-            before = get(lines[0], "settings", dict, "line 1")
+            before = read_field(lines[0], "settings", dict[str, Any], "line 1")
         except RecordError as error:
             raise UsageError(f"{path}: {error}; remove it to start again") from error
         check_same_settings(path, before, self._head["settings"])
@@ -159,8 +160,6 @@ class WorkFile:
         Raises:
             UsageError: a piece is damaged; names the line and the field.
         """
-        from treeopt.storage.typed_records import read_record
-
         found: list[T] = []
         for line, record in enumerate(self._records, 2):
             try:

@@ -14,8 +14,9 @@ from typing import Any
 
 from treeopt.errors import TraceError, UsageError, counted
 from treeopt.storage.atomic_files import checksum, why, write_text
-from treeopt.storage.json_records import RecordError, get, parse
+from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import look
+from treeopt.storage.typed_records import Integer, Record, read_field, read_record
 from treeopt.storage.user_files import read_text
 from treeopt.storage.work_file import check_same_settings
 from treeopt.traces.merge_split import concatenate_traces
@@ -27,6 +28,29 @@ MANIFEST = "manifest.json"
 SHARD = "shard-{:05}.npz"
 SHARD_FILES = "shard-*.npz"
 CODE = ("treeopt", "commit", "software")  # must not change, or the resumed part would differ from an uninterrupted one
+
+
+class _Part(Record, frozen=True):
+    """A shard in the manifest."""
+
+    sha256: str
+
+
+class _Manifest(Record, frozen=True):
+    """The manifest."""
+
+    meta: dict[str, Any]
+    settings: dict[str, Any]
+    requests: Integer
+    shards: tuple[_Part, ...]
+
+
+class _Note(Record, frozen=True):
+    """The keys of `note` in a shard's `meta`."""
+
+    texts: list[Any]
+    grams: Integer
+    repeats: Integer
 
 
 class Shards:
@@ -59,16 +83,13 @@ class Shards:
         """
         path = folder / MANIFEST
         try:
-            record = parse(read_text(path), SCHEMA)
-            meta, settings = (get(record, key, dict, "manifest") for key in ("meta", "settings"))
-            shards = cls(folder, meta, settings, get(record, "requests", int, "manifest"))
-            entries = get(record, "shards", list, "manifest")
-            checksums = [get(entry, "sha256", str, f"shards[{i}]") for i, entry in enumerate(entries)]
+            manifest = read_record(parse(read_text(path), SCHEMA), _Manifest)
         except (OSError, UnicodeDecodeError) as error:
             raise TraceError(f"{path}: {why(error)}") from error
         except RecordError as error:
             raise TraceError(f"{path}: {error}") from error
-        for number, recorded in enumerate(checksums):
+        shards = cls(folder, manifest.meta, manifest.settings, manifest.requests)
+        for number, recorded in enumerate(part.sha256 for part in manifest.shards):
             shard = shards.shard(number)
             if not shard.is_file() or checksum(shard) != recorded:
                 raise TraceError(f"{shard}: is not the file of checksum {recorded} that {MANIFEST} names")
@@ -207,17 +228,14 @@ def whole_meta(meta: Mapping[str, Any], shards: Sequence[Trace]) -> dict[str, An
     Raises:
         RecordError: a shard's `meta` lacks a key of `note`.
     """
-    texts, grams, repeats = [], 0, 0
-    for number, shard in enumerate(shards):
-        where = f"`meta` of shard {number}"
-        texts += get(dict(shard.meta), "texts", list, where)
-        grams += get(dict(shard.meta), "grams", int, where)
-        repeats += get(dict(shard.meta), "repeats", int, where)
+    notes = [read_record(dict(shard.meta), _Note, f"`meta` of shard {i}") for i, shard in enumerate(shards)]
+    texts = [text for part in notes for text in part.texts]
+    grams, repeats = sum(part.grams for part in notes), sum(part.repeats for part in notes)
     written = {"written": round(repeats / grams, 4) if grams else 0.0}
     return {
         **meta,
         "text_sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16],
-        "repeated_4grams": written | get(dict(meta), "repeated_4grams", dict, "`meta`"),
+        "repeated_4grams": written | read_field(dict(meta), "repeated_4grams", dict[str, Any], "`meta`"),
     }
 
 

@@ -6,18 +6,18 @@ or anywhere in an engine's nested configuration. Files of `torch.save` are read 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treeopt.errors import TreeError
+import numpy as np
+
+from treeopt.errors import TreeError, brief
 from treeopt.storage.atomic_files import why
-from treeopt.storage.json_records import brief
 from treeopt.storage.user_files import read_text
 from treeopt.traces.importers.source_file import SAVED
-from treeopt.tree import EMPTY, MAX_RANK, Tree
-from treeopt.tree_files.growmaps import abridged, tree_of_growmap
+from treeopt.tree import EMPTY, MAX_NODES, MAX_RANK, Tree
 from treeopt.tree_files.tree_text import FORMS, Program, literal, named_values, value_in_text
 
 LIMIT = 2**26  # most bytes; larger than any published growmap, smaller than one of 4096 nodes in indented JSON
@@ -50,7 +50,7 @@ def read_tree(path: Path, *, name: str | None = None, saved: Callable[[Path], An
         saved: reads a `.pt` as plain values; without it such files raise an error.
 
     Raises:
-        TreeError: the file cannot be read, holds no tree, or several; a growmap whose keys disagree; a path that is
+        TreeError: the file cannot be read, holds no tree, or several; a broken growmap; a path that is
             repeated, lacks its prefix, or has invalid ranks. Names the file and the place.
     """
     try:
@@ -188,3 +188,54 @@ def _listed(value: Any) -> TreeInFile:
         f"path {seen[orphan]} {abridged(orphan)} has no parent {abridged(orphan[:-1])} in the list, which is not a "
         f"list of leaves either, because path {seen[inner[0]]} {abridged(inner[0])} continues another"
     )
+
+
+def tree_of_growmap(growmap: Mapping[str, Any]) -> Tree:
+    """Return the topology of a growmap; the root is its node 0.
+
+    Raises:
+        TreeError: names the place that breaks the format.
+    """
+    if "Successors" not in growmap:
+        raise TreeError("a growmap must have `Successors`")
+    successors = _lists(growmap["Successors"], "Successors")
+    parents = [-1] * len(successors)
+    following = 1
+    for node, children in enumerate(successors):
+        for child in children:
+            if child != following or child >= len(successors) or node >= child:
+                raise TreeError(
+                    f"Successors[{node}] must continue with {following} (breadth-first, every node once, "
+                    f"{len(successors)} in all), found {brief(child)}"
+                )
+            parents[child] = node
+            following += 1
+    if following != len(successors):
+        raise TreeError(f"Successors has {len(successors)} entries, but names {following - 1} nodes besides the root")
+    paths: list[tuple[int, ...]] = [()]
+    for node in range(1, len(successors)):
+        parent = parents[node]
+        paths.append((*paths[parent], node - successors[parent][0]))
+    return Tree.from_paths(paths[1:])
+
+
+def _lists(value: Any, key: str) -> list[list[int]]:
+    """Return a checked list of lists of node numbers; each may be an array."""
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_NODES + 1:
+        raise TreeError(f"{key} must be a list of 1 to {MAX_NODES + 1} lists")
+    lists = []
+    for number, part in enumerate(value):
+        numbers = part.tolist() if isinstance(part, np.ndarray) else part
+        if not isinstance(numbers, list | tuple) or not all(type(n) is int and n >= 0 for n in numbers):
+            raise TreeError(f"{key}[{number}] must be a list of node numbers")
+        lists.append(list(numbers))
+    return lists
+
+
+def abridged(path: Sequence[Any]) -> str:
+    """Return the first numbers of a list as text for messages.
+
+    >>> abridged([0] * 9)
+    '[0, 0, 0, 0, 0, 0, 0, 0, ...]'
+    """
+    return f"[{', '.join(map(brief, path[:SHOWN]))}{', ...' if len(path) > SHOWN else ''}]"

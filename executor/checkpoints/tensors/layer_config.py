@@ -24,7 +24,7 @@ from executor.checkpoints.tensors.layer_positions import (
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.drafters.base.decoder_layer import layer_config
 from executor.target.target_model import Target
-from treeopt.errors import ExecutorError, shorten
+from treeopt.errors import ExecutorError
 
 # Names that speak of positions, windows or the target's layers, and those of them that are read or copied.
 POSITIONAL = re.compile(r"rope|rotary|position|window|alibi|neox_style|layer_ids|target_layers|capture_layers")
@@ -51,9 +51,8 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_bidirectional_attention": ((False,), "the drafter would attend to later tokens"),
     "parallel_draft_step": ((0, 1), "parallel drafting is not supported"),
 }
-# Fields of a layer beside those of positions and windows, other projects' names of them, and fields of the drafter.
+# Fields of a layer beside those of positions and windows, and fields of the drafter.
 LAYERS = ("hidden_act", "rms_norm_eps", "head_dim", "num_attention_heads")
-OTHER_NAMES = {"hidden_activation": "hidden_act", "norm_eps": "rms_norm_eps"}
 DRAFTERS = (
     *("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc", "use_aux_hidden_state"),
     *("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"),
@@ -103,25 +102,18 @@ def check_fields(stored: Stored, given: Mapping[str, Any]) -> None:
                     f"{stored.where}: {name}: a field of positions or layers that treeopt does not know: remove it if "
                     "the drafter was trained without it"
                 )
-    for outer, place in (
-        (stored.config, "outside the layer's configuration") if nested else ({}, ""),
-        (eagle, "in eagle_config"),
+    for outer, held, names in (
+        (stored.config if nested else {}, given, (*ROTARY, *WINDOWS, *LAYERS)),
+        (eagle, given, (*ROTARY, *WINDOWS, *LAYERS)),
+        (given if nested else {}, stored.config, DRAFTERS),
     ):
-        for name in (*ROTARY, *WINDOWS, *LAYERS):
-            if outer.get(name) not in (None, {}, given.get(name)):
+        for name in names:
+            if outer.get(name) not in (None, {}, held.get(name)):
+                owner = "the file" if held is stored.config else "the layer"
                 raise ExecutorError(
-                    f"{stored.where}: {name} stands {place}, {outer[name]!r:.60}, and in the layer's configuration it "
-                    f"is {given.get(name)!r:.60}: write it into the layer's"
+                    f"{stored.where}: {name} {outer[name]!r:.60} stands in another part of the file, where it is not "
+                    f"read: move it to the fields of {owner}"
                 )
-    for name in DRAFTERS if nested else ():
-        if given.get(name) not in (None, stored.config.get(name)):
-            raise ExecutorError(
-                f"{stored.where}: {name} stands in the layer's configuration, {given[name]!r:.60}, and outside it is "
-                f"{stored.config.get(name)!r:.60}: write it outside, where the drafter's fields are"
-            )
-    for other, name in OTHER_NAMES.items():
-        if given.get(other) is not None and given.get(name) is None:
-            stored.assume(f"{other} {given[other]!r:.40} is not used: write it as {name}, if the drafter has it")
 
 
 def is_positional(name: str) -> bool:
@@ -170,7 +162,6 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
     """
     given = layer_fields(stored)
     check_fields(stored, given)
-    _note_passed_over(stored, given)
     usual = layer_config(target.model.config)
     if "hidden_size" in given or "num_attention_heads" in given:
         usual.rms_norm_eps, usual.rope_parameters = LLAMA_EPSILON, {"rope_type": "default", "rope_theta": LLAMA_BASE}
@@ -269,17 +260,6 @@ def _with_text(config: dict[str, Any]) -> dict[str, Any]:
     return next((part for part in parts if isinstance(part, dict)), config)
 
 
-def _note_passed_over(stored: Stored, given: dict[str, Any]) -> None:
-    """Note what config.json says of a layer in a second nested part, which is not read."""
-    fields = ("hidden_size", *LAYERS, *ROTARY)
-    nested = [(name, part.get(name)) for part in (stored.config, given) for name in (NESTED, *TEXT)]
-    for name, other in nested:
-        if isinstance(other, dict) and given is not other and all(given is not other.get(text) for text in TEXT):
-            differ = [key for key in fields if other.get(key) not in (None, given.get(key))]
-            if differ:
-                stored.assume(f"{name} is not read; it says otherwise of {shorten(differ)} than the layer's fields")
-
-
 def _rows(stored: Stored, name: str) -> int:
     if name not in stored.entries:
         raise ExecutorError(f"{stored.path}: 1 missing: {stored.spelt(name)}")
@@ -304,38 +284,18 @@ def _head_width(stored: Stored, given: dict[str, Any], rows: int, usual: int) ->
     return width
 
 
-def check_sizes(stored: Stored, target: Target, *, layers: int, sizes: Mapping[str, int]) -> None:
-    """Check the number of decoder layers, and print which of the other sizes are contradicted.
-
-    Args:
-        stored: the checkpoint.
-        target: that it drafts for.
-        layers: whose tensors are stored.
-        sizes: field of config.json -> what the tensors have.
+def check_layers(stored: Stored, target: Target, layers: int) -> None:
+    """Check the number of decoder layers that is stated; `layers` are stored.
 
     Raises:
-        ExecutorError: another number of layers is stated.
+        ExecutorError: it is neither this number nor the target's, which trainers copy.
     """
-    said, theirs = (
-        layer_fields(stored).get("num_hidden_layers"),
-        target.model.config.get_text_config().num_hidden_layers,
-    )
-    if said not in (None, layers, theirs):
+    stated = layer_fields(stored).get("num_hidden_layers")
+    if stated not in (None, layers, target.model.config.get_text_config().num_hidden_layers):
         raise ExecutorError(
-            f"{stored.where}: num_hidden_layers is {said!r:.40}, but {stored.path.name} has tensors of {layers}: is a "
-            "part of the checkpoint missing? if not, correct the number"
+            f"{stored.where}: num_hidden_layers is {stated!r:.40}, but {stored.path.name} has tensors of {layers}: is "
+            "a part of the checkpoint missing? if not, correct the number"
         )
-    if said not in (None, layers):
-        stored.assume(f"num_hidden_layers is {said}, as the target's, but the tensors are of {layers}, which is used")
-    note_sizes(stored, sizes)
-
-
-def note_sizes(stored: Stored, sizes: Mapping[str, int | bool]) -> None:
-    """Note which sizes of config.json the tensors contradict; `sizes` is field -> what the tensors have."""
-    for name, size in sizes.items():
-        stated = [part[name] for part in (stored.config, layer_fields(stored)) if part.get(name) not in (None, size)]
-        if stated:
-            stored.assume(f"{name} is {stated[0]!r:.40}, but the tensors have {size}, which is used")
 
 
 def note_missing(stored: Stored, switches: Mapping[str, bool]) -> None:
@@ -350,8 +310,3 @@ def layer_switches(config: LlamaConfig) -> dict[str, bool]:
     """Return the biases of a decoder layer, by the tensors."""
     attention = bool(config.attention_bias)
     return {"attention_bias": attention, "qkv_bias": attention, "mlp_bias": bool(config.mlp_bias)}
-
-
-def layer_sizes(config: LlamaConfig) -> dict[str, int]:
-    """Return the sizes of a decoder layer, by the tensors."""
-    return {name: int(getattr(config, name)) for name in ("intermediate_size", "num_key_value_heads")}

@@ -12,38 +12,35 @@ from contextlib import contextmanager
 from typing import Any
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from executor.target.positions import (
-    BASES,
-    DICTIONARIES,
-    FULL,
-    GLOBAL_BASES,
-    LOCAL_BASES,
-    SHARES,
-    SLIDING,
-    WIDTHS,
-)
+from executor.target.positions import FULL, SLIDING
 from treeopt.errors import ExecutorError
 
 Fields = Mapping[str, Any]
 
+# Names of the base; the second group holds for layers that attend to a window, the third for the others.
+BASES = ("rope_theta", "rotary_emb_base", "rotary_base")
+LOCAL_BASES = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta")
+GLOBAL_BASES = ("global_rope_theta",)
+DICTIONARIES = ("rope_parameters", "rope_scaling")
+# Shares of a head that are rotated, and how many of its numbers are.
+SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percentage", "rope_pct", "rope_percent")
+WIDTHS = ("rotary_dim", "rotary_ndims")
 LENGTH = "original_max_position_embeddings"
 WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "attention_chunk_size")
 ROTARY = (*BASES, *LOCAL_BASES, *GLOBAL_BASES, *DICTIONARIES, *SHARES, *WIDTHS, LENGTH)
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 ALIASES = {"su": "longrope", "mrope": "default"}  # mrope: positions in an image and in time; equal for text
+SCALED_FROM_LENGTH = ("yarn", "llama3", "longrope")
 LISTS = ("short_factor", "long_factor")  # a number for each pair of a head's entries
 MAY_BE_ZERO = ("mscale", "mscale_all_dim")
-# Fields of a dictionary that change nothing with these values; None: with any.
-NEUTRAL: dict[str, tuple[Any, ...] | None] = {
-    **dict.fromkeys(("type", "mrope_section", "mrope_interleaved", "finetuned", *SHARES)),
-    **dict.fromkeys(("attn_factor", "extrapolation_factor"), (1,)),
-}
+# Fields of a dictionary that are not handed on: they change nothing, or are checked before.
+NEUTRAL = ("type", "mrope_section", "mrope_interleaved", "finetuned", *SHARES)
 # Warnings of transformers about numbers that it uses.
 REMARKS = ("does not match", "Please set the `factor` field", "must be less than max_position_embeddings")
 
 
-def positive(stored: Stored, given: Fields, name: str, usual: float, *, within: str = "", least: float = 0) -> float:
-    """Return a positive number of the configuration, or `usual` where it is absent; `within` is the part it stands in.
+def positive(stored: Stored, given: Fields, name: str, usual: float, *, least: float = 0) -> float:
+    """Return a positive number of the configuration, or `usual` where it is absent.
 
     Raises:
         ExecutorError: it is none, or not above `least`.
@@ -53,8 +50,7 @@ def positive(stored: Stored, given: Fields, name: str, usual: float, *, within: 
         return usual
     number = isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
     if not number or not least < value < math.inf:
-        field = f"{within}.{name}" if within else name
-        raise ExecutorError(f"{stored.where}: {field} must be a positive number, found {value!r:.60}")
+        raise ExecutorError(f"{stored.where}: {name} must be a positive number, found {value!r:.60}")
     return float(value)
 
 
@@ -83,30 +79,41 @@ def rotary(
                 f"{stored.where}: {partly[0]} {part[partly[0]]!r:.40}: a drafter that rotates only a part of its heads "
                 f"(of {width}) is not supported"
             )
-    theta = _base(stored, given, layer_type)
-    if theta is None and not any(parts.values()):
-        return dict(base)
-    within = next((name for name in DICTIONARIES if parts[name].keys() - {"rope_theta"}), DICTIONARIES[0])
     rope: dict[str, Any] = {}
     for name, part in parts.items():
-        read = _read(stored, name, part)
-        for key in rope.keys() & read.keys():
-            if rope[key] != read[key]:
-                raise ExecutorError(
-                    f"{stored.where}: rope_parameters {rope!r:.120} and rope_scaling {read!r:.120} contradict each "
-                    "other: remove one"
-                )
-        rope |= read
-    if theta is not None:
-        rope.setdefault("rope_theta", theta[1])
-        _check_base(stored, given, theta, positive(stored, rope, "rope_theta", 0, within=within))
-    rope.setdefault("rope_type", "default")
-    rope["rope_theta"] = positive(stored, rope, "rope_theta", float(base["rope_theta"]), within=within)
-    if rope["rope_type"] in ("yarn", "llama3", "longrope"):
-        _set_trained_length(stored, given, rope, within, positions)
-    _check_numbers(stored, rope, within)
+        for kind in ("rope_type", "type"):
+            if part.get(kind):
+                _add(stored, rope, {"rope_type": ALIASES.get(part[kind], part[kind])}, f"{name}.{kind}")
+        _add(stored, rope, {key: part[key] for key in part if key not in (*NEUTRAL, "rope_type")}, name)
+    if "rope_theta" not in rope or not any(_by_type(given.get(name) or {}) for name in DICTIONARIES):
+        for name in _outer_bases(given, layer_type):
+            _add(stored, rope, {"rope_theta": given[name]}, name)
+    if not rope:
+        return dict(base)
+    kind = rope.setdefault("rope_type", "default")
+    if kind not in KINDS:
+        raise ExecutorError(f"{stored.where}: rope_type {kind!r:.40} is not one of {', '.join(KINDS)}")
+    rope.setdefault("rope_theta", float(base["rope_theta"]))
+    if kind in SCALED_FROM_LENGTH:
+        _add(stored, rope, {LENGTH: given[LENGTH]} if given.get(LENGTH) is not None else {}, LENGTH)
+        if LENGTH not in rope:
+            rope[LENGTH] = positions
+            stored.assume(f"{LENGTH} is missing: max_position_embeddings, {positions}, is taken, as in transformers")
+    elif kind == "default":  # files copied from others have these
+        rope = {key: value for key, value in rope.items() if key != LENGTH and (key, value) != ("factor", 1)}
+    _check_numbers(stored, rope)
     _check_length(stored, rope, positions, context)
+    rope["rope_theta"] = float(rope["rope_theta"])
     return rope
+
+
+def _add(stored: Stored, rope: dict[str, Any], more: Fields, place: str) -> None:
+    """Add the fields that stand in `place`; refuse another value of one that is there."""
+    for key, value in more.items():
+        if rope.setdefault(key, value) is not value and rope[key] != value:
+            raise ExecutorError(
+                f"{stored.where}: {place} says {key} {value!r:.60}, elsewhere it is {rope[key]!r:.60}: remove one"
+            )
 
 
 @contextmanager
@@ -146,81 +153,18 @@ def _by_type(held: Fields) -> dict[str, Any]:
     return {key: value for key, value in held.items() if key.endswith("_attention")}
 
 
-def _read(stored: Stored, name: str, part: Fields) -> dict[str, Any]:
-    """Return the fields of a dictionary without those that change nothing; refuse an unknown kind."""
-    said = {key: str(part[key]) for key in ("rope_type", "type") if part.get(key)}
-    kinds = {ALIASES.get(kind, kind) for kind in said.values()}
-    if len(kinds) > 1:
-        raise ExecutorError(
-            f"{stored.where}: {name} has rope_type {said['rope_type']!r} and type {said['type']!r}, which contradict "
-            "each other: remove one"
-        )
-    if unknown := kinds - {*KINDS}:
-        raise ExecutorError(
-            f"{stored.where}: the decoder layer must be one of Llama's kind: rope_type {min(unknown)!r} is not one of "
-            f"{', '.join(KINDS)}"
-        )
-    fields = {key: value for key, value in part.items() if not _is_neutral(key, value)} | dict.fromkeys(
-        ("rope_type",) if kinds else (), *kinds
-    )
-    if kinds <= {"default"}:  # files copied from others have these
-        fields = {key: value for key, value in fields.items() if key != LENGTH and (key, value) != ("factor", 1)}
-    return fields
+def _outer_bases(given: Fields, layer_type: str) -> list[str]:
+    """Return the fields outside the dictionaries that hold the base of this type of layer."""
+    own = [name for name in (LOCAL_BASES if layer_type == SLIDING else GLOBAL_BASES) if given.get(name) is not None]
+    return own or [name for name in BASES if given.get(name) is not None]
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    return name in NEUTRAL and (NEUTRAL[name] is None or value in (NEUTRAL[name] or ()))
-
-
-def _base(stored: Stored, given: Fields, layer_type: str) -> tuple[str, float] | None:
-    """Return the base that stands outside the dictionaries, and its field; None without one."""
-    own = LOCAL_BASES if layer_type == SLIDING else GLOBAL_BASES
-    names = [name for name in own if given.get(name) is not None]
-    names = names or [name for name in BASES if given.get(name) is not None]
-    values = {positive(stored, given, name, 0) for name in names}
-    if len(values) > 1:
-        raise ExecutorError(f"{stored.where}: {' and '.join(names)} differ")
-    return (names[0], values.pop()) if values else None
-
-
-def _check_base(stored: Stored, given: Fields, outside: tuple[str, float], inner: float) -> None:
-    """Refuse a base in a dictionary that differs from the one outside, unless that is another type of layer's."""
-    name, theta = outside
-    parts = [part for field in DICTIONARIES for part in _by_type(given.get(field) or {}).values()]
-    if inner != theta and not any(isinstance(part, dict) and part.get("rope_theta") == theta for part in parts):
-        within = next(field for field in DICTIONARIES if given.get(field))
-        raise ExecutorError(
-            f"{stored.where}: {name} is {theta:g} and {within}.rope_theta {inner:g}, which contradict each other: "
-            "remove one"
-        )
-
-
-def _set_trained_length(stored: Stored, given: Fields, rope: dict[str, Any], within: str, positions: int) -> None:
-    """Fill in the length before scaling where it stands beside the dictionaries, as in Phi-3's files, or nowhere."""
-    outside = given.get(LENGTH)
-    if outside is not None and rope.setdefault(LENGTH, outside) != outside:
-        raise ExecutorError(f"{stored.where}: {LENGTH} is {outside} and, in the rotary positions, {rope[LENGTH]}")
-    if LENGTH not in rope:
-        rope[LENGTH] = positions
-        stored.assume(
-            f"{within}.{LENGTH} is missing: max_position_embeddings, {positions}, is taken, as in transformers"
-        )
-
-
-def _check_numbers(stored: Stored, rope: dict[str, Any], within: str) -> None:
+def _check_numbers(stored: Stored, rope: dict[str, Any]) -> None:
     """Check that all numbers are finite and positive, as transformers does not."""
     for name, value in rope.items():
-        if name in LISTS:
-            if not isinstance(value, list):
-                raise ExecutorError(f"{stored.where}: {within}.{name} must be a list of numbers, found {value!r:.60}")
-            for place, entry in enumerate(value):
-                positive(stored, {f"{name}[{place}]": entry}, f"{name}[{place}]", 1, within=within)
-        elif name not in ("rope_type", "truncate"):
-            positive(stored, rope, name, 1, within=within, least=-1e-300 if name in MAY_BE_ZERO else 0)
-    if positive(stored, rope, LENGTH, 2, within=within) <= 1:
-        raise ExecutorError(f"{stored.where}: {within}.{LENGTH} must be more than 1, found {rope[LENGTH]!r}")
-    if not isinstance(rope.get("truncate", True), bool):
-        raise ExecutorError(f"{stored.where}: {within}.truncate must be true or false, found {rope['truncate']!r:.60}")
+        for entry in value if name in LISTS and isinstance(value, list) else [value]:
+            if name not in ("rope_type", "truncate"):
+                positive(stored, {name: entry}, name, 1, least=-1e-300 if name in MAY_BE_ZERO else 0)
 
 
 def _check_length(stored: Stored, rope: Fields, positions: int, context: int | None) -> None:

@@ -33,11 +33,10 @@ from transformers import LlamaConfig
 
 from executor.checkpoints.tensors.detect_layout import plain
 from executor.checkpoints.tensors.layer_config import (
-    check_sizes,
+    check_layers,
     config_of,
     eagle_fields,
     layer_fields,
-    layer_sizes,
     layer_switches,
     note_missing,
 )
@@ -69,9 +68,7 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
     rows = len(head) if head is not None else _matrix(stored, HEAD)[0]
     configs = [config_of(stored, f"layers.{n}.", target, hidden=hidden, number=n) for n in range(count)]
     _check_alike(stored, configs)
-    sizes = {"draft_vocab_size": rows, "hidden_size": hidden}
-    sizes |= {"target_hidden_size": target.hidden, "vocab_size": target.vocabulary, **layer_sizes(configs[0])}
-    check_sizes(stored, target, layers=count, sizes=sizes)
+    check_layers(stored, target, count)
     head_norms = any(map(_HEAD_NORM.fullmatch, stored.entries))
     note_missing(stored, layer_switches(configs[0]) | {"use_qk_norm": head_norms})
     taps = taps_of(stored, wide, target)

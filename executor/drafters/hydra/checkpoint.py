@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from executor.checkpoints.tensors.detect_layout import plain_name
-from executor.checkpoints.tensors.layer_config import check_fields, config_of, fields, layer_fields, note_sizes
+from executor.checkpoints.tensors.layer_config import check_fields, config_of, fields, layer_fields
 from executor.checkpoints.tensors.layer_positions import window_of
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, fill_module, named
 from executor.checkpoints.tensors.write_tensors import Written
@@ -73,8 +73,6 @@ def read_hydra(stored: Stored, target: Target) -> Hydra:
         ignored=UNUSED,
     )
     _check_copies(stored, places, since=2 if skipping else 1)
-    said = {"hydra_num_heads": len(places), "hydra_num_layers": layers, "grounded_heads": drafter.grounded}
-    note_sizes(stored, said | {"hidden_size": target.hidden, "vocab_size": target.vocabulary})
     if config is None:
         check_fields(stored, stored.config)
     return drafter

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.checkpoints.tensors.detect_layout import unwrapped
-from executor.checkpoints.tensors.layer_config import check_fields, note_missing, note_sizes
+from executor.checkpoints.tensors.layer_config import check_fields, note_missing
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.checkpoints.tensors.write_tensors import Written, head_of, is_head
 from executor.drafters.base.drafter import Admitted, Committed, Forced
@@ -211,10 +211,7 @@ def read_medusa(stored: Stored, target: Target) -> MedusaHeads:
                     drafter.bias[k, n] = stored.read(spelling.layer.format(k=k, n=n, part="bias"))
             if own_outputs and drafter.output is not None:
                 drafter.output[k] = stored.read(own_outputs[k])
-    names = ("num_heads", "num_hidden_layers") if spelling is VLLM else ("medusa_num_heads", "medusa_num_layers")
     if not within:  # a whole model's fields are the model's
-        sizes = {"hidden_size": target.hidden, "vocab_size": target.vocabulary}
-        note_sizes(stored, sizes | dict(zip(names, (heads, layers), strict=True)))
         note_missing(stored, {"medusa_fc_bias": biased})
         check_fields(stored, stored.config)
     return drafter

@@ -164,7 +164,7 @@ def test_a_number_of_layers_that_is_not_stored_is_refused(tmp_path, target, good
     if said != layers:
         refused(tmp_path, target, f"num_hidden_layers is {said!r}, but model.safetensors has tensors of {layers}: is a")
     put_down(tmp_path, tensors, written(7))
-    assert "num_hidden_layers is 7, as the target's" in str(assumptions_of(load_drafter(tmp_path, target)))
+    assert load_drafter(tmp_path, target).kind == name.partition("-")[0]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,6 @@ def test_a_number_of_layers_that_is_not_stored_is_refused(tmp_path, target, good
         ("eagle", {"fusion_bias": True}, "fusion_bias is true, but model.safetensors has no such tensors"),
         ("eagle", {"layernorms": True}, "layernorms is true, but model.safetensors has no such tensors"),
         ("eagle3", {"attention_chunk_size": 8}, "attention_chunk_size 8 is not applied"),
-        ("eagle3", {"hidden_activation": "gelu", "hidden_act": None}, "hidden_activation 'gelu' is not used: write"),
     ],
 )
 def test_what_a_configuration_says_and_no_tensor_does_is_told(tmp_path, target, good, name, said, sentence):

@@ -75,11 +75,14 @@ def test_spellings_of_positions_that_mean_the_same(tmp_path, target, plain, one,
         ),
         ({"rope_scaling": LONG | {"long_factor": [9.0] * 4}}, "longrope with a short_factor that differs"),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": 3.0}}}, "must have an object for full_attention"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_scaling": YARN}, "contradict each other"),
-        ({"rope_scaling": YARN, "original_max_position_embeddings": 32}, "original_max_position_embeddings is 32"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_scaling": YARN},
+            "elsewhere it is 'linear': remove",
+        ),
+        ({"rope_scaling": YARN, "original_max_position_embeddings": 32}, "embeddings 32, elsewhere it is 64"),
         (
             {"rope_theta": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 3.0}},
-            "rope_theta is 7 and rope_parameters.rope_theta 3, which contradict each other",
+            "rope_theta says rope_theta 7.0, elsewhere it is 3.0",
         ),
     ],
 )
@@ -96,14 +99,13 @@ LONGER = LONG | {"long_factor": LONG["short_factor"]}
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        (YARN | {"factor": 0}, "rope_scaling.factor must be a positive number, found 0"),
-        (LLAMA_3 | {"low_freq_factor": HUGE}, "rope_scaling.low_freq_factor must be a positive number, found 1000"),
+        (YARN | {"factor": 0}, "factor must be a positive number, found 0"),
+        (LLAMA_3 | {"low_freq_factor": HUGE}, "low_freq_factor must be a positive number, found 1000"),
         (LLAMA_3 | {"high_freq_factor": 1.0}, "high_freq_factor field must be greater than low_freq_factor"),
         (YARN | {"factor": 0.5}, "factor field must be a float or int >= 1, got 0.5"),
-        (YARN | {"original_max_position_embeddings": 1}, "original_max_position_embeddings must be more than 1, found"),
         ({"rope_type": "yarn"}, "Missing required keys in `rope_parameters` for 'rope_type'='yarn': {'factor'}"),
         (LONGER | {name: [1.0] * 2 for name in ("short_factor", "long_factor")}, "must have length 4, got 2"),
-        (LONGER | {"long_factor": [1.0, 0, 1.0, 1.0]}, "long_factor[1] must be a positive number, found 0"),
+        (LONGER | {"long_factor": [1.0, 0, 1.0, 1.0]}, "long_factor must be a positive number, found 0"),
     ],
 )
 def test_positions_that_cannot_be_computed_are_refused_by_field(tmp_path, target, plain, rope, message):
@@ -122,7 +124,7 @@ def test_a_missing_length_before_scaling_is_told(tmp_path, target, plain, name, 
     said = "original_max_position_embeddings is missing: max_position_embeddings, 512, is taken, as in transformers"
     for left, told in ((rope, False), ({k: v for k, v in rope.items() if "original" not in k}, True)):
         put_down(tmp_path, plain[1], plain[2] | {name: left})
-        assert (f"{name}.{said}" in str(assumptions_of(load_drafter(tmp_path, target)))) == told
+        assert (said in str(assumptions_of(load_drafter(tmp_path, target)))) == told
 
 
 def test_frequencies_of_any_layer_are_computed(tmp_path, target):

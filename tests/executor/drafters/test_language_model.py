@@ -15,7 +15,7 @@ from executor.drafters.language_model.drafter import LanguageModel, LanguageMode
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import Draft
-from tests.helpers.models import VOCABULARY, generated, noisy, random_prompts, small_model, small_target
+from tests.helpers.models import VOCABULARY, continued, generated, noisy, random_prompts, small_model, small_target
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree
@@ -42,10 +42,9 @@ def near() -> LanguageModel:
     return LanguageModel(Target(noisy(small_model()), name="near"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def references() -> tuple[list[list[int]], list[list[int]]]:
-    prompts = random_prompts((7, 2, 19, 1, 12, 5), seed=3)
-    return prompts, [generated(small_model(), p, NEW) for p in prompts]
+    return continued((7, 2, 19, 1, 12, 5), NEW)
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from executor.models.fingerprint import identity, settings_hash, weights_hash
 from executor.target import QUANTIZED
 from executor.target.load_hf_model import DTYPES, check_finite, load_target, prepare
-from executor.target.positions import check_positions
 from executor.target.quantization import plain_tensors, quantization_of
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
 from executor.verification.tree_tensors import Topology
-from tests.helpers.model_families import BASE, FAMILIES
 from tests.helpers.models import CONFIGS, SMALL, random_heads, random_prompts, small_model
 from tests.helpers.sharded import TREE, decoded
-from tests.helpers.slow_params import slow_unless
 from tests.system.test_data import byte_tokenizer
 from treeopt.errors import ExecutorError
 
@@ -396,92 +392,6 @@ def test_a_configuration_that_cannot_be_used_is_refused_with_file_and_reason(tmp
     assert "\n" not in str(caught.value)
 
 
-DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
-LINEAR = {"type": "linear", "factor": 4.0}
-# Fields -> what a message names; the first fields take the place of `rope_parameters` where they leave it out.
-UNUSED_POSITIONS = {
-    "a share": (
-        {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}},
-        "partial_rotary_factor is 0.5, but Llama",
-    ),
-    "a base": (
-        {"rope_parameters": DEFAULT, "rope_theta": 1e6},
-        "rope_theta is 1e+06, but LlamaForCausalLM has base 10000",
-    ),
-    "both": (
-        {"rope_parameters": DEFAULT, "rope_scaling": LINEAR, "rope_theta": 1e6},
-        "rope_parameters {'rope_type': 'default', 'rope_theta': 10000.0} and rope_scaling {'type': 'linear', 'factor'",
-    ),
-    "a factor without a kind": ({"rope_scaling": {"factor": 4.0}}, "rope_scaling.factor is 4, but"),
-}
-
-
-@pytest.mark.parametrize("name", UNUSED_POSITIONS)
-@pytest.mark.parametrize("drafter", [True, False])
-def test_positions_that_the_model_does_not_use_are_refused(tmp_path, name, drafter):
-    said, message = UNUSED_POSITIONS[name]
-    folder = described(tmp_path, drop=() if "rope_parameters" in said else ("rope_parameters",), **said)
-    with pytest.raises(ExecutorError) as caught:
-        load_target(folder, drafter=drafter)
-    assert str(caught.value).startswith(str(folder / "config.json"))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3 |= {"original_max_position_embeddings": 64}
-HUNYUAN = {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "type": "dynamic"}
-YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-# As published files spell them, by family.
-PUBLISHED = [
-    ("llama", {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
-    ("llama", {"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 4.0}}),
-    ("llama", {"rope_theta": 1e4, "rope_scaling": None, "partial_rotary_factor": 1.0, "rotary_dim": 8}),
-    (
-        "gemma3",
-        {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
-    ),
-    ("phi", {"rope_theta": 1e4, "partial_rotary_factor": 0.25}),
-    ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 1e5}),
-    ("stablelm", {"rope_theta": 1e4, "partial_rotary_factor": 0.25, "rope_scaling": LINEAR}),
-    ("nemotron", {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "rope_percent": 0.5}),
-    ("cohere2", {"rope_theta": 5e4, "rotary_pct": 1.0}),
-    ("qwen2", {"rope_theta": 1e6, "rope_scaling": YARN, "sliding_window": 8, "use_sliding_window": False}),
-    ("hunyuan", {"rope_theta": 1e4, "rope_scaling": HUNYUAN}),
-    ("deepseek_v3", {"rope_theta": 1e4, "rope_scaling": YARN}),
-    ("gpt_oss", {"rope_theta": 150000, "rope_scaling": YARN}),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "said"), slow_unless(lambda name, said: bool(said), [*PUBLISHED, *((name, {}) for name in FAMILIES)])
-)
-def test_positions_that_a_family_uses_are_taken(tmp_path, name, said):
-    kind, words = FAMILIES[name]
-    words = words if "n_embd" in words else BASE | words
-    made = getattr(transformers, f"{kind}Config")(**{key: value for key, value in words.items() if value is not ...})
-    made.save_pretrained(tmp_path)
-    fields = json.loads((tmp_path / "config.json").read_text())
-    if said and "rope_parameters" not in said:
-        fields.pop("rope_parameters")
-    (tmp_path / "config.json").write_text(json.dumps(fields | said))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
-    assert check_positions(tmp_path, model) == ()
-
-
-def test_positions_of_a_text_part_are_checked_there(tmp_path):
-    text = {"rope_theta": 1e6, "rope_local_base_freq": 1e4} | BASE | {"query_pre_attn_scalar": 8}
-    folder = tmp_path / "config.json"
-    transformers.Gemma3Config(text_config=text).save_pretrained(tmp_path)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
-    assert check_positions(tmp_path, model) == ()
-    fields = json.loads(folder.read_text())
-    fields["text_config"]["rope_theta"] = 123.0
-    folder.write_text(json.dumps(fields))
-    with pytest.raises(ExecutorError, match=r"config\.json: rope_theta is 123, but Gemma3ForConditionalGeneration"):
-        check_positions(tmp_path, model)
 
 
 def test_a_window_that_the_model_lacks_is_a_warning(tmp_path):

@@ -1,13 +1,10 @@
 """Step times from CSV tables: an engine whose law is known, written in every form; and tables without meaning."""
 
-import json
-
 import numpy as np
 import pytest
 
 from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile, save_profile
-from tests.helpers.command_line import done
 from tests.helpers.strategies import drawn_trace
 from treeopt.constraints import ChainOnly
 from treeopt.cost_model import StepShape
@@ -122,37 +119,6 @@ def test_tables_that_say_nothing_are_named(tmp_path, text, message):
         read_times(path, device=DEVICE, context=(512, 2048))
     assert str(refusal.value).startswith(f"{path}: ")
     assert message in str(refusal.value)
-
-
-def bench_line(batch, steps, topk, tokens, seconds):
-    """A line as scripts/playground/bench_speculative.py of SGLang writes it (read, not run here)."""
-    names = ("batch_size", "steps", "topk", "num_draft_tokens", "acc_length", "step_time", "speed", "completion_tokens")
-    return json.dumps(dict(zip(names, (batch, steps, topk, tokens, 1.9, seconds, 100.0, 512.0), strict=True)))
-
-
-def test_sglangs_bench_speculative_lines_are_read(tmp_path):
-    """Its chains are the lines of a table; trees, and chains that verify fewer tokens than they draft, are left out."""
-    rows = [(1, 0, 0, 0, 0.01), (1, 1, 1, 2, 0.012), (1, 3, 1, 4, 0.014), (1, 3, 2, 4, 0.02), (1, 3, 1, 2, 0.013)]
-    (tmp_path / "output.jsonl").write_text("\n".join(bench_line(*row) for row in rows) + "\n")
-    found = read_times(tmp_path / "output.jsonl", device=DEVICE, context=(64, 64))
-    table = written(tmp_path / "t.csv", [(1, 0, 10), (1, 1, 12), (1, 3, 14)])
-    same = read_times(table, device=DEVICE, context=(64, 64))
-    assert found.batches == same.batches
-    assert (found.meta["imported"]["trees_left_out"], same.meta["imported"]["trees_left_out"]) == (2, 0)
-    words = ("times", tmp_path / "output.jsonl", "--device", DEVICE, "--context", "64-64")
-    assert "left out: 2 lines with trees" in done(*words, "--output", tmp_path / "p.json", "--force").stderr
-
-
-def test_bench_speculative_lines_that_are_not_so(tmp_path):
-    for text, message in (
-        ("{", "line 1 is not JSON"),
-        (bench_line(1, 0, 0, 0, 0), "line 1: `step_time` must be seconds above 0, found 0"),
-        (bench_line("1", 0, 0, 0, 1), "line 1: `batch_size` must be a whole number, found '1': is it bench_spec"),
-        (bench_line(1, 3, 4, 8, 1), "holds no chain .* only 1 trees"),
-    ):
-        (tmp_path / "o").write_text(text)
-        with pytest.raises(CostError, match=message):
-            read_times(tmp_path / "o", device=DEVICE, context=(64, 64))
 
 
 def test_the_context_is_said_once(tmp_path):

@@ -93,7 +93,7 @@ def test_broken_files_are_refused(predictions, tmp_path):
     whole = {**json.loads(json.dumps(predictions.record)), "sha256": predictions.sha256}
     for record, message in (
         (whole | {"more": 1}, "was changed"),
-        ({key: value for key, value in whole.items() if key != "sha256"}, "`sha256` is missing"),
+        ({key: value for key, value in whole.items() if key != "sha256"}, "missing required field `sha256`"),
         (whole | {"schema": "treeopt.plan/1"}, "schema must be"),
     ):
         (tmp_path / "p.json").write_text(json.dumps(record))

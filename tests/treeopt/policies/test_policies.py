@@ -34,12 +34,11 @@ def changed(*path_and_value):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ([], "`policy` must be an object, found []"),
-        ({"kind": "opt-tree", "nodes": 3}, "policy: `depth` is missing"),
-        (changed("nodes", MAX_NODES + 1), f"policy: `nodes` must be at most {MAX_NODES}, found {MAX_NODES + 1}"),
-        (changed("rate", -1.0), "policy: `rate` must be at least 0, found -1.0"),
+        ([], "policy: Expected `object`, found []"),
+        ({"kind": "opt-tree", "nodes": 3}, "policy: Object missing required field `depth`"),
+        (changed("nodes", MAX_NODES + 1), f"policy: nodes: Expected `int` <= {MAX_NODES}"),
         (changed("advantage", []), "policy: advantage must have 1 curves, got 0"),
-        (changed("calibration", 0, 1, {}), "policy.calibration[0][1]: `x` is missing"),
+        (changed("calibration", 0, 1, {}), "policy: calibration[0][1]: Object missing required field `x`"),
         (changed("calibration", []), "policy: the calibration must have curves for 2 depths and 3 ranks"),
     ],
     ids=lambda value: str(value)[:60],

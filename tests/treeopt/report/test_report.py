@@ -208,7 +208,7 @@ def test_a_record_that_lacks_something_is_refused(results, tmp_path, name):
     key = {"comparison": "contests", "whatif": "cells", "validation": "cells"}.get(name, "configurations")
     for broken in ({k: v for k, v in record.items() if k != key}, record | {key: 5}):
         (tmp_path / "r.json").write_text(json.dumps(broken))
-        told = ("r.json", "no whole result of `", key, "is missing" if key not in broken else "must be a list, found 5")
+        told = ("r.json", "no whole result of `", key, "missing" if key not in broken else "found 5")
         refused(run("report", tmp_path / "r.json", "--output", tmp_path / "p.html"), *told, code=2)
         assert not (tmp_path / "p.html").exists()
 
@@ -324,7 +324,7 @@ def test_a_damaged_value_is_named_by_its_place(results, tmp_path):
     record = read(results["validation"])
     record["cells"][1]["measured"] = "fast"
     (tmp_path / "v.json").write_text(json.dumps(record))
-    refused(run("report", tmp_path / "v.json", "--output", tmp_path / "p.html"), "cells[1]: `measured` must", code=2)
+    refused(run("report", tmp_path / "v.json", "--output", tmp_path / "p.html"), "cells[1].measured: Expected", code=2)
 
 
 @pytest.mark.parametrize("name", ["page.pdf", "page", "page.json", "page.html.gz"])

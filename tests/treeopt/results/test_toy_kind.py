@@ -123,7 +123,7 @@ def test_its_schema_and_its_reader_refuse_the_same(tmp_path):
     assert validator.is_valid(RECORD)
     assert not validator.is_valid(broken)
     (tmp_path / "toys.json").write_text(json.dumps(broken))
-    with pytest.raises(UsageError, match=r"toys\.json: toys\[0\]: `spin_s` must be positive, found -1"):
+    with pytest.raises(UsageError, match=r"toys\.json: toys\[0\]\.spin_s: Expected `float` >= 1e-100, found -1"):
         treeopt.load_record(tmp_path / "toys.json")
 
 

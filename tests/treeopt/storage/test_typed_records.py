@@ -1,4 +1,4 @@
-"""Errors of typed records: one sentence that names the place, what must hold and what was found."""
+"""Errors of typed records: msgspec's own words, with the place and what was found."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -72,20 +72,17 @@ def test_what_is_right_is_read():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("count", 0, "`count` must be at least 1, found 0"),
-        ("count", "1", "`count` must be an integer, found '1'"),
-        ("any_count", -(2**63) - 1, "`any_count` must be an integer of 64 bits, found one too large"),
-        ("share", math.inf, "`share` must be a finite number, found inf"),
-        ("share", "x" * 200, f"`share` must be a finite number or null, found '{'x' * 59}..."),
-        ("pair", [1], "`pair` must be a list of length 2, found [1]"),
-        ("pair", [1, None], "pair[1] must be a finite number, found null"),
-        ("rows", [[1], [2, [3]]], "rows[1][1] must be an integer, found [3]"),
-        ("by_name", [], "`by_name` must be an object, found []"),
-        ("by_name", RECORD["by_name"] | {"c": {"low": 0}}, "by_name.c: `high` is missing"),
-        ("nested", {"x": {"y": 1}, "z": {"y": 1, "w": 0}}, "nested.z: `w` must be at least 1, found 0"),
-        ("shape", {"kind": "star"}, "shape: `kind` must be one of circle, square, found 'star'"),
-        ("mode", "best", "`mode` must be one of fast, slow, found 'best'"),
-        ("meta", None, "`meta` must be an object, found null"),
+        ("count", 0, "count: Expected `int` >= 1, found 0"),
+        ("count", "1", "count: Expected `int`, found '1'"),
+        ("any_count", -(2**200), f"any_count: Expected `int` >= {-(2**63)}, found one too large"),
+        ("share", math.inf, "share: Expected `float` <= 1e+100, found inf"),
+        ("pair", [1], "pair: Expected `array` of length 2, found [1]"),
+        ("rows", [[1], [2, [3]]], "rows[1][1]: Expected `int`, found [3]"),
+        ("by_name", RECORD["by_name"] | {"c": {"low": 0}}, "by_name.c: Object missing required field `high`"),
+        ("by_name", RECORD["by_name"] | {"c d": {"low": 1, "high": 1}}, "by_name['c d']: `low` and `high` must differ"),
+        ("nested", {"x": {"y": 1}, "z": {"y": 1, "w": 0}}, "nested.z.w: Expected `int` >= 1, found 0"),
+        ("shape", {"kind": "star"}, "shape.kind: Invalid value 'star'"),
+        ("mode", "best", "mode: Invalid enum value 'best'"),
     ],
     ids=str,
 )
@@ -97,11 +94,10 @@ def test_what_is_wrong_is_named(key, value, message):
 
 def test_what_is_missing_or_no_record_is_named():
     for record, where, message in (
-        ({}, "", "`count` is missing"),
-        ({}, "plan.entries[0]", "plan.entries[0]: `count` is missing"),
-        ([1], "", "the record must be an object, found [1]"),
-        (RECORD | {"\ud800": 1}, "", "the record holds a name that is not Unicode: '\\ud800'"),
-        (RECORD | {"rows": [[0]]}, "plan", "plan.rows[0][0] must be at least 1, found 0"),
+        ({}, "", "Object missing required field `count`"),
+        ([1], "plan.entries[0]", "plan.entries[0]: Expected `object`, found [1]"),
+        (RECORD | {"\ud800": 1}, "", "a name is not Unicode: '\\ud800'"),
+        (RECORD | {"rows": [[0]]}, "plan", "plan: rows[0][0]: Expected `int` >= 1, found 0"),
     ):
         with pytest.raises(RecordError) as refused:
             read_record(record, Whole, where)

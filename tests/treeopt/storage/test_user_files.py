@@ -163,7 +163,7 @@ def test_numbers_near_the_limits_are_refused_not_overflowed(tmp_path, seconds):
     record = json.loads(Path("data/profiles/medusa-cpu.json").read_text())
     record["batches"][0]["plain_s"] = float(seconds)
     (tmp_path / "p.json").write_text(json.dumps(record))
-    with pytest.raises(TreeoptError, match=r"batches\[0\].*plain_s.*at (most|least) 1e[+-]100"):
+    with pytest.raises(TreeoptError, match=r"batches\[0\].*plain_s.*[<>]= 1e[+-]100"):
         load_profile(tmp_path / "p.json")
 
 

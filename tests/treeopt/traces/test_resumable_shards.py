@@ -144,7 +144,7 @@ def test_damage_is_named(models, tmp_path, monkeypatch):
     for text, word in (
         ("{", "not JSON"),
         ('{"schema": "other"}', "schema must be"),
-        (json.dumps(record_there | {"shards": [3]}), r"shards\[0\] must be an object"),
+        (json.dumps(record_there | {"shards": [3]}), r"shards\[0\]: Expected `object`"),
         (json.dumps(record_there | {"requests": 3}), "the manifest records 3 requests, the shards hold 16"),
     ):
         manifest.write_text(text)
@@ -158,7 +158,7 @@ def test_damage_is_named(models, tmp_path, monkeypatch):
 def test_notes_that_are_none(tmp_path):
     shards = Shards.begin(tmp_path / "s", {"repeated_4grams": {}}, {}, 1)
     shards.add(trace_of([[[0]]], width=1, meta={"texts": 3}))
-    with pytest.raises(TraceError, match="`meta` of shard 0: `texts` must be a list"):
+    with pytest.raises(TraceError, match="`meta` of shard 0: texts: Expected `array`"):
         Shards.read(tmp_path / "s").whole()
 
 

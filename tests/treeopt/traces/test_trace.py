@@ -346,9 +346,9 @@ BAD = [
     ("meta", encoded(b"[" * 100_000), r"`meta`"),
     ("meta", encoded([1]), r"`meta` must be a JSON object"),
     ("meta", header_with(schema=...), r"schema must be 'treeopt\.trace/1', found None"),
-    ("meta", header_with(width=...), r"`meta`: `width` is missing"),
-    ("meta", header_with(width=10**30), r"`meta`: `width` must be at most 1024"),
-    ("meta", header_with(domain_names="chat"), r"`meta`: `domain_names` must be a list, found 'chat'"),
+    ("meta", header_with(width=...), r"`meta`: Object missing required field `width`"),
+    ("meta", header_with(width=10**30), r"`meta`: width: Expected `int` <= 1024"),
+    ("meta", header_with(domain_names="chat"), r"`meta`: domain_names: Expected `array`, found 'chat'"),
 ]
 
 

@@ -2,18 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
 from treeopt.api import compare_traces
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.value_types import Numbers, Whole
-from treeopt.comparison.compare_drafters import SIZES
+from treeopt.cli.options.settings_options import options_of
+from treeopt.comparison.compare_drafters import CompareSettings
 from treeopt.storage.atomic_files import write_text
 
-DEFAULT_SHAPES = ",".join(f"{size.kind}:{size.nodes}" for size in SIZES)
 SECTIONS = {
     "Comparison": "sizes requests same_prompts",
     "Batch sizes": "batch profiles context max_nodes",
@@ -28,32 +26,13 @@ EXAMPLES = examples(
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.argument("traces", type=general.FOLDER, nargs=-1, required=True)
 @click.option(
-    "--batch",
-    type=Numbers(),
-    help="Also compare at these batch sizes, each drafter with its own best tree.",
-)
-@click.option(
     "--profile",
     "profiles",
     type=general.FILE,
     multiple=True,
     help="Step times of each trace, in their order; default the profiles of the traces' models.",
 )
-@click.option(
-    "--shapes",
-    "sizes",
-    default=DEFAULT_SHAPES,
-    show_default=True,
-    help="Sizes of the trees that all drafters are judged with.",
-)
-@click.option("--requests", type=Whole(min=4), help="Use only the first N requests of each trace; default all.")
-@click.option(
-    "--same-prompts", is_flag=True, help="Assume that request i of every trace answers one prompt, even without proof."
-)
-@general.context
-@general.max_nodes
-@general.max_depth
-@general.seed
+@options_of(CompareSettings)
 @click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
 @general.table
 @general.as_json
@@ -61,12 +40,11 @@ EXAMPLES = examples(
 @general.quiet
 def compare(
     traces: tuple[Path, ...],
-    batch: tuple[int, ...] | None,
     profiles: tuple[Path, ...],
+    settings: CompareSettings,
     output: Path | None,
     table_file: Path | None,
     as_json: bool,
-    **settings: Any,
 ) -> None:
     """Compare drafters by their TRACES, with the first: tau with trees of one size, speedups at batch sizes.
 
@@ -75,7 +53,7 @@ def compare(
     printing.hold_warnings()
     output_files.check_output(output)
     output_files.check_output(table_file, "--table")
-    result = compare_traces.compare(traces, profiles or None, batch=batch or (), **settings)
+    result = compare_traces.compare(traces, profiles or None, settings=settings)
     record = result.record()
     if output:
         write_text(output, json.dumps(record, indent=1) + "\n")

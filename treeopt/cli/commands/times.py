@@ -7,7 +7,7 @@ import click
 from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.value_types import LARGEST, count
-from treeopt.errors import UsageError, counted
+from treeopt.errors import UsageError
 
 EXAMPLES = examples(
     "printf 'batch,drafted,step_ms\\n1,0,10\\n1,1,12\\n' > steps.csv",
@@ -29,12 +29,10 @@ EXAMPLES = examples(
 def times(table: Path, device: str, context: str | None, output: Path, *, force: bool) -> None:
     """Turn the step times in TABLE, measured on an engine, into a profile.
 
-    TABLE is comma-separated, or the output of SGLang's bench_speculative.py, whose chains are read.
-
-    Columns: batch; drafted, tokens of the chain, 0 for plain decoding; step_ms, or tokens_s and committed (tokens per
-    request and step) of decoding alone. Every batch size needs lines with 0 and 1 drafted tokens. `treeopt export
-    --replay` makes the engine accept what a trace accepts while it is measured. The profile covers chains only: give
-    `search` the engine's name.
+    TABLE is comma-separated. Columns: batch; drafted, tokens of the chain, 0 for plain decoding; step_ms, or tokens_s
+    and committed (tokens per request and step) of decoding alone. Every batch size needs lines with 0 and 1 drafted
+    tokens. `treeopt export --replay` makes the engine accept what a trace accepts while it is measured. The profile
+    covers chains only: give `search` the engine's name.
     """
     output_files.check_output(output, force=force)
     from simulate.profiles.engine_times_csv import read_times
@@ -42,11 +40,6 @@ def times(table: Path, device: str, context: str | None, output: Path, *, force:
 
     profile = read_times(table, device=device, context=_range(context))
     save_profile(profile, output)
-    if trees := profile.meta["imported"]["trees_left_out"]:
-        click.echo(
-            f"left out: {counted(trees, 'line')} with trees; such a profile covers chains",
-            err=True,
-        )
     sizes = ", ".join(dict.fromkeys(str(times.batch) for times in profile.batches))
     click.echo(
         f"profile of chains at batch {sizes} written to {output}; the ratio of a step to a plain step is assumed to be "

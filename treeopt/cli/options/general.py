@@ -4,9 +4,7 @@ from pathlib import Path
 
 import click
 
-from treeopt.cli.options.value_types import TableFile, Tokens, Whole
-from treeopt.defaults import NODES
-from treeopt.tree import MAX_NODES
+from treeopt.cli.options.value_types import TableFile
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path)
@@ -20,21 +18,6 @@ table = click.option(
 as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, alone, on stdout.")
 seed = click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of every random choice."
-)
-max_nodes = click.option(
-    "--max-nodes",
-    type=click.IntRange(1, MAX_NODES),
-    help=f"Largest tree tried, in nodes; default {NODES}, or the largest that the step times cover.",
-)
-max_depth = click.option(
-    "--max-depth",
-    type=Whole(min=1),
-    help="Deepest tree tried; default the trace's depth, or the deepest that the step times cover.",
-)
-context = click.option(
-    "--context",
-    type=Tokens(min=0),
-    help="Tokens in the cache per sequence, such as 512 or 8k; default as profiled, the shortest of several contexts.",
 )
 force = click.option("--force", is_flag=True, help="Overwrite existing files without asking.")
 device = click.option(

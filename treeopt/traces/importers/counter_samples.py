@@ -1,8 +1,7 @@
 """Samples of speculative decoding's counters, in any container: by name and labels, their differences and sums.
 
-Containers are Prometheus text (also behind what `kubectl logs`, a quotation or a log puts before each line), answers of
-Prometheus' own API, the objects of vLLM's `LLM.get_metrics()` as JSON, and AIPerf's scrapes
-(server_metrics_export.jsonl). Names are as the text has them.
+Containers are Prometheus text (also behind what `kubectl logs`, a quotation or a log puts before each line) and the
+objects of vLLM's `LLM.get_metrics()` as JSON. Names are as the text has them.
 """
 
 import re
@@ -48,7 +47,7 @@ def holds_samples(content: Content) -> bool:
     """Return True if samples of speculative decoding are in the content, and not their names alone."""
     if content.values is None:
         return any(_sample(line) is not None for _, line in _lines(content.text))
-    return PART in content.text and any(container(content) is not None for container in _CONTAINERS)
+    return PART in content.text and bool(_of_get_metrics(content))
 
 
 def samples_of(content: Content, model: str | None) -> Samples:
@@ -57,10 +56,8 @@ def samples_of(content: Content, model: str | None) -> Samples:
     Raises:
         TraceError: what is no sample or no count; a counter with two values; several models and none named.
     """
-    if content.values is None:
-        return _of_model(_of_text(content.text), model)
-    samples = next((found for container in _CONTAINERS if (found := container(content)) is not None), None)
-    if samples is None:
+    samples = _of_text(content.text) if content.values is None else _of_get_metrics(content)
+    if not samples:
         raise TraceError("it has no counters of speculative decoding")
     return _of_model(samples, model)
 
@@ -94,23 +91,7 @@ def _of_text(text: str) -> Samples:
     return samples
 
 
-def _of_api(content: Content) -> Samples | None:
-    """Return the samples in answers of Prometheus' API to a query for one moment."""
-    samples: Samples = {}
-    for record in content.records:
-        metric = record.get("metric")
-        if not isinstance(metric, dict) or PART not in str(metric.get("__name__")):
-            continue
-        name = str(metric["__name__"])
-        if "value" not in record:
-            raise TraceError(f"`{name}` has a range of time: query one moment (api/v1/query); {AT_ONCE}")
-        value = record["value"]
-        number = _number(value[1] if isinstance(value, list) and len(value) == 2 else value, name)
-        _add(samples, _key(name, {label: word for label, word in metric.items() if label != "__name__"}), number, "it")
-    return samples or None
-
-
-def _of_get_metrics(content: Content) -> Samples | None:
+def _of_get_metrics(content: Content) -> Samples:
     """Return the counters of `LLM.get_metrics()` as the samples that /metrics has of them."""
     samples: Samples = {}
     for record in content.records:
@@ -123,58 +104,11 @@ def _of_get_metrics(content: Content) -> Samples | None:
                 raise TraceError(f"`{name}` must be a count, found {value!r:.40}")
             more = {"position": str(position)} if vector else {}
             _add(samples, _key(f"{name.removesuffix('_total')}_total", labels | more), value, "it")
-    return samples or None
-
-
-def _of_aiperf(content: Content) -> Samples | None:
-    """Return what each counter grew by from an endpoint's first scrape to its last; of a single scrape, its counts.
-
-    Raises:
-        TraceError: a counter fell from one scrape to the next.
-    """
-    scrapes = [
-        record for record in content.records if "timestamp_ns" in record and isinstance(record.get("metrics"), dict)
-    ]
-    samples: Samples = {}
-    for endpoint in dict.fromkeys(str(scrape.get("endpoint_url")) for scrape in scrapes):
-        own = [scrape for scrape in scrapes if str(scrape.get("endpoint_url")) == endpoint]
-        own.sort(key=lambda scrape: _number(scrape["timestamp_ns"], "timestamp_ns"))
-        counters = [dict(_of_scrape(scrape["metrics"])) for scrape in own]
-        last: Samples = {}
-        for counts in counters:
-            for key, value in counts.items():
-                if value < last.get(key, value):
-                    raise TraceError(f"`{key[0]}` fell from {last[key]:.15g} to {value:.15g}: the engine was restarted")
-                last[key] = value
-        first = counters[0] if len(counters) > 1 else {}
-        for key, value in last.items():
-            samples[key] = samples.get(key, 0.0) + value - first.get(key, 0.0)
-    return samples or None
-
-
-def _of_scrape(metrics: Mapping[str, Any]) -> Iterator[tuple[Key, float]]:
-    for name, values in metrics.items():
-        for number, sample in enumerate(values if PART in name and isinstance(values, list) else ()):
-            if isinstance(sample, dict) and "value" in sample:
-                labels = sample.get("labels") if isinstance(sample.get("labels"), dict) else {}
-                yield (
-                    _key(f"{name.removesuffix('_total')}_total", labels),
-                    _number(sample["value"], f"{name}[{number}]"),
-                )
-
-
-_CONTAINERS = (_of_get_metrics, _of_api, _of_aiperf)
+    return samples
 
 
 def _key(name: str, labels: Any) -> Key:
     return name, tuple(sorted((str(label), str(word)) for label, word in labels.items()))
-
-
-def _number(value: Any, name: str) -> float:
-    try:
-        return float("" if isinstance(value, bool) else value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TraceError(f"`{name}` must be a count, found {value!r:.40}") from error
 
 
 def _add(samples: Samples, key: Key, value: float, where: str) -> None:

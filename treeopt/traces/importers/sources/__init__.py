@@ -5,7 +5,6 @@
 * `responses`: histograms of each request in responses and logs.
 * `log`: log lines of vLLM, LMDeploy and llama.cpp.
 * `bench_serve`: results of `vllm bench serve` in JSON.
-* `printed`: what vLLM's benchmarks and examples print.
 * `llama_trace`: llama-server's LLAMA_TRACE lines.
 * `openvino_steps`: OpenVINO's step lists.
 * `spec_bench`: Spec-Bench's answers.

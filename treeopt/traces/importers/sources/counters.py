@@ -120,8 +120,8 @@ ENTRY = TraceSource(
     name="counters",
     title="an engine's counters",
     form="Prometheus text of vLLM, LMDeploy, llama.cpp or TensorRT-LLM, by position, summed over data-parallel "
-    "engines and instances; the same in answers of Prometheus' API and in AIPerf's `server_metrics_export.jsonl`; what "
-    "`LLM.get_metrics()` of vLLM returns, as JSON. `--before`: an earlier scrape, to count only what came after; "
+    "engines and instances; what `LLM.get_metrics()` of vLLM returns, as JSON. `--before`: an earlier scrape, to count "
+    "only what came after; "
     "counters that fell are an error",
     trace_holds="intervals by steps",
     settings={
@@ -139,6 +139,5 @@ ENTRY = TraceSource(
         Output("llama.cpp", "totals by position", "its `/metrics` (`--metrics`)", first=3),
         Output("TensorRT-LLM", "totals by position", "`/prometheus/metrics`", first=3),
         Output("LMDeploy", "totals by position", "`/metrics`", first=1),
-        Output("AIPerf", "the server's totals by position", "`server_metrics_export.jsonl`", first=3),
     ),
 )

@@ -1,18 +1,16 @@
 """Read acceptance by position from log lines of vLLM, LMDeploy and llama.cpp: rates of three decimals, pooled.
 
-A line of vLLM or LMDeploy covers a window of time, one of llama.cpp a request or the whole run.
+A line of vLLM or LMDeploy covers a window of time, one of llama.cpp the whole run.
 """
 
 import operator
 import re
 from collections.abc import Sequence
 
-import numpy as np
-
 from treeopt.errors import TraceError
-from treeopt.traces.importers.chain_counts import MAX_STEPS, TOLERATED, Chain, chain_from_steps
+from treeopt.traces.importers.chain_counts import TOLERATED, Chain
+from treeopt.traces.importers.sources.bench_serve import Printed, printed_chain
 from treeopt.traces.importers.sources.llama_trace import holds_lines as holds_steps
-from treeopt.traces.importers.sources.printed import Printed, printed_chain, unrounded
 from treeopt.traces.importers.trace_source import Content, Output, TraceSource
 
 ROUNDING = 5e-4  # largest error of a printed rate
@@ -27,31 +25,27 @@ _RATES = r"((?:\d\.\d+|nan)(?:,\s*(?:\d\.\d+|nan))*)"
 _INTERVAL = re.compile(rf"SpecDecoding metrics:.*Per-position acceptance rate: {_RATES}")
 _TIME = re.compile(r"\d\d:\d\d:\d\d")
 _ACCEPTED, _DRAFTED = (re.compile(rf"{word}: (\d{{1,15}}) tokens") for word in ("Accepted", "Drafted"))
-# llama.cpp: statistics of the whole run by drafter, printed after each request (calls to begin, to draft and to
-# accept); below, those of one request.
+# llama.cpp: statistics of the whole run by drafter, printed after each request (calls to begin, draft and accept).
 _WHOLE = re.compile(
     r"statistics\s+(?P<drafter>\S+?):? *#calls\(b,g,a\) =\s*\d+\s+(?P<calls>\d{1,15})\s+(?P<steps>\d{1,15}),"
     rf".*#acc tokens =\s*(?P<accepted>\d{{1,15}}),.*#acc rate/pos = \({_RATES}\)"
 )
 _GENERATED = re.compile(r"#gen tokens =\s*(\d{1,15}),")
-_REQUEST = re.compile(r"draft acceptance = [\d.]+ \(\s*(\d{1,15}) accepted /\s*(\d{1,15}) generated\)")
-_POSITIONS = re.compile(rf"(?:acc per pos|acceptance rate per position) = \({_RATES}\)")
 
 
 def holds_lines(content: Content) -> bool:
     """Return True if lines that print acceptance by position are in the text; llama.cpp's beside its steps are not."""
     if content.values is not None:
         return False
-    own = any(pattern.search(content.text) for pattern in (_WHOLE, _POSITIONS))
-    return _INTERVAL.search(content.text) is not None or (own and not holds_steps(content))
+    own = _WHOLE.search(content.text) is not None and not holds_steps(content)
+    return own or _INTERVAL.search(content.text) is not None
 
 
 def read_log(content: Content) -> Chain:
     """Return the chain whose rates the lines print.
 
     A line of vLLM or LMDeploy is a window, weighted by the steps in it; one that is there again at the same time counts
-    once. For llama.cpp the last statistics of each run count, or the lines of its requests if these have all steps of
-    the runs.
+    once. For llama.cpp the last statistics of each run count.
 
     Raises:
         TraceError: no such lines, lines of several engines, drafters or lengths, or that contradict themselves.
@@ -60,20 +54,13 @@ def read_log(content: Content) -> Chain:
     intervals = [(match, line) for line in _once(lines) if (match := _INTERVAL.search(line))]
     runs = [match for line in lines if (match := _WHOLE.search(line))]
     drafters = sorted({match["drafter"] for match in runs})
-    requests = _requests(lines)
-    if intervals and (runs or requests):
+    if intervals and runs:
         raise TraceError("it holds lines of several engines: keep those of one")
     if len(drafters) > 1:
         raise TraceError(f"it holds statistics of {' and '.join(drafters)}: keep those of one drafter")
     if intervals:
         return _chain(*_of_intervals([(_numbers(match[1]), line) for match, line in intervals]))
-    rows, idle = _of_runs(runs) if runs else ([], [])
-    steps = [sum(row.steps or 0 for row in part) for part in ([row for row, _ in requests], rows)]
-    if requests and (not runs or steps[0] == steps[1]) and steps[0] <= MAX_STEPS:
-        return _of_requests(requests, idle)
-    if requests and not runs:
-        return _chain([row for row, _ in requests], _cut_requests(requests))
-    return _chain(rows, idle)
+    return _chain(*_of_runs(runs))
 
 
 def _once(lines: Sequence[str]) -> list[str]:
@@ -113,53 +100,6 @@ def _cut(full: int, drafted: int) -> list[str]:
     return [] if drafted >= full else [UNEVEN.format(1 - drafted / full) + CUT]
 
 
-def _requests(lines: list[str]) -> list[tuple[Printed, int]]:
-    """Return rates and steps of each request, and tokens drafted; its figures are on one line or follow each other."""
-    rows, accepted, drafted = [], 0, 0
-    for line in lines:
-        if match := _REQUEST.search(line):
-            accepted, drafted = int(match[1]), int(match[2])
-        if (match := _POSITIONS.search(line)) and drafted:
-            rates = _numbers(match[1])
-            rows.append((Printed(tuple(rates), ROUNDING, _steps(rates, accepted, drafted), accepted), drafted))
-            drafted = 0
-    return rows
-
-
-def _steps(rates: Sequence[float], accepted: int, drafted: int) -> int:
-    """Return the steps behind rates, which are accepted tokens by position over steps: nearest to full drafts."""
-    total = sum(rates)
-    if not total:
-        return max(-(-drafted // len(rates)), 1)
-    guess = round(accepted / total)
-    spread = min(int(guess * len(rates) * ROUNDING / total) + 1, MOST_GUESSES)
-    wanted = max(-(-drafted // len(rates)), 1)
-    for steps in sorted(range(max(guess - spread, 1), guess + spread + 1), key=lambda steps: abs(steps - wanted)):
-        counts = np.rint(np.array(rates) * steps)
-        if counts.sum() == accepted and (np.abs(counts / steps - rates) <= ROUNDING * 1.001).all():
-            return steps
-    return max(guess, 1)
-
-
-def _cut_requests(rows: Sequence[tuple[Printed, int]]) -> list[str]:
-    full = sum(len(row.rates) * (row.steps or 0) for row, _ in rows)
-    return _cut(full, sum(drafted for _, drafted in rows))
-
-
-def _of_requests(rows: Sequence[tuple[Printed, int]], idle: Sequence[str]) -> Chain:
-    """Return the chain of llama.cpp's requests, their steps in an order that is not known."""
-    depths = {len(row.rates) for row, _ in rows}
-    if len(depths) > 1:
-        raise TraceError(f"lines have {min(depths)} to {max(depths)} positions: keep lines of one length")
-    requests = []
-    for row, _ in rows:
-        counts = np.rint(unrounded(row) * (row.steps or 0)).astype(int)
-        exactly = -np.diff([row.steps or 0, *np.minimum.accumulate(counts), 0])
-        requests.append(np.repeat(np.arange(len(exactly)), exactly).tolist())
-    assumed = [ROUNDED, *(idle or _cut_requests(rows))]
-    return chain_from_steps(requests, depth=depths.pop(), assumed=assumed)
-
-
 def _of_intervals(lines: Sequence[tuple[list[float], str]]) -> tuple[list[Printed], list[str]]:
     """Return rates and steps of each interval that drafted, and sentences for `assumed`."""
     rows, drafted_in_all, missing = [], 0, 0.0
@@ -195,14 +135,14 @@ ENTRY = TraceSource(
     name="log",
     title="log lines of acceptance by position",
     form="lines of vLLM, LMDeploy or llama.cpp that print acceptance by position",
-    trace_holds="lines of vLLM and LMDeploy are windows; those of llama.cpp's requests are requests",
+    trace_holds="lines of vLLM and LMDeploy are windows",
     settings={},
     assumes=(ROUNDED,),
     holds=holds_lines,
     chain=read_log,
     outputs=(
         Output("vLLM", "windows of ten seconds", "the server's log (`SpecDecoding metrics`)", first=2),
-        Output("llama.cpp", "requests", "llama-server's log at `--verbosity 4`", first=1),
+        Output("llama.cpp", "totals by position", "llama-server's log at `--verbosity 4`", first=2),
         Output("LMDeploy", "windows", "the server's log", first=2),
     ),
 )

@@ -10,12 +10,9 @@ from tests.helpers.source_texts import (
     LOG,
     METRICS,
     PROMETHEUS,
-    VECTOR,
-    api,
     bring,
     chain_of,
     reading,
-    scrape,
     turned_away,
 )
 from treeopt.errors import TraceError
@@ -177,7 +174,6 @@ def test_a_counted_trace_can_be_searched(tmp_path):
 
 
 FORMS = {
-    "answer of Prometheus": (api("vector", VECTOR), "counters"),
     "kubectl logs": ("".join(f"[pod/vllm-0/vllm] {line}\n" for line in PROMETHEUS.splitlines()), "counters"),
     "docker compose": ("".join(f"vllm-1  | {line}\n" for line in PROMETHEUS.splitlines()), "counters"),
     "quotation": ("".join(f"> {line}\n" for line in PROMETHEUS.splitlines()), "counters"),
@@ -187,7 +183,6 @@ FORMS = {
     "headers of HTTP": ("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n\r\n" + PROMETHEUS, "counters"),
     "log in JSON": ("".join(json.dumps({"level": "INFO", "msg": x}) + "\n" for x in LOG.splitlines()), "log"),
     "scrape in JSON": (json.dumps({"status": 200, "body": PROMETHEUS}), "counters"),
-    "aiperf scrapes": ("\n".join(scrape(at, times) for at, times in ((1, 1.0), (2, 1.5), (3, 2.0))), "counters"),
 }
 
 
@@ -206,12 +201,6 @@ def test_files_of_powershell_are_read(tmp_path, encoding):
     (tmp_path / "m").write_bytes((mark + PROMETHEUS.replace("\n", "\r\n")).encode(encoding))
     trace, _ = bring(tmp_path, tmp_path / "m", "engine")
     assert replay_tree(Tree.chain(3), trace).tau == pytest.approx(2.8, abs=1e-12)
-
-
-def test_one_scrape_counts_since_the_server_started():
-    assert reading(scrape(1, 1.0)).chain.steps == 2000
-    with pytest.raises(TraceError, match="fell from 4000 to 2000: the engine was restarted"):
-        reading(scrape(1, 2.0) + "\n" + scrape(2, 1.0))
 
 
 def test_engines_of_one_scrape_are_summed():
@@ -269,21 +258,3 @@ def test_two_dumps_of_get_metrics_are_not_added(text):
 def test_the_same_dump_counts_once_and_engines_are_added():
     assert chain_of(json.dumps([*METRICS, *METRICS])).steps == 2000
     assert chain_of(json.dumps([*METRICS, *ENGINE_1])).steps == 4000
-
-
-def test_answers_about_two_moments_are_refused_unless_they_agree():
-    answer = api("vector", VECTOR)
-    assert chain_of(answer + answer).steps == 2000
-    with pytest.raises(TraceError, match="it repeats `vllm:spec_decode_num_drafts_total` with another value"):
-        chain_of(answer + answer.replace("2000", "3000"))
-
-
-def test_a_counter_that_fell_between_aiperfs_scrapes_is_named():
-    """The last is above the first again: the engine was restarted, and its counters grew past them."""
-    scrapes = [scrape(at, times) for at, times in ((1, 1.0), (2, 5.0), (3, 0.5), (4, 3.0))]
-    with pytest.raises(TraceError, match="num_drafts_total` fell from 10000 to 1000: the engine was restarted"):
-        chain_of("\n".join(scrapes))
-
-
-def test_aiperfs_scrapes_are_in_the_order_of_their_times():
-    assert chain_of("\n".join(scrape(at, times) for at, times in ((3, 2.0), (2, 1.5), (1, 1.0)))).steps == 2000

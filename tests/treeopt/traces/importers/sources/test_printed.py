@@ -1,14 +1,13 @@
-"""Log lines and printed results: the counts behind rounded rates."""
+"""Log lines and results of benchmarks: the counts behind rounded rates."""
 
 import json
 
 import pytest
 
-from tests.helpers.source_texts import LOG, PRINTS, SERVE, TABLE, bring, chain_of, reading
+from tests.helpers.source_texts import LOG, SERVE, bring, chain_of, reading
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import replay_tree
-from treeopt.traces.importers.sources.printed import Printed, printed_chain, unrounded
-from treeopt.traces.importers.trace_source import read_output
+from treeopt.traces.importers.sources.bench_serve import Printed, printed_chain, unrounded
 from treeopt.tree import Tree
 
 
@@ -40,12 +39,6 @@ INFO 05-03 18:51:15 [metrics.py:101] SpecDecoding metrics: Mean acceptance lengt
         chain_of(text.replace(", 0.264", "").replace("387", "258").replace("150", "116"))
 
 
-LLAMA_REQUEST = """slot print_timing: id  3 | task 0 | draft acceptance = 0.77945 (  311 accepted /   399 generated), \
-mean len =  2.55
-slot print_timing: id  3 | task 0 |      acc per pos = (0.850, 0.705)
-"""
-
-
 LLAMA_WHOLE = (
     "0.34.089.513 I spec common_specu: statistics        draft-mtp: #calls(b,g,a) =    1    200    200, #gen drafts = "
     "   200, #acc drafts =   170, #gen tokens =    399, #acc tokens =   311, #mean acc len = 2.55, #acc rate/pos = "
@@ -56,19 +49,15 @@ LLAMA_WHOLE = (
 def test_lines_of_llama_cpp():
     """Lines of a run of 200 steps, as its log has them; the last line of the whole run counts."""
     earlier = LLAMA_WHOLE.replace("200,", "100,").replace("0.850, 0.705", "0.100, 0.000")
-    for text in (LLAMA_REQUEST, LLAMA_WHOLE, earlier + LLAMA_REQUEST + LLAMA_WHOLE):
+    for text in (LLAMA_WHOLE, earlier + LLAMA_WHOLE):
         chain = chain_of(text)
         assert (chain.survival, chain.steps) == ((0.85, 0.705), 200)
-    old = "draft acceptance = 0.90000 (   90 accepted /   100 generated), mean acceptance length =  4.50, acceptance "
-    assert chain_of(old + "rate per position = (1.000, 0.800)").survival == (1.0, 0.8)
     idle = (
         "statistics        ngram-mod: #calls(b,g,a) =    1      7      0, #gen drafts =      0, #acc tokens =     0\n"
     )
     assert chain_of(idle + LLAMA_WHOLE).steps == 200
     with pytest.raises(TraceError, match="it holds statistics of draft-mtp and ngram-mod"):
         chain_of(LLAMA_WHOLE + LLAMA_WHOLE.replace("draft-mtp", "ngram-mod"))
-    with pytest.raises(TraceError, match="no acceptance by position or step"):
-        chain_of(LLAMA_REQUEST.splitlines()[0])
     line = "SpecDecoding metrics: Accepted: 1 tokens, Drafted: 2 tokens, Per-position acceptance rate: 0.500\n"
     with pytest.raises(TraceError, match="lines of several engines"):
         chain_of(LLAMA_WHOLE + line)
@@ -113,6 +102,9 @@ def test_an_interval_with_a_few_shorter_drafts_is_taken():
         chain_of(line.format(2440, 4800, rates))
 
 
+EVEN = {"spec_decode_draft_tokens": 4000, "spec_decode_accepted_tokens": 2800}
+
+
 def test_results_of_several_runs_are_pooled_as_windows():
     other = SERVE | {
         "spec_decode_num_drafts": 1000,
@@ -123,24 +115,10 @@ def test_results_of_several_runs_are_pooled_as_windows():
     chain = reading(json.dumps(SERVE) + "\n" + json.dumps(other)).chain
     assert chain.survival == pytest.approx((2100 / 3000, 1600 / 3000, 1100 / 3000))
     assert chain.windows == ((400, 400, 400, 800), (500, 100, 100, 300))
-    assert reading(TABLE + TABLE).chain.steps == 4000
     with pytest.raises(TraceError, match="it has results of 2 to 3 positions"):
-        read_output(
-            TABLE + TABLE.replace("  Position 2:                            40.00\n", "").replace("6000", "4000"), {}
+        reading(
+            json.dumps(SERVE) + json.dumps(SERVE | {"spec_decode_per_position_acceptance_rates": [0.8, 0.6], **EVEN})
         )
-
-
-def test_lines_of_llama_cpps_requests_are_its_requests():
-    """Rates of three decimals and exact totals determine the counts; the statistics of the run say the share cut."""
-    line = (
-        "slot print_timing: id  1 | task {} | draft acceptance = 0.64479 (  167 accepted /   259 generated), mean len "
-        "=  2.92\nslot print_timing: id  1 | task {} |      acc per pos = (0.805, 0.632, 0.483)\n"
-    )
-    chain = chain_of(line.format(0, 0) + line.format(1, 1))
-    assert [len(request) for request in chain.requests] == [87, 87]
-    assert chain.survival == (70 / 87, 55 / 87, 42 / 87)
-    assert "0.8% of the tokens that full drafts would have were not drafted" in chain.assumed[1]
-    assert not chain.ordered
 
 
 def test_counts_behind_rounded_rates():
@@ -173,11 +151,6 @@ def test_counts_behind_rounded_rates():
 def test_results_that_are_not_so(change, message):
     with pytest.raises(TraceError, match=message):
         reading(json.dumps(SERVE | change))
-
-
-def test_printed_positions_must_follow_each_other():
-    with pytest.raises(TraceError, match="position 2 is printed where position 1 must be"):
-        reading(PRINTS.replace("acceptance at token 1: 0.60\n", ""))
 
 
 def test_the_command_warns_where_no_draft_was_accepted(tmp_path):

@@ -13,15 +13,12 @@ from tests.helpers.source_texts import (
     LOG,
     META,
     METRICS,
-    PRINTS,
     PROMETHEUS,
     RESPONSE,
     SERVE,
     SGLANG_LINE,
-    TABLE,
     bring,
     reading,
-    scrape,
     turned_away,
 )
 from treeopt.errors import TraceError
@@ -35,11 +32,6 @@ BOTH_NAMES = SGLANG_LINE.replace(
 )
 
 
-OLD_PRINTS = PRINTS[: PRINTS.index("acceptance at token 0")] + "".join(
-    f"acceptance at token {number}:{rate:.2f}\n" for number, rate in enumerate((1, 0.8, 0.6, 0.4))
-)
-
-
 def half(result):
     """The result of a run that is half as long."""
     return {key: value // 2 if isinstance(value, int) else value for key, value in result.items()}
@@ -48,9 +40,6 @@ def half(result):
 OUTPUTS = {
     "serve": (json.dumps(SERVE), "bench-serve"),
     "serve, appended": (json.dumps(SERVE) + "\n", "bench-serve"),
-    "table": (TABLE, "printed"),
-    "prints": (PRINTS, "printed"),
-    "prints of a log": ("INFO 11-25 " + PRINTS.replace("\n", "\nINFO 11-25 "), "printed"),
     "get_metrics": (json.dumps(METRICS, indent=1), "counters"),
     "aiperf records": (json.dumps({"metadata": {}, "metrics": {}, "spec_decode_acceptance": AIPERF}), "responses"),
     "aiperf raw": (json.dumps({"responses": [{"text": f"data: {RESPONSE}"}, "histogram"]}), "responses"),
@@ -59,7 +48,6 @@ OUTPUTS = {
     "sglang log of JSON and lines": (f"{META}\n[2026-02-06] Decode batch, accept len: 2.80\n", "responses"),
     "sglang response, printed by Python": (repr({"text": "a", "meta_info": json.loads(META)}), "responses"),
     "serve, files joined": (json.dumps(half(SERVE)) + json.dumps(half(SERVE), indent=1), "bench-serve"),
-    "prints of 2025, the bonus as token 0": (OLD_PRINTS, "printed"),
 }
 
 
@@ -82,7 +70,6 @@ def test_every_container_of_the_same_counts_is_the_same_chain(name):
         (SGLANG_LINE.replace("[400", f"[{10**400}"), "`spec_accept_histogram` must be a list of counts, found"),
         (json.dumps([METRICS[1] | {"value": 10**400}]), "`vllm:spec_decode_num_drafts` must be a count, found 1000"),
         (f"{META}\n{META[:-9]}\nINFO", r"line 2: neither JSON nor lines of JSON"),
-        (PRINTS.replace("2.80", "3.10"), "rates by token add up to 1.80, which a mean length of 3.1 does not fit"),
     ],
 )
 def test_what_is_no_count_is_named(text, message):
@@ -92,11 +79,11 @@ def test_what_is_no_count_is_named(text, message):
 
 @pytest.mark.parametrize("kind", ["engine", "counters", "responses", "log"])
 def test_a_file_is_recognised_by_its_content(tmp_path, kind):
-    (tmp_path / "bench.png").write_text(TABLE)
+    (tmp_path / "bench.png").write_text(json.dumps(SERVE))
     trace, said = bring(tmp_path, tmp_path / "bench.png", kind)
     assert replay_tree(Tree.chain(3), trace).tau == pytest.approx(2.8, abs=1e-12)
-    assert trace.meta["imported"]["format"] == "printed"
-    assert "Assumed: rates have 4 decimals" in said
+    assert trace.meta["imported"]["format"] == "bench-serve"
+    assert "Assumed: only rank 0 was counted" in said
 
 
 @pytest.mark.parametrize(
@@ -163,9 +150,9 @@ def test_a_source_of_another_package_is_one_entry(tmp_path):
 
 
 def test_settings_belong_to_the_kind_that_is_found(tmp_path):
-    (tmp_path / "t").write_text(TABLE)
+    (tmp_path / "t").write_text(LOG)
     more = ("--before", tmp_path / "t")
-    turned_away(tmp_path, tmp_path / "t", "counters", *more, words=("--before does not apply to printed",), code=2)
+    turned_away(tmp_path, tmp_path / "t", "counters", *more, words=("--before does not apply to log",), code=2)
 
 
 @settings(max_examples=examples(100))
@@ -197,16 +184,13 @@ SPEC_BENCH = json.dumps({"choices": [{"accept_lengths": [1, 2, 3]}]})
 @pytest.mark.parametrize(
     ("parts", "named"),
     [
-        ((LOG, TABLE), "printed results of vLLM's benchmarks and log lines of acceptance by position"),
-        ((LOG, PRINTS), "printed results of vLLM's benchmarks and log lines of acceptance by position"),
         ((LOG, PROMETHEUS), "log lines of acceptance by position and an engine's counters"),
-        ((TABLE, PROMETHEUS), "printed results of vLLM's benchmarks and an engine's counters"),
         ((PROMETHEUS, STEPS), "LLAMA_TRACE lines and an engine's counters"),
         ((LOG, STEPS), "LLAMA_TRACE lines and log lines of acceptance by position"),
         ((LOG, SGLANG_LINE), "histograms of responses and log lines of acceptance by position"),
         ((json.dumps(SERVE), META), "results of `vllm bench serve` and histograms of responses"),
         ((SPEC_BENCH, META), "Spec-Bench's accept_lengths and histograms of responses"),
-        ((scrape(1, 1.0), META), "an engine's counters and histograms of responses"),
+        ((json.dumps(METRICS), META), "an engine's counters and histograms of responses"),
     ],
 )
 @pytest.mark.parametrize("order", [1, -1])
@@ -235,7 +219,7 @@ def test_words_of_another_output_in_a_prompt_are_not_read(quoted, text, kind):
     assert output.chain.survival == pytest.approx((0.8, 0.6, 0.4))
 
 
-@pytest.mark.parametrize("line", [META, RESPONSE, f"data: {RESPONSE}", json.dumps(SERVE), SPEC_BENCH, scrape(1, 1.0)])
+@pytest.mark.parametrize("line", [META, RESPONSE, f"data: {RESPONSE}", json.dumps(SERVE), SPEC_BENCH])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_a_line_of_json_that_was_cut_off_is_named(line, share):
     cut = line[: max(int(len(line) * share), line.index("{") + 2)]
@@ -246,4 +230,4 @@ def test_a_line_of_json_that_was_cut_off_is_named(line, share):
 
 def test_an_earlier_scrape_with_a_line_that_was_cut_off_is_refused():
     with pytest.raises(TraceError, match="line 2 is not JSON: cut off"):
-        reading(scrape(3, 2.0), before=f"{scrape(1, 1.0)}\n{scrape(2, 1.0)[:-9]}")
+        reading(PROMETHEUS, before=f"{META}\n{META[:-9]}")
