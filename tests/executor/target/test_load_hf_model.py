@@ -392,8 +392,6 @@ def test_a_configuration_that_cannot_be_used_is_refused_with_file_and_reason(tmp
     assert "\n" not in str(caught.value)
 
 
-
-
 def test_a_window_that_the_model_lacks_is_a_warning(tmp_path):
     folder = described(tmp_path / "model", sliding_window=4)
     for drafter in (True, False):

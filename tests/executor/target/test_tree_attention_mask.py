@@ -7,7 +7,6 @@ from torch.nn.attention.flex_attention import create_mask
 from executor.target.tree_attention_mask import (
     TreeMasks,
     additive,
-    chunk_seen,
     fold_heads,
     tree_blocks,
     tree_seen,
@@ -45,14 +44,6 @@ def test_a_node_sees_the_text_its_ancestors_and_itself(window):
     assert seen.any(-1).all()
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_later_nodes_alone_see_the_same(window):
-    lengths = torch.tensor([5, 9])
-    whole = tree_seen(lengths, TOPOLOGY.depth, TOPOLOGY.ancestors, 24, window)
-    part = tree_seen(lengths, TOPOLOGY.depth[:, 4:7], TOPOLOGY.ancestors[:, 4:7, :7], 24, window)
-    assert torch.equal(part, whole[:, 4:7])
-
-
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("part", [slice(0, 8), slice(4, 7)])
 def test_looking_a_mask_up_is_the_same(part, group):
@@ -77,13 +68,6 @@ def test_a_tree_is_laid_out_once_and_forgotten_with_its_tensor(monkeypatch):
     assert made == [8, 16, 32, 64, 128]
     del ancestors
     assert not masks._known
-
-
-@pytest.mark.parametrize("window", [None, 4])
-def test_a_piece_of_a_text_sees_like_the_whole(window):
-    whole = chunk_seen(0, 12, 16, window, torch.device("cpu"))
-    assert torch.equal(chunk_seen(7, 5, 16, window, torch.device("cpu")), whole[:, 7:])
-    assert whole.sum(-1).tolist() == [[min(i + 1, window or 12) for i in range(12)]]
 
 
 @pytest.mark.parametrize("window", [None, 3, 100, 300])

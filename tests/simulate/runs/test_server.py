@@ -205,28 +205,6 @@ def test_one_row_and_speculation_are_m_g_1():
     assert close(found["busy"], 0.6)
 
 
-@pytest.mark.slow
-def test_rows_that_do_not_slow_each_other_are_m_d_c():
-    """The number inside after a service time D is max(n - c, 0) and a Poisson number of arrivals (Crommelin 1932).
-
-    Its stationary law by iteration. A request that comes during a step waits for its end: up to 0.05 s more.
-    """
-    rows, rate, service, most = 3, 2.1, 1.0, 200
-    arrivals = np.exp(
-        -rate * service + np.arange(most) * np.log(rate * service) - [math.lgamma(n + 1) for n in range(most)]
-    )
-    law = np.zeros(most)
-    law[0] = 1
-    for _ in range(2000):
-        left = np.append(law[: rows + 1].sum(), law[rows + 1 :])
-        law = np.convolve(left, arrivals)[:most]
-    wait = float(law @ np.arange(most)) / rate - service
-    trace = with_lengths(np.full((20, 1), -1), [20], width=1)
-    found = waits(trace, None, rate=rate, rows=rows, step_s=0.05)
-    assert close(found["wait"], wait + 0.025, more=0.025)
-    assert close(found["running"], rate * service, more=0.05 * rate)
-
-
 # --- changes
 
 
