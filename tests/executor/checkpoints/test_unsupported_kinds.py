@@ -25,13 +25,9 @@ def layer(prefix: str, **more: tuple[int, ...]):
 @pytest.mark.parametrize(
     ("more", "said", "word"),
     [
-        ({"mask_hidden": (1, 1, 96)}, {}, "P-EAGLE"),
         ({}, {"parallel_drafting": True}, "P-EAGLE"),
         ({}, {"pard_token": 60}, "PARD"),
-        ({"layers.0.self_attn.q_a_proj.weight": (4, 64)}, {}, "MLA drafters"),
-        ({"layers.0.mlp.experts.0.up_proj.weight": (4, 32)}, {}, "EAGLE drafters with experts"),
         ({"layers.0.self_attn.qkv_proj.weight": (4, 64)}, {}, "fused projections"),
-        ({}, {"dflash_config": {"target_layer_ids": [1]}}, "DFlash is not supported"),
         ({}, {"architectures": ["DSparkDraftModel"]}, "DSpark"),
         ({"layers.0.self_attn.q_proj.qweight": (4,)}, {"quantization_config": {"quant_method": "awq"}}, "(awq)"),
     ],
@@ -61,7 +57,6 @@ def test_a_copied_quantisation_of_plain_tensors_changes_nothing(tmp_path, target
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        (layer("model.layers.12.", **{"eh_proj.weight": (32, 64), "enorm.weight": (32,)}), {}),
         (layer("model.mtp_layers.0.", **{"input_proj.weight": (32, 64), "token_layernorm.weight": (32,)}), {}),
         (
             layer("model.layers.0.", **{"eh_proj.weight": (32, 64)})

@@ -23,8 +23,6 @@ def each(request):
 
 NARROW = [
     DynamicTree(nodes=6, depth=3, beam=2, width=6),
-    DynamicTree(nodes=9, depth=3, beam=4, width=2),
-    DynamicTree(nodes=3, depth=3, beam=1, width=3),
     DynamicTree(nodes=8, depth=3, beam=3, width=4, min_probability=0.1),
 ]
 

@@ -49,7 +49,7 @@ def test_steps_keep_what_the_walk_keeps(tree, batch, late):
     assert [len(generation.tokens) for generation in found] == trace.lengths.tolist()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(traces(length=8), st.integers(1, 3), st.data())
 def test_any_trace_and_tree(trace, batch, data):
     tree = data.draw(trees(width=trace.width, depth=trace.depth))

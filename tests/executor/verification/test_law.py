@@ -269,10 +269,10 @@ def test_the_law_is_that_of_the_warped_target(rule, tree, warp):
 def test_plain_sampling_has_the_law():
     """No tree: one token a step. False-alarm probability 1e-4, seed fixed."""
     rule = make_rule("sample-and-match", warp=FLAT, generator=seeded_generator(CPU, 3))
-    assert p_value(emitted(Decoder(target(), batch=512, rule=rule), 6000)) > ALARM
+    assert p_value(emitted(Decoder(target(), batch=512, rule=rule), 3000)) > ALARM
 
 
-@pytest.mark.parametrize(("draft", "tree"), [("near", "chain"), ("medusa", "branching"), ("near", "dynamic")])
+@pytest.mark.parametrize(("draft", "tree"), [("medusa", "branching"), ("near", "dynamic")])
 def test_typical_acceptance_is_noticed(draft, tree):
     assert p_value(emitted(decoder("typical", draft, tree), 4000)) < 1e-9
 

@@ -246,7 +246,6 @@ def test_a_run_takes_its_prompts_from_the_trace(files, knowing, tmp_path):
     assert_runs(record, trace, profile, prompt_tokens=lengths)
     assert record["warnings"] == []
     assert record["conditions"][1].startswith("Prefill of prompts of 60 to 83 tokens, those that join together")
-    assert "ms per prompt on average, " in record["conditions"][1]
 
 
 def test_a_server_draws_prompts_with_their_texts(files, knowing, tmp_path):

@@ -64,8 +64,6 @@ def test_the_rate_is_the_highest_that_keeps_the_limits(files, tmp_path):  # noqa
     assert kept[0] > 0.9 > kept[1]
     less = json.loads(done(*words(files, *asked, "--batch", "1", "--json")).stdout)
     assert less["configurations"][0]["requests_s"]["value"] < tree["requests_s"]["value"]
-    done("report", out, "--output", tmp_path / "page.html")
-    assert "requests/s carried" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_a_plan_changes_its_trees_while_the_rate_is_looked_for(files):  # noqa: F811
