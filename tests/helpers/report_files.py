@@ -1,4 +1,4 @@
-"""A file of every kind that `treeopt report` reads, and what a browser is started with."""
+"""A file of every kind that `treeopt report` reads, and its page in parts."""
 
 import json
 from dataclasses import dataclass
@@ -9,36 +9,20 @@ from tests.helpers.command_line import done
 from treeopt.storage.atomic_files import shipped
 
 TRACES = shipped("traces")
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 
 
 def written_results(folder: Path) -> dict[str, Path]:
     """Run the commands that write results, and return their files by kind, with shipped ones for what takes longer."""
     medusa = TRACES / "medusa-t0.npz"
+    simulated = ("simulate", "--trace", medusa, "--tree", "2", "--batch", "4")
     commands = {
         "plan": ("search", "--trace", medusa, "--batch", "1,4"),
         "comparison": ("compare", medusa, TRACES / "hydra-t0.npz", "--batch", "4"),
-        "run": ("simulate", "--trace", medusa, "--tree", "2", "--batch", "4"),
-        "serving": (
-            "simulate",
-            "--trace",
-            medusa,
-            "--tree",
-            "2",
-            "--batch",
-            "4",
-            "--arrivals",
-            "5",
-            "--requests",
-            "50",
-        ),
+        "run": simulated,
+        "serving": (*simulated, "--arrivals", "5", "--requests", "50"),
         "capacity": (
-            *("simulate", "--trace", medusa, "--tree", "2", "--batch", "4", "--capacity", "0.9"),
-            *("--tpot-s", "0.05", "--requests", "50"),
+            *(*simulated, "--capacity", "0.9", "--tpot-s", "0.05"),
+            *("--requests", "50", "--replications", "2"),
         ),
         "whatif": (
             *("whatif", "--trace", medusa, "--target", shipped("models/stdlib-llama"), "--hardware", "h100"),

@@ -126,9 +126,9 @@ def test_variants_that_are_not_supported_are_named(tmp_path, target, good, name,
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (0, -1, "d2t must lead to tokens 0 to 60, entry 0 leads to -1"),
-        (3, 2**62, "d2t must lead to tokens 0 to 60"),
-        (4, 2, "d2t must lead to each token once, entries 4 and 5 lead to 6"),
+        (0, -1, "d2t must lead to each of the tokens 0 to 60 at most once"),
+        (3, 2**62, "d2t must lead to each of the tokens 0 to 60 at most once"),
+        (4, 2, "d2t must lead to each of the tokens 0 to 60 at most once"),
         (1, 0, "row 1 of lm_head is token 1, which t2d lacks"),
     ],
 )
