@@ -9,7 +9,7 @@ from treeopt.charts.marks import (
     Row,
     Series,
     decimal_ticks,
-    interval,
+    estimated,
     line,
     points,
     rule,
@@ -18,7 +18,6 @@ from treeopt.charts.marks import (
     titled,
 )
 from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.statistics.clustered_estimate import Estimate
 
 if TYPE_CHECKING:
     import altair as alt
@@ -142,17 +141,16 @@ def load_over_time(record: Mapping[str, Any]) -> "alt.LayerChart | None":
 
 def carried_rates(record: Mapping[str, Any]) -> "alt.LayerChart":
     """Return the rate that each configuration carries; `record` is what `treeopt simulate --capacity` writes."""
-    rates = {short(run["name"], 24): Estimate(**run["requests_s"]) for run in record["configurations"]}
+    rates = {short(run["name"], 24): run["requests_s"] for run in record["configurations"]}
     rows: list[Row] = [
-        {"series": "highest rate", "name": name, "rate": rate.value, **interval(rate, ACROSS)}
-        for name, rate in rates.items()
+        {"series": "highest rate", "name": name, **estimated("rate", rate, ACROSS)} for name, rate in rates.items()
     ]
     x, y = Axis("rate", "requests per second", zero=True), Axis("name", names=list(rates))
     return titled(
         points(rows, x, y, series_of(rows)),
         "Rate that the server carries",
         "Bars: 95 % intervals over simulated days.",
-        words="; ".join(f"{name}: {rate.value:.2f} requests per second" for name, rate in rates.items()),
+        words="; ".join(f"{name}: {rate['value']:.2f} requests per second" for name, rate in rates.items()),
         height=30 + 40 * len(rates),
     )
 
@@ -161,10 +159,10 @@ def latencies(record: Mapping[str, Any]) -> "alt.LayerChart":
     """Return percentiles of latencies, configurations side by side; `record` is a run or a server's days."""
     places = {(kind, percent): f"{name}, p{percent}" for kind, name in KINDS.items() for percent in (50, 95, 99)}
     rows: list[Row] = [
-        {"series": short(run["name"]), "latency": place, "ms": 1e3 * value.value, **_milliseconds(value)}
+        {"series": short(run["name"]), "latency": place, **estimated("ms", value, ACROSS, scale=1e3)}
         for run in record["configurations"]
         for (kind, percent), place in places.items()
-        if (value := _percentile(run, kind, percent)) is not None and value.value > 0
+        if (value := _percentile(run, kind, percent)) is not None and value["value"] > 0
     ]
     ends = [end for row in rows for end in (row["ms"], row["left"], row["right"]) if end > 0]
     ticks = decimal_ticks(min(ends), max(ends))
@@ -179,11 +177,9 @@ def latencies(record: Mapping[str, Any]) -> "alt.LayerChart":
     )
 
 
-def _milliseconds(value: Estimate) -> dict[str, float]:
-    return interval(Estimate(*(1e3 * part for part in (value.value, value.low, value.high))), ACROSS)
-
-
-def _percentile(run: Mapping[str, Any], kind: str, percent: int) -> Estimate | None:
+def _percentile(run: Mapping[str, Any], kind: str, percent: int) -> Mapping[str, float] | None:
     figures = run.get("figures")
-    value = run[kind][f"p{percent}"] if figures is None else figures.get(f"{kind}_p{percent}")
-    return None if value is None else Estimate(value["value"], value["low"], value["high"])
+    value: Mapping[str, float] | None = (
+        run[kind][f"p{percent}"] if figures is None else figures.get(f"{kind}_p{percent}")
+    )
+    return value

@@ -9,7 +9,7 @@ from treeopt.charts.marks import (
     Row,
     Series,
     diagonal,
-    interval,
+    estimated,
     line,
     points,
     rule,
@@ -18,7 +18,6 @@ from treeopt.charts.marks import (
     titled,
 )
 from treeopt.plans.plan import Plan
-from treeopt.statistics.clustered_estimate import Estimate
 
 if TYPE_CHECKING:
     import altair as alt
@@ -57,8 +56,7 @@ def speedup_rows(plan: Plan) -> tuple[list[str], list[Row]]:
             if not choice.plain:
                 row = {
                     "batch": entry.batch,
-                    "speedup": choice.speedup.value,
-                    **interval(choice.speedup),
+                    **estimated("speedup", choice.speedup),
                     "configuration": choice.name,
                     "nodes": f"{choice.nodes:.3g}",
                     "tau": f"{choice.tau.value:.3f}",
@@ -111,8 +109,7 @@ def scenario_speedups(record: Mapping[str, Any]) -> "alt.LayerChart":
                 f"{cell['device']}, {cell['context']} tokens of context" if several else cell["device"], 60
             ),
             "batch": cell["batch"],
-            "speedup": cell["speedup"]["value"],
-            **interval(Estimate(**cell["speedup"])),
+            **estimated("speedup", cell["speedup"]),
             "best": cell["name"],
             "step, ms": f"{cell['step_s'] * 1e3:.4g}",
         }
@@ -137,8 +134,7 @@ def contests(record: Mapping[str, Any]) -> "alt.LayerChart":
         {
             "series": short(standing["drafter"]),
             "contest": name,
-            "ratio": standing["over"]["value"],
-            **interval(Estimate(**standing["over"]), ACROSS),
+            **estimated("ratio", standing["over"], ACROSS),
         }
         for name, contest in zip(names, record["contests"], strict=True)
         for standing in contest["standings"]
@@ -160,10 +156,8 @@ def agreement(record: Mapping[str, Any]) -> "alt.LayerChart":
     rows: list[Row] = [
         {
             "series": f"batch {cell['batch']}",
-            "predicted": cell["predicted"]["speedup"]["value"],
-            "measured": cell["measured"]["speedup"]["value"],
-            **interval(Estimate(**cell["predicted"]["speedup"]), ACROSS),
-            **interval(Estimate(**cell["measured"]["speedup"])),
+            **estimated("predicted", cell["predicted"]["speedup"], ACROSS),
+            **estimated("measured", cell["measured"]["speedup"]),
             "tree": cell["name"],
             "error": f"{cell['error']:+.1%}",
         }

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.results.blocks import Column, Table, ranged
-from treeopt.results.run import renamed, simulated, unsure, with_article
+from treeopt.results.run import renamed, simulated, with_article
+from treeopt.results.words import unsure
 
 COLUMNS = (
     Column("configuration", align="left", key=True, field="name"),

@@ -24,7 +24,7 @@ from treeopt.charts.marks import (
     Palette,
     as_svg,
     decimal_ticks,
-    interval,
+    estimated,
     line,
     points,
     series_of,
@@ -202,7 +202,7 @@ def test_no_operation_on_the_edge_is_beaten():
 
 
 def test_ends_that_are_infinite_are_not_drawn():
-    assert interval(Estimate(2.0, -math.inf, math.inf)) == {"low": 2.0, "high": 2.0}
+    assert estimated("tau", Estimate(2.0, -math.inf, math.inf)) == {"tau": 2.0, "low": 2.0, "high": 2.0}
 
 
 def test_ticks_are_decimal():

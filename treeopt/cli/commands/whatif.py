@@ -125,16 +125,15 @@ def whatif(
     question = WhatIf.prepare(trace_file, settings)
     _check_files(plans, question.plan_files(), PLAN, "--plans")
     _check_files(tables, question.profile_files(), PROFILE, "--profiles")
-    answer = question.answer(printing.progress)
-    record = answer.record
+    record = question.answer(printing.progress)
     if plans is not None:
         plans.mkdir(exist_ok=True)
-        for name, plan in answer.plans().items():
+        for name, plan in record.plans().items():
             save_plan(plan, plans / name)
             printing.say(f"plan written to {plans / name}")
     if tables is not None:
         tables.mkdir(exist_ok=True)
-        for name, times in answer.profiles().items():
+        for name, times in record.profiles().items():
             save_profile(times, tables / name)
             printing.say(f"step times written to {tables / name}")
     if files.as_json:
