@@ -15,7 +15,6 @@ from treeopt.api.run_models import (
     Prompts,
     Requests,
     Sampling,
-    is_main_rank,
     load_prompts,
     load_target_and_drafter,
 )
@@ -172,6 +171,7 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
     requests = load_prompts(settings.models, target, settings.source)
     from executor.decoding.decoder import Decoder
     from executor.models.fingerprint import compute_as_recorded
+    from executor.target.tensor_parallel import is_main_rank
     from executor.verification.acceptance_rules import rule_meta
 
     if begun is not None:

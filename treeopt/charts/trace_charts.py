@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treeopt.charts.latency_charts import throughput_and_latency
 from treeopt.charts.marks import (
     ACROSS,
     DOT,
@@ -27,7 +26,7 @@ from treeopt.charts.marks import (
     short,
     titled,
 )
-from treeopt.charts.speedup_charts import speedups
+from treeopt.charts.speed_charts import speedups, throughput_and_latency
 from treeopt.errors import TraceError, TreeoptError, counted
 from treeopt.planning.learning_curve import LearningCurve, learning_curves
 from treeopt.plans.plan import Plan

@@ -11,9 +11,8 @@ import altair as alt
 from marimo import Html, accordion, as_html, callout, plain_text, vstack
 
 from simulate.whatif.scenarios import Offer, Scenario, cheapest
-from treeopt.charts.latency_charts import throughput_and_latency
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
-from treeopt.charts.speedup_charts import speedups
+from treeopt.charts.speed_charts import speedups, throughput_and_latency
 from treeopt.charts.trace_charts import accepted_shares, tau_by_nodes, tree_picture
 from treeopt.engines.export import Export
 from treeopt.errors import TraceError, TreeoptError

@@ -45,5 +45,5 @@ ENTRY = simulated(
     columns=COLUMNS,
     answers=_answers,
     tables=_tables,
-    charts={"rates": "treeopt.charts.latency_charts:carried_rates"},
+    charts={"rates": "treeopt.charts.speed_charts:carried_rates"},
 )

@@ -182,5 +182,5 @@ ENTRY = ResultKind(
     next_lines=next_lines,
     tables=tables,
     remarks=remarks,
-    charts={"contests": "treeopt.charts.speedup_charts:contests"},
+    charts={"contests": "treeopt.charts.speed_charts:contests"},
 )

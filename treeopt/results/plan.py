@@ -364,8 +364,8 @@ ENTRY = ResultKind(
     tables=tables,
     remarks=remarks,
     charts={
-        "speedup": "treeopt.charts.speedup_charts:speedups",
-        "latency": "treeopt.charts.latency_charts:throughput_and_latency",
+        "speedup": "treeopt.charts.speed_charts:speedups",
+        "latency": "treeopt.charts.speed_charts:throughput_and_latency",
     },
     page_charts="treeopt.charts.trace_charts:plan_charts",
     beside="treeopt.api.report_files:beside_plan",

@@ -109,5 +109,5 @@ ENTRY = simulated(
     columns=COLUMNS,
     answers=_answers,
     tables=_tables,
-    charts={"latency": "treeopt.charts.latency_charts:latencies"},
+    charts={"latency": "treeopt.charts.speed_charts:latencies"},
 )

@@ -15,7 +15,6 @@ from tests.helpers.small_plans import choice, entry, plan_of
 from tests.helpers.strategies import drawn_trace
 from treeopt import draw_speedups, draw_tau
 from treeopt.api.device_charts import profile_chart
-from treeopt.charts.latency_charts import load_over_time, pareto, throughput_and_latency
 from treeopt.charts.marks import (
     DARK,
     LIGHT,
@@ -31,7 +30,14 @@ from treeopt.charts.marks import (
     titled,
 )
 from treeopt.charts.marks import Axis as ChartAxis
-from treeopt.charts.speedup_charts import agreement, speedups, stops_paying
+from treeopt.charts.speed_charts import (
+    agreement,
+    load_over_time,
+    pareto,
+    speedups,
+    stops_paying,
+    throughput_and_latency,
+)
 from treeopt.charts.trace_charts import (
     SERIES,
     acceptance_by_depth,

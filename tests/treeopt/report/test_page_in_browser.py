@@ -6,9 +6,10 @@ from dataclasses import asdict
 import pytest
 
 from tests.helpers.report_files import CHROMIUM, FLAGS, written_results
+from tests.helpers.slider_formulas import Setting, recompute
 from treeopt.api.report_files import report_page
 from treeopt.report.html_page import as_html
-from treeopt.report.slider_model import Drafted, Setting, recompute
+from treeopt.report.slider_model import Drafted
 from treeopt.statistics.clustered_estimate import Estimate
 
 pytestmark = pytest.mark.browser
