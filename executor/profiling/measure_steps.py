@@ -19,7 +19,7 @@ from executor.models.fingerprint import tokens_hash
 from executor.profiling.configurations import REQUIRED, Configuration
 from executor.profiling.profile_settings import Measuring
 from executor.runners.runner import Run, Runner, Tokens, Visit, Visits, resumable
-from simulate.profiles.profile import PrefillRecord, Profile
+from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import Prefill
 from treeopt.errors import CostError, UsageError
 from treeopt.registry import load
@@ -147,12 +147,12 @@ class Measurement:
     @cached_property
     def prefill(self) -> Prefill | None:
         """Seconds of reading prompts: measured, or read from the work file."""
-        known = next(iter(self._work.pieces("prefill", PrefillRecord)), None)
         try:
-            if known is not None:
-                return Prefill(known.plain, known.drafted)
+            known = next(iter(self._work.pieces("prefill", Prefill)), None)
         except CostError as error:
             raise self._work.damaged(f"prefill: {error}") from error
+        if known is not None:
+            return known
         started, budget_s = time.perf_counter(), self.settings.budget_s
         prefill = self._timing.prefill(math.inf if budget_s is None else PREFILL * budget_s)
         self._looked_s += time.perf_counter() - started

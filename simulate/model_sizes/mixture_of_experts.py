@@ -27,7 +27,7 @@ class Experts:
         """Check both counts."""
         for name in ("count", "active"):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
+            if type(value) is not int or not 1 <= value < 2**63:
                 raise CostError(f"experts: {name} must be a positive integer, got {value!r:.80}")
         if self.active > self.count:
             raise CostError(f"experts: active must be at most count, {self.count}, got {self.active}")

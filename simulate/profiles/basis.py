@@ -8,13 +8,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.mixture_of_experts import Experts
 from treeopt.cost_model import far
 from treeopt.errors import CostError
+from treeopt.storage.typed_records import Finite, NotNegative
 
 Floats = NDArray[np.float64]
 
@@ -63,15 +66,14 @@ TERMS = (*terms_of(1, batch=1, context=0), "experts")
 class Basis:
     """A fitted sum of terms.
 
-    Attributes:
-        seconds: term -> seconds per unit; terms that are missing cost nothing.
-        experts: the target's experts, if `experts` is a term.
-        spread: lambda of `Experts.touched`, fitted.
+    Terms that are missing cost nothing.
     """
 
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    experts: Experts | None = None
-    spread: float = 1.0
+    seconds: Annotated[Mapping[str, NotNegative], Meta(description="by term: seconds per unit")] = field(
+        default_factory=dict
+    )
+    experts: Annotated[Experts | None, Meta(description="the target's experts, if `experts` is a term")] = None
+    spread: Annotated[Finite, Meta(description="lambda of `Experts.touched`, fitted")] = 1.0
 
     def __post_init__(self) -> None:
         """Check names and signs.

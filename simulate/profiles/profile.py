@@ -16,17 +16,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import numpy as np
 from msgspec import Meta, structs
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.drafter_kinds import known_kind
-from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis, fit_basis
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
 from simulate.profiles.step_tables import (
-    Growing,
     Points,
     Prefill,
     batch_shares,
@@ -41,7 +38,7 @@ from treeopt.errors import CostError
 from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import GREEDY, look, rule_in, same_choosing
-from treeopt.storage.typed_records import AtLeastOne, Count, Finite, Index, NotNegative, Positive, Record, read_record
+from treeopt.storage.typed_records import AtLeastOne, Count, Index, NotNegative, Record, read_record
 from treeopt.storage.user_files import read_text
 from treeopt.value_methods import ValueMethods
 
@@ -49,84 +46,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-PointRecords = tuple[tuple[Count, Finite], ...]
-
-
-class GrowingRecord(Record, frozen=True):
-    """Seconds that drafting a dynamic tree takes beyond a static tree of the same shape."""
-
-    step_s: Annotated[NotNegative, Meta(description="per step")]
-    level_s: Annotated[NotNegative, Meta(description="per drafted level")]
-    node_s: Annotated[NotNegative, Meta(description="per node that the drafter is fed")]
-    token_s: Annotated[NotNegative, Meta(description="per verified token of a sequence")]
-    widest: Annotated[Count, Meta(description="widest level that was measured")]
-    spread: Annotated[NotNegative, Meta(description="error on shapes that a fit had not seen, as a share of a step")]
-
-
-class BatchRecord(Record, frozen=True):
-    """Medians measured at one batch size and context."""
-
-    batch: Count
-    plain_s: Annotated[Positive, Meta(description="seconds per plain decoding step")]
-    draft: Annotated[PointRecords, Meta(description="[depth, seconds of drafting a chain], depth rising")]
-    rest: Annotated[
-        PointRecords, Meta(description="[tokens per sequence, seconds of a step except drafting], tokens rising")
-    ]
-    widths: Annotated[
-        PointRecords,
-        Meta(description="[nodes fed to a level, seconds more than for one node], from [1, 0.0]; empty: no difference"),
-    ]
-    context: Annotated[NotNegative, Meta(description="mean tokens per sequence in the cache; 0: contexts are mixed")]
-    commit_s: Annotated[NotNegative, Meta(description="seconds more per further committed token of a sequence")]
-    relative_error: Annotated[
-        NotNegative | None,
-        Meta(description="half-width of the 95 % interval of step / plain step; null: see the profile's"),
-    ]
-    growth: Annotated[dict[str, GrowingRecord], Meta(description="by how dynamic trees are drafted")] = msgspec.field(
-        default_factory=dict
-    )
-    widths_told: Annotated[
-        bool | None, Meta(description="whether enough trees were measured to know `widths`; null: not recorded")
-    ] = None
-
-
-class ExpertsRecord(Record, frozen=True):
-    """Experts of a layer of the target, and how many a token picks."""
-
-    count: Count
-    active: Count
-
-
-class BasisRecord(Record, frozen=True):
-    """How time moves between measured sizes: a sum of terms."""
-
-    seconds: Annotated[dict[str, NotNegative], Meta(description="by term: seconds per unit")]
-    experts: ExpertsRecord | None
-    spread: Annotated[
-        Finite, Meta(description="share of a token by which tokens after the first pick experts of their own")
-    ]
-
-
-class PrefillRecord(Record, frozen=True):
-    """Seconds of prefill, as [tokens of the prompts that are read at once, seconds], tokens rising."""
-
-    plain: Annotated[PointRecords, Meta(description="before plain decoding")]
-    drafted: Annotated[PointRecords, Meta(description="before speculative decoding, the drafter's work included")]
-
-
 class ProfileRecord(Record, frozen=True, tag_field="schema", tag="treeopt.profile/2"):
     """Measured step times of one target and drafter on one device."""
 
-    batches: Annotated[tuple[BatchRecord, ...], Meta(description="by rising batch size, then by rising context")]
+    batches: Annotated[tuple[BatchTimes, ...], Meta(description="by rising batch size, then by rising context")]
     context: Annotated[tuple[Index, Index], Meta(description="fewest and most tokens per sequence in the cache")]
     relative_error: Annotated[NotNegative, Meta(description="half-width of the 95 % interval of step / plain step")]
     meta: Annotated[dict[str, Any], Meta(description="provenance")]
-    basis: BasisRecord | None
+    basis: Basis | None
     committed: Annotated[AtLeastOne, Meta(description="tokens per sequence and step that `rest` holds for")]
     captured: Annotated[
         tuple[Count, ...], Meta(description="tokens of a batch that CUDA graphs are captured for, rising")
     ]
-    prefill: PrefillRecord | None = None
+    prefill: Prefill | None = None
 
 
 SCHEMA = "treeopt.profile/2"
@@ -434,42 +366,6 @@ def load_profile(path: Path) -> Profile:
         raise CostError(f"{path}: cannot be read: {why(error)}") from error
     try:
         record = read_record(parse(text, SCHEMA), ProfileRecord)
-        return Profile(
-            tuple(_batch(times, f"batches[{i}]") for i, times in enumerate(record.batches)),
-            record.context,
-            record.relative_error,
-            record.meta,
-            None if record.basis is None else _basis(record.basis),
-            record.committed,
-            record.captured,
-            None if record.prefill is None else Prefill(record.prefill.plain, record.prefill.drafted),
-        )
+        return Profile(**structs.asdict(record))
     except (RecordError, CostError) as error:
         raise CostError(f"{path}: {error}") from error
-
-
-def read_prefill(record: Any, where: str) -> Prefill:
-    """Return prefill times from their JSON object.
-
-    Raises:
-        RecordError: names the field.
-    """
-    read = read_record(record, PrefillRecord, where)
-    try:
-        return Prefill(read.plain, read.drafted)
-    except CostError as error:
-        raise RecordError(str(error)) from error
-
-
-def _batch(record: BatchRecord, where: str) -> BatchTimes:
-    fields = structs.asdict(record)
-    try:
-        growth = {name: Growing(**structs.asdict(growing)) for name, growing in record.growth.items()}
-        return BatchTimes(**{**fields, "growth": growth})
-    except CostError as error:
-        raise CostError(f"{where}: {error}") from error
-
-
-def _basis(record: BasisRecord) -> Basis:
-    experts = None if record.experts is None else Experts(record.experts.count, record.experts.active)
-    return Basis(record.seconds, experts, record.spread)

@@ -9,15 +9,17 @@ import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.policies import growths
 from treeopt.storage.provenance import look
+from treeopt.storage.typed_records import Count, Finite, NotNegative, Positive
 
 SHORTEST_S = 1e-12  # no step or part of one is shorter; far shorter numbers would overflow where they divide
 Floats = NDArray[np.float64]
@@ -25,6 +27,7 @@ Ints = NDArray[np.int64]
 NEW_FILE = "profile.json"  # named by the command that measures a profile again
 Sizes = NDArray[np.float64] | NDArray[np.int64]
 Points = tuple[tuple[int, float], ...]
+PointRecords = tuple[tuple[Count, Finite], ...]
 # Largest error of step / plain step at a batch size that was left out and interpolated, the basis fitted without it:
 # over all sizes and all pairs around them in data/profiles and data/gpu (tests/simulate/profiles/test_batches_between).
 ONE_THREAD = 0.078
@@ -33,23 +36,14 @@ OTHER_DEVICES = 0.156  # a GPU, or several threads of a processor
 
 @dataclass(frozen=True)
 class Growing:
-    """Additional seconds of a dynamic tree over a static tree of the same shape, fitted to a few shapes.
+    """Additional seconds of a dynamic tree over a static tree of the same shape, fitted to a few shapes."""
 
-    Attributes:
-        step_s: seconds per step.
-        level_s: seconds per drafted level.
-        node_s: seconds per node that the drafter is fed.
-        token_s: seconds per verified token of a sequence.
-        widest: widest level that was measured.
-        spread: error on shapes that a fit had not seen, root mean square over all fits, as a share of a step.
-    """
-
-    step_s: float
-    level_s: float
-    node_s: float
-    token_s: float
-    widest: int
-    spread: float
+    step_s: Annotated[NotNegative, Meta(description="per step")]
+    level_s: Annotated[NotNegative, Meta(description="per drafted level")]
+    node_s: Annotated[NotNegative, Meta(description="per node that the drafter is fed")]
+    token_s: Annotated[NotNegative, Meta(description="per verified token of a sequence")]
+    widest: Annotated[Count, Meta(description="widest level that was measured")]
+    spread: Annotated[NotNegative, Meta(description="error on shapes that a fit had not seen, as a share of a step")]
 
     def __post_init__(self) -> None:
         """Check signs.
@@ -108,32 +102,34 @@ def fit_growing(
 class BatchTimes:
     """Medians measured at one batch size and context.
 
-    Attributes:
-        batch: sequences.
-        plain_s: seconds of a plain decoding step.
-        draft: (depth, seconds) by rising depth, from depth 1: drafting of chains.
-        rest: (tokens, seconds) by rising tokens per sequence: everything in a step but drafting.
-        widths: (width, seconds) by rising width, from width 1: additional seconds of a level that is fed this number of
-            nodes instead of one; empty if the width has no effect or is not known to have one: see `widths_told`.
-        context: tokens per sequence in the cache, on average; 0 if contexts were not measured separately.
-        commit_s: additional seconds of a step per additional token that each sequence commits.
-        relative_error: half-width of the 95 % interval of step / plain step at this batch size, as a share; None if
-            too little was measured for an interval of its own.
-        growth: kind of dynamic tree, of `treeopt.policies.growths` -> its overhead, as measured at the shortest
-            context.
-        widths_told: True if enough trees were measured to find the effect of widths; None: not recorded.
+    In `draft`, `rest` and `widths` sizes rise, the first and the last from 1. `widths` is empty if the width has no
+    effect or is not known to have one.
     """
 
-    batch: int
-    plain_s: float
-    draft: Points
-    rest: Points
-    widths: Points = ()
-    context: float = 0.0
-    commit_s: float = 0.0
-    relative_error: float | None = None
-    growth: Mapping[str, Growing] = field(default_factory=dict)
-    widths_told: bool | None = None
+    batch: Count
+    plain_s: Annotated[Positive, Meta(description="seconds per plain decoding step")]
+    draft: Annotated[PointRecords, Meta(description="[depth, seconds of drafting a chain], depth rising")]
+    rest: Annotated[
+        PointRecords, Meta(description="[tokens per sequence, seconds of a step except drafting], tokens rising")
+    ]
+    widths: Annotated[
+        PointRecords,
+        Meta(description="[nodes fed to a level, seconds more than for one node], from [1, 0.0]; empty: no difference"),
+    ] = ()
+    context: Annotated[
+        NotNegative, Meta(description="mean tokens per sequence in the cache; 0: contexts are mixed")
+    ] = 0.0
+    commit_s: Annotated[NotNegative, Meta(description="seconds more per further committed token of a sequence")] = 0.0
+    relative_error: Annotated[
+        NotNegative | None,
+        Meta(description="half-width of the 95 % interval of step / plain step; null: see the profile's"),
+    ] = None
+    growth: Annotated[Mapping[str, Growing], Meta(description="by how dynamic trees are drafted")] = field(
+        default_factory=dict
+    )
+    widths_told: Annotated[
+        bool | None, Meta(description="whether enough trees were measured to know `widths`; null: not recorded")
+    ] = None
 
     def __post_init__(self) -> None:
         """Check signs and order.
@@ -275,13 +271,11 @@ def interpolate(sizes: Floats | Ints, points: Sequence[tuple[int, float]]) -> Fl
 class Prefill:
     """Seconds from free rows to the first step of the requests that join, whose prompts are read together.
 
-    Attributes:
-        plain: (total tokens of these prompts, seconds) by rising tokens, for plain decoding.
-        drafted: the same for speculative decoding, including the drafter's reading of the prompts.
+    Sizes are the tokens of these prompts together, rising.
     """
 
-    plain: Points
-    drafted: Points
+    plain: Annotated[PointRecords, Meta(description="before plain decoding")]
+    drafted: Annotated[PointRecords, Meta(description="before speculative decoding, the drafter's work included")]
 
     def __post_init__(self) -> None:
         """Check order and signs.

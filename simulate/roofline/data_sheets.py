@@ -2,21 +2,26 @@
 
 import json
 import re
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped
+from treeopt.storage.json_records import RecordError, check_schema
+from treeopt.storage.typed_records import Count, Record, read_record
 from treeopt.storage.user_files import read_text
 
 Floats = NDArray[np.float64]
 MOST = 8  # devices of a node; constants were fitted for 2, 4 and 8
+Rate = Annotated[float, Meta(ge=1, le=1e30)]  # per second; sums of larger ones overflow
+Share = Annotated[float, Meta(gt=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0, le=1)]
+Text = Annotated[str, Meta(pattern=r"\S")]
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,11 @@ class Link:
         source: where the figures come from.
     """
 
-    bandwidth: float
-    latency_s: float
-    share: float
-    second_s: float
-    source: str
+    bandwidth: Rate
+    latency_s: Seconds
+    share: Share
+    second_s: Seconds
+    source: Text
 
     def sum_s(self, size: ArrayLike, *, devices: int) -> Floats:
         """Return the seconds of an all-reduce of one array of `size` bytes per device; float64, of its shape.
@@ -58,7 +63,6 @@ class Link:
 
 
 SCHEMA = "treeopt.hardware/1"
-FASTEST = 1e30  # largest B/s and FLOP/s that are accepted for a device
 
 
 @dataclass(frozen=True)
@@ -72,28 +76,15 @@ class Fitted:
         kv_bandwidth_share: share of `Hardware.bandwidth` that decode attention reaches, in (0, 1], or None.
         weights_cached: weights came from the cache in the timings, not from memory, so the constants are too fast.
 
-    Raises:
-        CostError: names the first field that is wrong.
-
     >>> Fitted(gemm_overhead_s=4e-6, bandwidth_share=0.85, flops_share=0.9).kv_bandwidth_share is None
     True
     """
 
-    gemm_overhead_s: float
-    bandwidth_share: float
-    flops_share: float
-    kv_bandwidth_share: float | None = None
+    gemm_overhead_s: Annotated[float, Meta(ge=0, le=1e100)]
+    bandwidth_share: Share
+    flops_share: Share
+    kv_bandwidth_share: Share | None = None
     weights_cached: bool = False
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        if type(self.weights_cached) is not bool:
-            raise CostError(f"weights_cached must be true or false, got {self.weights_cached!r}")
-        _check_number("gemm_overhead_s", self.gemm_overhead_s, zero=True)
-        _check_number("bandwidth_share", self.bandwidth_share, maximum=1.0)
-        _check_number("flops_share", self.flops_share, maximum=1.0)
-        if self.kv_bandwidth_share is not None:
-            _check_number("kv_bandwidth_share", self.kv_bandwidth_share, maximum=1.0)
 
 
 @dataclass(frozen=True)
@@ -113,50 +104,32 @@ class Hardware:
         memory_bytes: B of device memory; None where it is not known.
         link: the link between devices of one node; None where it is not known.
 
-    Raises:
-        CostError: names the first field that is wrong.
-
     >>> Hardware("X", "X", flops=6e12, bandwidth=3e10, l2_bytes=1, multiprocessors=1, source="X").ridge_point
     200.0
     """
 
-    name: str
-    generation: str
-    flops: float
-    bandwidth: float
-    l2_bytes: int
-    multiprocessors: int
-    source: str
+    name: Text
+    generation: Text
+    flops: Rate
+    bandwidth: Rate
+    l2_bytes: Count
+    multiprocessors: Count
+    source: Text
     fitted: Fitted | None = None
     note: str = ""
-    memory_bytes: int | None = None
+    memory_bytes: Count | None = None
     link: Link | None = None
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        for name in ("name", "generation", "source", "note"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not (value.strip() or name == "note"):
-                raise CostError(f"{name} must be a text that is not empty, got {value!r}")
-        _check_rate("flops", self.flops)
-        _check_rate("bandwidth", self.bandwidth)
-        for name in ("l2_bytes", "multiprocessors"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise CostError(f"{name} must be a positive integer, got {value!r}")
-        if self.memory_bytes is not None and (type(self.memory_bytes) is not int or self.memory_bytes < 1):
-            raise CostError(f"memory_bytes must be a positive integer or None, got {self.memory_bytes!r}")
-        if self.fitted is not None and not isinstance(self.fitted, Fitted):
-            raise CostError(f"fitted must be Fitted or None, got {self.fitted!r}")
-        if self.link is not None:
-            if not isinstance(self.link, Link):
-                raise CostError(f"link must be Link or None, got {self.link!r}")
-            _check_link(self.link)
 
     @property
     def ridge_point(self) -> float:
         """FLOP/B; work with fewer operations per byte moved is bound by bandwidth, the rest by arithmetic."""
         return self.flops / self.bandwidth
+
+
+class HardwareFile(Record, frozen=True):
+    """A file of devices."""
+
+    devices: Annotated[tuple[Hardware, ...], Meta(min_length=1)]
 
 
 def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
@@ -170,26 +143,12 @@ def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
     """
     path = shipped("hardware.json") if path is None else Path(path)
     try:
-        content = json.loads(read_text(path))
+        entries = read_record(check_schema(json.loads(read_text(path)), SCHEMA), HardwareFile).devices
     except (OSError, ValueError, RecursionError) as error:
-        raise CostError(f"{path}: must be a readable JSON file: {error}") from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        schema = content.get("schema") if isinstance(content, dict) else content
-        raise CostError(f"{path}: schema must be {SCHEMA!r}, got {schema!r:.80}")
-    entries = content.get("devices")
-    if not isinstance(entries, list) or not entries:
-        raise CostError(f"{path}: devices must be a list that is not empty, got {entries!r:.80}")
-    devices: dict[str, Hardware] = {}
-    for number, entry in enumerate(entries):
-        label = f"devices[{number}]"
-        try:
-            label += f" ({entry['name']!s:.60})" if isinstance(entry, dict) and "name" in entry else ""
-            device = _hardware(entry)
-            if device.name.casefold() in map(str.casefold, devices):
-                raise CostError("name must be unique; upper and lower case count as the same")
-        except CostError as error:
-            raise CostError(f"{path}: {label}: {error}") from error
-        devices[device.name] = device
+        raise CostError(f"{path}: {error}") from error
+    devices = {device.name: device for device in entries}
+    if len({name.casefold() for name in devices}) < len(entries):
+        raise CostError(f"{path}: devices must have different names; upper and lower case count as the same")
     return devices
 
 
@@ -247,68 +206,20 @@ def own_hardware(
     """
     generation = like.generation if same_class else f"like {like.generation}"
     source = f"given by the user; l2_bytes and multiprocessors of {like.name}"
-    return Hardware(
-        name, generation, flops, bandwidth, like.l2_bytes, like.multiprocessors, source, memory_bytes=memory_bytes
-    )
+    sizes = (like.l2_bytes, like.multiprocessors)
+    return checked(Hardware(name, generation, flops, bandwidth, *sizes, source, memory_bytes=memory_bytes))
 
 
-def _hardware(entry: object) -> Hardware:
-    """Return the device that an entry of the file describes."""
-    values = _fields(entry, Hardware)
-    kinds: dict[str, type[Fitted] | type[Link]] = {"fitted": Fitted, "link": Link}
-    for name, kind in kinds.items():
-        if values.get(name) is not None:
-            try:
-                values[name] = kind(**_fields(values[name], kind))
-            except CostError as error:
-                raise CostError(f"{name}: {error}") from error
-    return Hardware(**values)
-
-
-def _fields(entry: object, kind: type[Hardware] | type[Fitted] | type[Link]) -> dict[str, Any]:
-    """Return the entry as keyword arguments of `kind`.
+def checked(device: Hardware) -> Hardware:
+    """Return a device after checking its figures.
 
     Raises:
-        CostError: a key is not a field, or a required field is missing.
+        CostError: names the first field that is wrong.
     """
-    if not isinstance(entry, Mapping):
-        raise CostError(f"must be an object, got {entry!r:.80}")
-    known = [field.name for field in fields(kind)]
-    for key in entry:
-        if key not in known:
-            raise CostError(f"{key:.60} must be one of {', '.join(known)}")
-    missing = [name for name in known if name not in entry and not hasattr(kind, name)]
-    if missing:
-        raise CostError(f"{missing[0]} must be given")
-    return dict(entry)
-
-
-def _check_link(link: Link) -> None:
-    """Raise CostError unless every field is plausible for a link."""
-    if not isinstance(link.source, str) or not link.source.strip():
-        raise CostError(f"link: source must be a text that is not empty, got {link.source!r}")
-    _check_rate("link: bandwidth", link.bandwidth)
-    _check_number("link: share", link.share, maximum=1.0)
-    for name in ("latency_s", "second_s"):
-        _check_number(f"link: {name}", getattr(link, name), zero=True, maximum=1.0)
-
-
-def _check_rate(name: str, value: float) -> None:
-    """Raise CostError unless `value` is a plausible rate per second; sums of larger ones overflow."""
-    if not _is_number(value) or not 1 <= value <= FASTEST:
-        raise CostError(f"{name} must be a finite number from 1 to {FASTEST:g}, got {value!r:.40}")
-
-
-def _check_number(name: str, value: float, *, zero: bool = False, maximum: float = sys.float_info.max) -> None:
-    """Raise CostError unless `value` is a finite number above 0 (`zero`: 0 or more) and at most `maximum`."""
-    if not _is_number(value) or not (0 <= value <= maximum) or (value == 0 and not zero):
-        floor = "0 or more" if zero else "above 0"
-        ceiling = f" and at most {maximum:g}" if maximum < sys.float_info.max else ""
-        raise CostError(f"{name} must be a finite number {floor}{ceiling}, got {value!r:.40}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        return read_record(asdict(device), Hardware)
+    except RecordError as error:
+        raise CostError(str(error)) from error
 
 
 SAME_CLASS_ERROR = 0.10  # products: H100's constants err by 7 % (H200) and 9 % (B200) in the median

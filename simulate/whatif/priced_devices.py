@@ -10,7 +10,7 @@ from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_sh
 from simulate.model_sizes.hf_config import context_limit, quant_method
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import Profile
-from simulate.roofline.data_sheets import Hardware, Link, constants_of, find_hardware, own_hardware
+from simulate.roofline.data_sheets import Hardware, Link, checked, constants_of, find_hardware, own_hardware
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.scenarios import Place
 from simulate.whatif.unmeasured_profiles import transfer
@@ -242,7 +242,7 @@ def _linked(devices: list[Counted], link: Sequence[float]) -> list[Counted]:
     source = f"given by the user, {bandwidth:g} GB/s and {latency:g} us"
     own = Link(bandwidth * 1e9, latency * 1e-6, 1.0, 0.0, source)
     return [
-        replace(counted, device=replace(counted.device, link=own)) if counted.device.link is None else counted
+        replace(counted, device=checked(replace(counted.device, link=own))) if counted.device.link is None else counted
         for counted in devices
     ]
 

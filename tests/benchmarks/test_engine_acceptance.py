@@ -9,7 +9,7 @@ import pytest
 from executor.recording.engine_steps import RequestRecord
 from simulate.validation.predictions import load_predictions
 from tests.benchmarks import engine_acceptance
-from tests.benchmarks.engine_acceptance import CHECKS, KNOWN, chosen, compared, key_of, problem, save
+from tests.benchmarks.engine_acceptance import CHECKS, KNOWN, compared, key_of, problem, save
 from tests.benchmarks.engine_tables import (
     FILE,
     PAGE,
@@ -82,18 +82,6 @@ def test_a_difference_is_a_problem_unless_it_is_known(monkeypatch, anchors, text
 def test_known_differences_are_of_checks_that_run():
     assert set(KNOWN) <= {(check.engine, check.method, number) for check in CHECKS for number in check.concurrencies}
     assert all(reason.endswith(".") for reason in KNOWN.values())
-
-
-def test_only_engines_that_are_set_up_are_checked(tmp_path):
-    assert list(chosen(tmp_path, (), (), ())) == []
-    for path in ("llama.cpp/bin/python", "openvino/bin/python"):  # OpenVINO's exporter is missing
-        (tmp_path / path).parent.mkdir(parents=True)
-        (tmp_path / path).touch()
-    assert {check.engine for check, _ in chosen(tmp_path, (), (), ())} == {"llama.cpp"}
-    assert [numbers for _, numbers in chosen(tmp_path, (), (), (1,))] == [[1]] * 4
-    assert [numbers for _, numbers in chosen(tmp_path, ("openvino",), (), ())] == [[1, 4], [1], [1, 4], [1, 4]]
-    assert [numbers for _, numbers in chosen(tmp_path, ("openvino",), ("eagle3-tree",), (4,))] == []
-    assert {check.method for check, _ in chosen(tmp_path, ("vllm",), ("ngram",), ())} == {"ngram"}
 
 
 def test_a_record_takes_the_place_of_the_one_before(tmp_path):

@@ -48,17 +48,18 @@ def started() -> Iterator[Any]:
 
 
 @contextmanager
-def watched(browser: Any, *, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Watched]:
-    """Open an empty page of this size; it is watched from the first request on."""
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", accept_downloads=True
-    )
+def watched(
+    browser: Any, *, width: int = 1280, dark: bool = False, levels: tuple[str, ...] = ("error",), **more: Any
+) -> Iterator[Watched]:
+    """Open an empty page of this width; it is watched from the first request on, its console for these levels."""
+    scheme = "dark" if dark else "light"
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
     page = context.new_page()
     page.set_default_timeout(TIMEOUT_MS)
     seen = Watched(page)
     page.on("request", lambda request: seen.hosts.add(urlsplit(request.url).hostname or urlsplit(request.url).scheme))
     page.on("websocket", lambda socket: seen.hosts.add(urlsplit(socket.url).hostname or "websocket"))
-    page.on("console", lambda line: seen.errors.append(line.text) if line.type == "error" else None)
+    page.on("console", lambda line: seen.errors.append(line.text) if line.type in levels else None)
     page.on("pageerror", lambda error: seen.errors.append(str(error)))
     try:
         yield seen

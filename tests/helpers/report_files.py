@@ -1,4 +1,4 @@
-"""A file of every kind that `treeopt report` reads, and what a browser is started with."""
+"""A file of every kind that `treeopt report` reads, and its page in parts."""
 
 import json
 from dataclasses import dataclass
@@ -9,11 +9,6 @@ from tests.helpers.command_line import done
 from treeopt.storage.atomic_files import shipped
 
 TRACES = shipped("traces")
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 
 
 def written_results(folder: Path) -> dict[str, Path]:

@@ -216,20 +216,14 @@ def test_folders_hold_texts_in_order(tmp_path):
     ("name", "content", "words"),
     [
         ("a.jsonl", '{"text": "x"}\n{"text": ', ["line 2", "not JSON"]),
-        ("a.jsonl", "[1]", ["line 1", "found a value that is no object: list"]),
         ("a.jsonl", "{}", ["line 1", "`text`, `messages`, `conversations`, `turns`", "nothing"]),
-        ("a.jsonl", '{"content": 3}', ["line 1", "found content"]),
         ("a.jsonl", '{"text": 3}', ["line 1", "`text`", "a string"]),
-        ("a.jsonl", '{"text": ""}', ["line 1", "not empty"]),
         ("a.jsonl", '{"text": "\\ud800"}', ["line 1", "`text`", "Unicode"]),
         ("a.jsonl", '{"text": "ab", "prompt": "b"}', ["`text` must begin with `prompt`"]),
         ("a.jsonl", '{"text": "ab", "cut": 1}', ["`cut`"]),
-        ("a.jsonl", '{"turns": {}}', ["`turns`", "not empty"]),
         ("a.jsonl", '{"turns": ["a", 1]}', ["turns[1]", "a string"]),
-        ("a.jsonl", '{"messages": "a"}', ["`messages`", "a list", "str"]),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', ["messages[0]", "`role` and `content`"]),
         ("a.jsonl", '{"conversations": [{"from": "cat", "value": "x"}]}', ["conversations[0]", "human", "'cat'"]),
-        ("a.jsonl", '{"conversations": [{"from": "gpt", "value": null}]}', ["conversations[0]", "`value`"]),
         ("a.json", '{"text": "x"}\n{"text": 3}', ["line 2", "`text`", "a string"]),
         ("a.json", '[{"text": "x"}, 3]', ["record 1", "found a value that is no object: int"]),
         ("a.txt", "", ["no text here"]),
@@ -242,11 +236,6 @@ def test_what_is_wrong_is_named(tmp_path, name, content, words):
     with pytest.raises(ExecutorError) as caught:
         read_texts([path])
     assert all(word in str(caught.value) for word in [str(path), *words]), caught.value
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ExecutorError, match=r"none\.txt: text cannot be read: No such file"):
-        read_texts([tmp_path / "none.txt"])
 
 
 def test_rows():

@@ -34,7 +34,6 @@ from tests.helpers.console_blocks import (
     check_options,
     commands,
     output_of,
-    refreshed,
     workplace,
 )
 from tests.helpers.slow_params import slow_unless
@@ -163,18 +162,6 @@ def test_commands_and_options_that_do_not_exist_are_noticed():
         (command,) = commands(Block("", "console", "", line + "\n", 0))
         with pytest.raises(AssertionError):
             check(command, run=False)
-
-
-def test_outputs_are_pasted_again():
-    page = (
-        "a\n```console\n$ treeopt trace split data/traces/unigram-t0.npz --output a.npz --rest b.npz\n...\n"
-        "$ treeopt trace info a.npz --nodes 4\nold\n...\n```\nb\n"
-    )
-    new = refreshed(page)
-    assert re.fullmatch(
-        r"a\n```console\n\$ treeopt trace split [^\n]*\n\.\.\.\n\$ [^\n]*\n[\d,]+ anchors .*\n\.\.\.\n```\nb\n", new
-    )
-    assert refreshed(new) == new
 
 
 # --- pages that are generated, and lists of the code

@@ -144,21 +144,6 @@ def test_drafters_of_a_target_that_is_gone_are_trained_anew(tmp_path, monkeypatc
     assert made == ["target", *names] * 2
 
 
-def test_devices_without_fused_kernels_are_checked_without(tmp_path, monkeypatch):
-    """The part runs as on a machine without Triton, or with a GPU that is not of Hopper's kind."""
-    equal: list[dict[str, bool]] = []
-    monkeypatch.setattr(gpu, "device_refusal", lambda device: "Triton is not installed")
-    monkeypatch.setattr(gpu, "partial", lambda work, *args, **options: lambda: equal.append(options))
-    pieces = Pieces(tmp_path, "correctness", {})
-    gpu.correctness("cuda", pieces, requests=1)
-    gpu.PARTS["kernels"](SimpleNamespace(device="cuda", tiny=False), Pieces(tmp_path, "kernels", {}))
-    assert [options["graphs"] for options in equal] == [False, True] * 6
-    assert not any(options["fused"] for options in equal)
-    found = results(tmp_path)
-    assert found["kernels"]["pieces"] == {"without fused kernels": "Triton is not installed"}
-    assert found["correctness"]["pieces"]["without fused kernels"] == "Triton is not installed"
-
-
 @pytest.mark.slow
 def test_the_program_is_imported_without_triton():
     code = "import sys; sys.modules['triton'] = None; import tests.benchmarks.gpu"

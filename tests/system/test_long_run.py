@@ -86,12 +86,6 @@ def check(kind: str, late: int, steps: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "late"), [("plain", 0), ("medusa", 1), ("language-model", 0), ("dynamic", 1)])
-def test_some_hundred_steps_leave_nothing_behind(kind, late):
-    check(kind, late, 240)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("late", [0, 1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_thousand_steps_leave_nothing_behind(kind, late):

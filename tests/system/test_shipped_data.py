@@ -1,16 +1,13 @@
 """The data that the repository ships: complete, within their limits, and true of the live loop."""
 
-import itertools
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig
 
 from data.make import make_models as build
 from data.make import make_traces, stdlib_corpus
@@ -24,7 +21,6 @@ from executor.target.tokenizer import load_tokenizer
 from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import RUN, load_profile
 from simulate.validation import predicted_vs_measured
-from tests.helpers.models import SMALL
 from tests.helpers.slow_params import slow_unless
 from treeopt.api.run_models import Models, load_models
 from treeopt.errors import UsageError
@@ -39,7 +35,6 @@ from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 
 TRACES = ["medusa-t0", "medusa-t1"]
-FAST_REQUESTS = 48
 
 
 @pytest.fixture(scope="module")
@@ -197,28 +192,6 @@ def test_a_trace_that_is_not_shipped_is_not_recorded(tmp_path):
         make_traces.record(tmp_path, ["eagle", "eagle-t2"])
 
 
-@pytest.mark.parametrize(
-    ("names", "due"),
-    [
-        (["t1"], {f"{name}-t1" for name in make_traces.DRAFTERS}),
-        (["t0", "candidates-t0"], {*(f"{name}-t0" for name in make_traces.DRAFTERS), "eagle-candidates-t0"}),
-        (["eagle"], {"eagle-t0", "eagle-t1", "eagle-candidates-t0"}),
-        (["hydra-t1"], {"hydra-t1"}),
-    ],
-)
-def test_traces_are_recorded_by_any_of_their_names(tmp_path, monkeypatch, names, due):
-    """Nothing is decoded: what would be written is."""
-    saved = []
-    for name in ("load_drafter", "collect", "load_target"):
-        monkeypatch.setattr(make_traces, name, lambda *args, **words: SimpleNamespace(vocabulary=1, anchors=0))
-    monkeypatch.setattr(make_traces, "read_prompts", lambda path: [])
-    monkeypatch.setattr(make_traces, "load_tokenizer", lambda *args, **words: lambda texts: {"input_ids": []})
-    monkeypatch.setattr(make_traces, "save_trace", lambda trace, path: saved.append(path.name.removesuffix(".npz")))
-    make_traces.record(tmp_path, names)
-    assert set(saved) == due
-    assert len(saved) == len(due)
-
-
 def check(models, prompts, trees, batch: int, requests: int) -> None:
     target, drafter = models
     trace = load_trace(shipped("traces/medusa-t0.npz"))
@@ -230,12 +203,6 @@ def check(models, prompts, trees, batch: int, requests: int) -> None:
         for request, generation in enumerate(live):
             replayed = steps.accepted[steps.request == request].tolist()
             assert list(generation.accepted) == replayed, f"{name}, batch {batch}, request {request}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch", [1, 4])
-def test_replay_equals_the_live_loop(models, prompts, trees, batch):
-    check(models, prompts, trees, batch, FAST_REQUESTS)
 
 
 @pytest.mark.slow
@@ -255,17 +222,6 @@ def test_greedy_text_equals_generate(models, prompts, trees):
     for tree in trees.values():
         found = Decoder(target, drafter, tree=tree, batch=4).generate(prompts[1000:1008], new_tokens=32, stop=[0])
         assert [list(g.tokens) for g in found] == due
-
-
-@pytest.mark.parametrize(("bfloat16_s", "quicker"), [(0.5, "bfloat16"), (2.0, "float32")])
-def test_the_quicker_precision_is_measured(monkeypatch, bfloat16_s, quicker):
-    """By a clock on which a step in float32 takes a second; random numbers to come are the same."""
-    ticks = itertools.accumulate(itertools.cycle([0.0, 1.0, 0.0, bfloat16_s]))
-    monkeypatch.setattr(build.time, "perf_counter", lambda: next(ticks))
-    config = LlamaConfig(**SMALL, num_key_value_heads=2)
-    before = torch.random.get_rng_state()
-    assert build.quicker_precision(config, torch.device("cpu"), rounds=2) == quicker
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from fractions import Fraction
 from itertools import product
 
 import numpy as np
@@ -61,13 +60,6 @@ def test_trees_are_equal_exactly_when_their_nodes_are(first, second):
 
 
 @given(rank_paths())
-def test_leaves_suffice(paths):
-    nodes = closure(paths)
-    leaves = [path for path in nodes if not any(other[:-1] == path for other in nodes)]
-    assert Tree.from_paths(leaves) == Tree.from_paths(paths)
-
-
-@given(rank_paths())
 def test_paths_may_be_lists_arrays_or_come_from_a_generator(paths):
     tree = Tree.from_paths(paths)
     assert Tree.from_paths([list(path) for path in paths]) == tree
@@ -79,18 +71,6 @@ def test_values_from_numpy_ints_are_plain_ints():
     tree = Tree.from_paths([np.array([1, 0], dtype=np.uint8)])
     assert {type(value) for value in tree.parents + tree.ranks} == {int}
     assert json.dumps([tree.parents, tree.ranks]) == "[[-1, 0], [1, 0]]"
-
-
-def test_the_constructor_accepts_only_the_one_form():
-    assert Tree(parents=(-1, -1, 0, 0), ranks=(0, 2, 0, 1)).paths == ((0,), (2,), (0, 0), (0, 1))
-    for parents, ranks in [
-        ((-1, -1), (1, 0)),
-        ((-1, -1), (0, 0)),
-        ((-1, 0, -1), (0, 0, 1)),
-        ((-1, -1, 1, 0), (0,) * 4),
-    ]:
-        with pytest.raises(TreeError):
-            Tree(parents, ranks)
 
 
 @given(trees(min_nodes=2), st.data())
@@ -121,11 +101,6 @@ def test_a_tree_cannot_be_changed():
         tree.ancestor_mask[0, 1] = True
 
 
-def test_repr_shows_size_shape_and_id():
-    tree = Tree.from_paths([(0, 0), (1,)])
-    assert repr(tree) == f"Tree(nodes=3, depth=2, widths=(2, 1), id={tree.id})"
-
-
 # --- constructors
 
 
@@ -149,14 +124,6 @@ def test_cartesian_holds_every_product(widths):
         path for depth in range(1, len(widths) + 1) for path in product(*map(range, widths[:depth]))
     }
     assert tree.level_widths == tuple(np.cumprod(widths, dtype=int).tolist())
-
-
-@given(st.integers(1, 4), st.integers(0, 4))
-def test_full(width, depth):
-    tree = Tree.full(width, depth)
-    assert tree.nodes == sum(width**level for level in range(1, depth + 1))
-    assert tree.depth == depth
-    assert tree == Tree.cartesian([width] * depth)
 
 
 def test_largest_trees():
@@ -203,13 +170,11 @@ def test_fed_widths_count_the_nodes_that_have_children(tree):
         ((-1,), (), r"the same length, got 1 and 0"),
         ((0,), (0,), r"parents\[0\] must be in \[-1, -1\], got 0"),
         ((-1, 1), (0, 0), r"parents\[1\] must be in \[-1, 0\], got 1"),
-        ((-1, -2), (0, 0), r"parents\[1\] must be in \[-1, 0\], got -2"),
         ((-1, 0), (0, -1), r"ranks\[1\] must be in \[0, 32767\], got -1"),
         ((-1,), (MAX_RANK + 1,), r"ranks\[0\] must be in \[0, 32767\], got 32768"),
         ((-1, 0.0), (0, 0), r"parents\[1\] must be an integer, got 0.0"),
         ((-1,), (True,), r"ranks\[0\] must be an integer, got True"),
         ((-1,), (np.int64(0),), r"ranks\[0\] must be an integer"),
-        ((-1,), ("0",), r"ranks\[0\] must be an integer, got '0'"),
         ((-1, -1), (1, 0), r"node 1 .* must come after \(-1, 1\) in breadth-first order, got \(-1, 0\)"),
         ((-1,) * (MAX_NODES + 1), tuple(range(MAX_NODES + 1)), r"at most 4096 nodes, got 4097"),
     ],
@@ -236,11 +201,7 @@ def test_parents_and_ranks_of_a_tree_are_tuples_or_refused(make):
         ([(0,), ()], r"path 1 is empty: the root is not a node"),
         ([(0,), (0, 1.0)], r"path 1 must hold integers, got 1.0"),
         ([(True,)], r"path 0 must hold integers, got True"),
-        ([np.array([0.0])], r"path 0 must hold integers"),
-        ([np.array([True])], r"path 0 must hold integers"),
         (["01"], r"path 0 must hold integers, got '0'"),
-        ([(None,)], r"path 0 must hold integers, got None"),
-        ([(Fraction(1),)], r"path 0 must hold integers"),
         ([(0, -1)], r"ranks\[1\] must be in \[0, 32767\], got -1"),
         ([(MAX_RANK + 1,)], r"ranks\[0\] must be in \[0, 32767\], got 32768"),
         ([(0,) * (MAX_NODES + 1)], r"path 0 has 4097 steps"),

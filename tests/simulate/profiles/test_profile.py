@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis
-from simulate.profiles.profile import BETWEEN_RUNS, SCHEMA, BatchTimes, Growing, Profile, load_profile, save_profile
+from simulate.profiles.profile import BETWEEN_RUNS, SCHEMA, BatchTimes, Profile, load_profile, save_profile
+from simulate.profiles.step_tables import Growing
 from tests.helpers.strategies import metas
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
@@ -450,7 +451,6 @@ IN_A_BATCH = [
 OUTSIDE_BATCHES = [
     (("schema",), "treeopt.profile/1", "schema"),
     (("captured",), MISSING, "captured"),
-    (("basis", "spread"), MISSING, "spread"),
     (("batches",), [], "batches"),
     (("context",), [100, 8], "context"),
     (("context", 1), None, "context"),

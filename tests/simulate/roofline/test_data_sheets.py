@@ -100,30 +100,25 @@ def test_a_file_of_ones_own(write):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"flops": 0}, "flops must be a finite number from 1 to .*, got 0"),
-        ({"bandwidth": math.nan}, "bandwidth must be .* got nan"),
-        ({"l2_bytes": 1.5}, "l2_bytes must be a positive integer, got 1.5"),
-        ({"source": " "}, "source must be a text that is not empty, got ' '"),
-        ({"x" * 5000: 3}, "x{60} must be one of name, "),
-        (
-            {"fitted": FITTED | {"bandwidth_share": 1.2}},
-            "fitted: bandwidth_share must be .* at most 1, got 1.2",
-        ),
-        ({"link": LINK | {"share": 0}}, "link: share must be .* got 0"),
-        ({"name": "x0"}, "name must be unique"),
+        ({"flops": 0}, r"devices\[1\].flops: Expected `float` >= 1.0, found 0"),
+        ({"bandwidth": math.nan}, r"devices\[1\].bandwidth: Expected `float` >= 1.0, found nan"),
+        ({"l2_bytes": 1.5}, r"devices\[1\].l2_bytes: Expected `int`, found 1.5"),
+        ({"source": " "}, r"devices\[1\].source: Expected `str` .*, found ' '"),
+        ({"fitted": FITTED | {"bandwidth_share": 1.2}}, r"devices\[1\].fitted.bandwidth_share: Expected .* <= 1.0"),
+        ({"link": LINK | {"share": 0}}, r"devices\[1\].link.share: Expected `float` > 0.0, found 0"),
+        ({"name": "x0"}, "devices must have different names"),
     ],
 )
 def test_a_wrong_entry_is_named_with_file_and_field(write, change, message):
-    entry = ENTRY | change
-    path = write(ENTRY | {"name": "X0"}, entry)
-    with pytest.raises(CostError, match=rf"hardware.json: devices\[1\] \({entry['name']}\): {message}"):
+    path = write(ENTRY | {"name": "X0"}, ENTRY | change)
+    with pytest.raises(CostError, match=rf"hardware.json: {message}"):
         load_hardware(path)
 
 
 def test_missing_fields_and_files_are_named(write, tmp_path):
     for field in ("name", "bandwidth"):
         path = write({key: value for key, value in ENTRY.items() if key != field})
-        with pytest.raises(CostError, match=rf"devices\[0\].*: {field} must be given"):
+        with pytest.raises(CostError, match=rf"devices\[0\]: Object missing required field `{field}`"):
             load_hardware(path)
-    with pytest.raises(CostError, match=r"absent.json: must be a readable JSON file"):
+    with pytest.raises(CostError, match=r"absent.json: .*No such file"):
         load_hardware(tmp_path / "absent.json")

@@ -391,7 +391,7 @@ def test_constants_come_from_the_device_its_class_or_one_like_it():
     partly = replace(TOY, fitted=Fitted(1e-6, 0.5, 0.5))
     with pytest.raises(CostError, match="toy: kv_bandwidth_share is not known"):
         roofline(device=partly)
-    with pytest.raises(CostError, match="bandwidth must be a finite number from 1"):
+    with pytest.raises(CostError, match="bandwidth: Expected `float` >="):
         own_hardware("mine", bandwidth=0, flops=1e14, like=a100)
 
 

@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from tests.helpers.command_line import collect, done
+from tests.helpers.command_line import done
 from treeopt.api.run_models import Models
-from treeopt.traces.trace import load_trace
 
 
 @pytest.mark.parametrize(
@@ -28,22 +26,6 @@ def test_the_machine_decides(monkeypatch, cuda, given, due):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     models = Models(target=Path("target"), **given).resolved()
     assert (models.device, models.dtype) == due
-
-
-def test_a_cpu_machine_gives_what_cpu_and_float32_give(tiny, tmp_path):
-    assert collect(tiny, tmp_path / "auto.npz").exit_code == 0
-    assert collect(tiny, tmp_path / "named.npz", "--device", "cpu", "--dtype", "float32").exit_code == 0
-    auto, named = (load_trace(tmp_path / f"{name}.npz") for name in ("auto", "named"))
-    assert np.array_equal(auto.rank, named.rank)
-    assert auto.meta["target"]["dtype"] == named.meta["target"]["dtype"] == "float32"
-    assert auto.meta["device"] == named.meta["device"]
-    assert str(auto.meta["device"]).startswith("cpu")
-
-
-def test_doctor_names_the_device_that_it_tried():
-    auto, named = (json.loads(done("doctor", *words, "--json").stdout) for words in ((), ("--device", "cpu")))
-    assert auto["device"]["name"] == named["device"]["name"]
-    assert auto["sound"]
 
 
 def test_a_short_name_means_random_weights(tmp_path):

@@ -27,6 +27,8 @@ def test_commands_and_options_complete():
         (("search", "--for"), "vl", ["vllm"]),
         (("profile", "--engine"), "o", ["openai", "openvino"]),
         (("export", "--format"), "sg", ["sglang"]),
+        (("export", "--format", "llama.cpp", "--method"), "draft-e", ["draft-eagle3"]),
+        (("export", "--schedule-bounds"), "u", ["upper"]),
         (("whatif", "--hardware"), "h1", ["h100"]),
         (("whatif", "--hardware"), "h100,l", ["h100,l40s"]),
         (("whatif", "--like"), "A100", ["a100-40", "a100-80"]),

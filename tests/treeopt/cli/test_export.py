@@ -27,14 +27,6 @@ def test_export_prints_the_engines_text_alone(small_plan):
     assert read_json(whole.stdout)["text"] + "\n" == result.stdout
 
 
-def test_export_writes_a_file(small_plan, tmp_path):
-    words = ("export", small_plan, "--format", "medusa", "--batch", "1")
-    printed = done(*words).stdout
-    result = done(*words, "--output", tmp_path / "choices.json")
-    assert result.stdout == ""
-    assert (tmp_path / "choices.json").read_text() == printed
-
-
 def test_export_refuses(small_plan, tmp_path, unchanged):
     (tmp_path / "empty.json").write_text("")
     unchanged()

@@ -4,7 +4,6 @@ import re
 import sys
 
 import click
-import pytest
 import torch
 
 from executor.target.tensor_parallel import leave
@@ -31,22 +30,6 @@ def test_help_lists_every_command():
             assert re.search(rf"^  {name} +\S", shown, re.MULTILINE), name
     for name in COMMANDS:
         assert done(name, "--help").stdout.startswith("Usage:")
-
-
-@pytest.mark.parametrize(
-    ("words", "command"), list(commands()), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
-)
-def test_help_says_what_every_option_does(words, command):
-    shown = done(*words, "--help").stdout
-    assert command.help.splitlines()[0][:40] in shown
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            assert max(parameter.opts, key=len) in shown
-            assert parameter.help, parameter.name
-
-
-def test_an_unknown_command_is_usage():
-    refused(run("serach"), "serach", code=2)
 
 
 def test_the_version_is_the_packages(tmp_path):

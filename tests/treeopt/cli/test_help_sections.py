@@ -32,6 +32,7 @@ def test_a_dozen_options_are_described_and_all_are_named(words, command):
     described, _, named = shown(words, "--help").partition(f"\n{ADVANCED}")
     listed = set(OPTION.findall(described)) - {"--help", "--help-all"}
     assert 1 <= len(listed) <= MOST
+    assert all(option.help for option in command.params if isinstance(option, click.Option))
     rest = names(command) - listed - {"--help-all"}
     assert set(re.findall(r"--[a-z0-9-]+", named.partition("Examples:")[0])) - {"--help-all"} == rest
     whole = set(OPTION.findall(shown(words, "--help-all"))) if rest else listed | {"--help", "--help-all"}
@@ -85,9 +86,3 @@ def test_the_most_used_options_come_first_in_their_sections():
     assert OPTION.findall(text)[:4] == ["--trace", "--profile", "--batch", "--for"]
     assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Input", "Question", "Output", "Help"]
     assert "One of " in " ".join(text.split())
-
-
-def test_examples_break_where_the_help_text_does():
-    lines = shown(["trace", "collect"], "--help", columns=60).split("Examples:\n")[1].splitlines()
-    assert lines[0] == "    treeopt trace collect \\"
-    assert lines[1].startswith("        --target data/models/stdlib-llama")

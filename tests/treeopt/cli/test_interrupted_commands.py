@@ -33,11 +33,14 @@ WRITERS = ["search", "export", "collect", "profile", "validate"]
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize(
-    ("failure", "word"),
-    [(KeyboardInterrupt(), "interrupted"), (ExecutorError("out of luck"), "out of luck"), (FULL, "No space left")],
-    ids=["interrupted", "refused", "disk full"],
+    ("name", "failure", "word"),
+    [
+        *((name, FULL, "No space left") for name in WRITERS),
+        ("search", KeyboardInterrupt(), "interrupted"),
+        ("collect", KeyboardInterrupt(), "interrupted"),
+        ("validate", ExecutorError("out of luck"), "out of luck"),
+    ],
 )
 def test_a_write_that_fails_keeps_the_old_file(writers, tmp_path, unchanged, monkeypatch, name, failure, word):
     unchanged()

@@ -67,10 +67,8 @@ def test_profiles_need_one_source_of_prompts(tiny, tmp_path):
     ("more", "code", "words"),
     [
         (["--batch", "9"], 2, ["batch 9", "8"]),
-        (["--rule", "sequoia"], 2, ["--rule", "--temperature"]),
         (["--new-tokens", "1", "--requests", "1"], 2, ["new-tokens"]),
     ],
-    ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
 )
 def test_profile_refuses_settings(tiny, tmp_path, unchanged, more, code, words):
     (tmp_path / "keep").write_text("so that there is a file")

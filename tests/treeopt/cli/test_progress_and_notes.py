@@ -12,7 +12,6 @@ import pytest
 
 from tests.helpers.command_line import CHECK, TREEOPT, done, inputs
 from tests.helpers.printed_results import Terminal
-from tests.helpers.slow_params import slow_unless
 from treeopt.api.messages import LOG
 from treeopt.api.search_trace import search
 from treeopt.cli import main, messages_on_stderr
@@ -99,8 +98,7 @@ def test_a_search_counts_two_pieces_for_each_batch_size(trace_file, profile_file
     assert counted == [("searching", 4), 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("width", slow_unless(lambda width: width == 60, [60, 100]))
-def test_warnings_of_a_validation_stand_below_the_answer_in_lines_that_fit(tiny, made, width, tmp_path):
+def test_warnings_of_a_validation_stand_below_the_answer_in_lines_that_fit(tiny, made, tmp_path):
     """The plan's warnings of few requests, among others."""
     words = ("--trace", made / "trace.npz", "--profile", made / "profile.json", "--batch", "1", "--predictions")
     command = [TREEOPT, "validate", *inputs(tiny), *CHECK, *map(str, words), str(tmp_path / "p.json")]
@@ -110,12 +108,12 @@ def test_warnings_of_a_validation_stand_below_the_answer_in_lines_that_fit(tiny,
         stderr=subprocess.STDOUT,
         text=True,
         check=True,
-        env=os.environ | {"COLUMNS": str(width), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"COLUMNS": "60", "OMP_NUM_THREADS": "1"},
     ).stdout
     assert "Warning: in the requests held out" in both
     assert both.index("Error of the predicted speedup") < both.index("Warning: ")
     warned = both[both.index("Warning: ") :].splitlines()
-    assert max(map(len, warned)) <= width
+    assert max(map(len, warned)) <= 60
     assert any(line.startswith("  ") for line in warned)
 
 

@@ -47,10 +47,10 @@ def arrays(path):
     return [(cell["batch"], cell["tree"]["id"], cell["measured"]["tau"]) for cell in cells]
 
 
-@pytest.mark.parametrize(("command", "after"), [("collect", 100), ("profile", 60), ("validate", 120)])
+@pytest.mark.parametrize(("command", "after"), [("collect", 50), ("profile", 60), ("validate", 120)])
 def test_a_killed_command_resumes(tiny, plan_file, tmp_path, monkeypatch, command, after):
     words = {
-        "collect": ("trace", "collect", *inputs(tiny), *COLLECT, "--batch", "1", "--new-tokens", "24"),
+        "collect": ("trace", "collect", *inputs(tiny), *COLLECT, "--batch", "1", "--new-tokens", "12"),
         "profile": ("profile", *inputs(tiny), *MEASURE),
         "validate": ("validate", *inputs(tiny), *CHECK, "--plan", plan_file),
     }[command]

@@ -6,7 +6,6 @@ import pytest
 import treeopt
 from tests.helpers.command_line import done, refused, run
 
-LLAMA = ("--target", "data/models/stdlib-llama")
 TRACES = ("data/traces/medusa-t0.npz", "data/traces/eagle-t0.npz")
 
 
@@ -30,7 +29,6 @@ def test_search_writes_its_plan_as_a_table(trace_file, profile_file, tmp_path):
     [
         ("simulate", "--trace", TRACES[0], "--tree", "1", "--batch", "4"),
         ("compare", *TRACES, "--shapes", "chain:2"),
-        ("whatif", "--trace", TRACES[0], "--hardware", "h100", *LLAMA, "--batch", "1,4", "--max-nodes", "4"),
     ],
     ids=lambda words: words[0],
 )

@@ -15,8 +15,6 @@ from tests.helpers.command_line import (
     inputs,
     refused,
     run,
-    write_drafter,
-    write_prompts,
     write_target,
 )
 from treeopt.planning.learning_curve import learning_curves
@@ -27,13 +25,10 @@ from treeopt.traces.trace import load_trace
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    """A folder with `target`, `drafter` (heads), `other` (a model), `counts` and `prompts.jsonl`."""
-    folder = tmp_path_factory.mktemp("tiny")
-    write_target(folder / "target")
+def tiny(tiny):
+    """The shared folder with two more drafters: `other` (a model) and `counts`."""
+    folder = tiny
     write_target(folder / "other")
-    write_drafter(folder / "drafter")
-    write_prompts(folder / "prompts.jsonl")
     tokens = load_tokenizer(folder / "target", vocabulary=VOCABULARY)(list(TEXTS))["input_ids"]
     save_drafter(
         folder / "counts", NGram.count(tokens, order=2, vocabulary=VOCABULARY), dtype="float32", meta={"target": "tiny"}

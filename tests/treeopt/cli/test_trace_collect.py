@@ -64,7 +64,6 @@ def test_a_drafter_that_was_made_for_another_target_is_warned_of(tiny, tmp_path)
         (["--temperature", "nan"], 2, ["temperature", "nan"]),
         (["--seed", "99999999999999999999"], None, ["seed"]),
     ],
-    ids=lambda value: "=".join(value) if isinstance(value, list) and value[0].startswith("--") else None,
 )
 def test_collect_refuses_settings(tiny, tmp_path, unchanged, more, code, words):
     (tmp_path / "keep").write_text("so that there is a file")

@@ -288,13 +288,6 @@ def test_the_command_finds_each_trace_its_step_times(files, two):
             assert (each["over"] or {}).get("value") == getattr(standing.over, "value", None)
 
 
-def test_the_command_prints_tables_warnings_and_conditions(files):
-    out = done(*words(files, "--batch", "4", "--requests", "12")).stdout
-    assert "each drafter with its own best tree" in out
-    assert "Predictions: by replay on 6 requests held out, trees chosen on 6 others" in out
-    assert "Warning: trees are chosen on" in out or "Warning: in the requests used to choose trees" in out
-
-
 def test_step_times_may_be_named_in_the_order_of_the_traces(files):
     swapped = done(*words(files, "--batch", "1", "--profile", files / "better.json", "--profile", files / "worse.json"))
     assert swapped.stderr.count("Warning: trace") == 2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.small_plans import BUSHY, OPT_TREE, entry, exported, grown, plan_of
 from treeopt.engines import ENGINES
-from treeopt.engines.dynamic_trees import DynamicTrees, Triple
+from treeopt.engines.dynamic_trees import Triple
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
 from treeopt.statistics.isotonic_regression import Curve
@@ -202,15 +202,6 @@ def test_openvino_has_one_length_per_call_and_warns_of_the_layers_that_it_reads(
     for method in ENGINES["openvino"].methods:
         notes = "\n".join(exported("openvino", method=method, batch=8).notes)
         assert ("other layers of the target" in notes) == (method == "eagle3")
-
-
-def test_a_convention_is_data() -> None:
-    """The same settings counted with the root, and refused beyond the candidates."""
-    convention = DynamicTrees("E 1", ("d", "k", "n"), True, "pool", False, "no reason", "a.py")
-    assert convention.settings(Triple(5, 4, 15)) == {"d": 5, "k": 4, "n": 16}
-    assert convention.refusal(Triple(2, 2, 6)) is None
-    assert "at most 6 (a.py)" in str(convention.refusal(Triple(2, 2, 7)))
-    assert "fewer than 3 levels" in str(convention.refusal(Triple(3, 1, 2)))
 
 
 def test_openvino_runs_a_dynamic_tree_for_one_request_alone() -> None:

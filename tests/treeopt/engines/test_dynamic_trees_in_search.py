@@ -9,9 +9,9 @@ import treeopt
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.profiles.step_tables import Growing
 from treeopt.engines import ENGINES
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import UsageError
 from treeopt.planning.held_out_split import hold_out
-from treeopt.policies import DynamicTree, OptTree
+from treeopt.policies import DynamicTree
 from treeopt.searchers.dynamic_trees.choose_policy import best_policy
 from treeopt.storage.atomic_files import shipped
 from treeopt.traces.trace import load_trace
@@ -78,19 +78,6 @@ def test_kinds_that_an_engine_does_not_run_are_refused():
         searched("sglang", "opt-tree")
 
 
-@pytest.mark.parametrize(
-    ("policy", "reason"),
-    [
-        (OptTree(8, 3, 0.1), "has settings for tree_depth, branching_factor and num_assistant_tokens alone"),
-        (DynamicTree(8, 3, 4, width=2), "width 2 unlike beam 4"),
-        (replace(DynamicTree(8, 3, 4), min_probability=0.1), "its min_probability"),
-        (DynamicTree(2, 3, 4), "2 nodes are fewer than 3 levels"),
-    ],
-)
-def test_the_reason_why_an_engine_cannot_run_a_policy(policy, reason):
-    assert reason in ENGINES["openvino"].cannot_run(policy, 1)
-
-
 def test_given_dynamic_trees_are_judged_and_those_that_cannot_be_run_are_named():
     given = (DynamicTree(10, 3, 4, 4), DynamicTree(10, 3, 4, width=2), DynamicTree(20, 4, 5, 5))
     plan = searched("sglang", max_nodes=8, dynamic=given)
@@ -106,11 +93,6 @@ def test_given_dynamic_trees_are_judged_and_those_that_cannot_be_run_are_named()
     same = searched("sglang", max_nodes=8, dynamic=(best.grown.policy,))
     again = next(other for other in same.entries[0].compared if other.grown)
     assert (again.tau, again.step_s, again.speedup) == (best.tau, best.step_s, best.speedup)
-
-
-def test_given_dynamic_trees_need_candidates():
-    with pytest.raises(TraceError, match="candidates"):
-        treeopt.search(shipped("traces/eagle-t0.npz"), CHEAP, batch=1, dynamic=(DynamicTree(4, 2, 2),))
 
 
 def test_openvino_gets_no_dynamic_tree_for_several_requests():

@@ -4,13 +4,10 @@ import ast
 import json
 import shlex
 import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +23,6 @@ from tests.helpers.small_plans import (
     grown,
     plan_of,
 )
-from treeopt.cli import main
 from treeopt.cli.commands.export import export as command
 from treeopt.engines import ENGINES
 from treeopt.errors import EngineError, PlanError, UsageError
@@ -206,13 +202,6 @@ def invoke(*args: str | Path) -> Any:
     return CliRunner().invoke(command, [str(arg) for arg in args])
 
 
-def test_command_prints_the_text_alone(saved: Path) -> None:
-    result = invoke(saved, "--format", "sglang", "--batch", "8", "--method", "eagle3", "--model", "a/b")
-    assert result.exit_code == 0
-    assert result.stdout == exported("sglang", batch=8, method="eagle3", model="a/b").text + "\n"
-    assert result.stderr.startswith("note: ")
-
-
 def test_command_writes_a_file_and_names_it(saved: Path, tmp_path: Path) -> None:
     output = tmp_path / "tiers.json"
     result = invoke(saved, "--format", "sglang", "--output", output)
@@ -236,15 +225,6 @@ def test_command_prints_json(saved: Path) -> None:
     }
 
 
-def test_command_prints_the_launch_line(saved: Path) -> None:
-    words = ("--method", "draft-eagle3", "--target", "t.gguf", "--model", "d.gguf")
-    result = invoke(saved, "--format", "llama.cpp", "--batch", "1", "--launch", *words)
-    assert result.stdout == (
-        "llama-server -m t.gguf -np 1 -md d.gguf --spec-type draft-eagle3 --spec-draft-n-max 5 --spec-draft-p-min 0\n"
-    )
-    assert "note: format checked against the code of llama.cpp" in result.stderr
-
-
 def test_command_writes_the_file_and_prints_what_reads_it(saved: Path, tmp_path: Path) -> None:
     words = (saved, "--format", "tensorrt-llm", "--method", "Eagle3", "--schedule-bounds", "upper", "--launch")
     whole = invoke(*words)
@@ -255,35 +235,3 @@ def test_command_writes_the_file_and_prints_what_reads_it(saved: Path, tmp_path:
     record = json.loads(invoke(*words, "--json").stdout)
     assert record["launch"] == "trtllm-serve TARGET --config treeopt_tensorrt_llm.yaml"
     assert record["file"] == "treeopt_tensorrt_llm.yaml"
-
-
-def test_a_plans_warnings_are_passed_on(tmp_path: Path) -> None:
-    save_plan(replace(GOLDEN, warnings=("few anchors",)), tmp_path / "plan.json")
-    words = (tmp_path / "plan.json", "--format", "sglang", "--batch", "8")
-    assert "Warning: few anchors.\n" in invoke(*words).stderr
-    assert json.loads(invoke(*words, "--json").stdout)["notes"][0] == "few anchors"
-
-
-def test_command_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, treeopt.cli; before = set(sys.modules); import treeopt.cli.commands.export; "
-        "heavy = {'pandas', 'torch', 'ortools', 'rich', 'matplotlib', 'transformers'}; "
-        "print(*heavy & (set(sys.modules) - before))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
-
-
-def completed(*words: str) -> set[str]:
-    shell = ShellComplete(main, {}, "treeopt", "_TREEOPT_COMPLETE")
-    return {item.value for item in shell.get_completions(list(words[:-1]), words[-1])}
-
-
-def test_names_of_formats_and_methods_are_completed() -> None:
-    offered = completed("export", "--format", "t")
-    assert offered == {name for name in ENGINES.exporting() if name.startswith("t")} >= {"tensorrt-llm", "transformers"}
-    assert completed("export", "--format", "llama.cpp", "--method", "draft-e") == {"draft-eagle3"}
-    assert completed("export", "--format", "openvino", "--method", "") == set(ENGINES["openvino"].methods)
-    assert completed("export", "--format", "medusa", "--method", "") == set()
-    assert {"eagle3", "EAGLE3"} & completed("export", "--method", "e") == {"eagle3"}
-    assert completed("export", "--schedule-bounds", "u") == {"upper"}

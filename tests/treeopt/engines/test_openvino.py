@@ -102,14 +102,11 @@ def test_an_order_that_is_not_the_recorded_one_fails(tmp_path):
     ("answers", "then", "message"),
     [
         ([], "sys.exit('no memory')", "exited with code 1: no memory"),
-        ([], "time.sleep(60)", r"has not answered for 0\.2 s"),
-        ([], "print('Python 2.7')", r"wrote a line that is no JSON object: 'Python 2\.7'"),
         ([READY | {"protocol": 2}], WAITS, "must speak protocol 1, it opened with .*'protocol': 2.*"),
     ],
-    ids=["exits", "hangs", "garbage", "other-protocol"],
 )
 def test_a_worker_that_does_not_start(tmp_path, answers, then, message):
-    engine = driver(worker(tmp_path, *answers, then=then), timeout_s=0.2 if "sleep" in then else 10, grace_s=0.1)
+    engine = driver(worker(tmp_path, *answers, then=then), grace_s=0.1)
     with pytest.raises(EngineError, match=f"^the OpenVINO GenAI worker {message}$"):
         engine.__enter__()
 
@@ -124,8 +121,6 @@ def test_an_interpreter_without_the_engine_names_what_to_install():
     ("answers", "then", "message"),
     [
         ([STEP], "os.kill(os.getpid(), signal.SIGKILL)", "the .* worker was killed by SIGKILL"),
-        ([STEP], "sys.exit('terminate called')", ".* exited with code 1: terminate called"),
-        ([STEP], "print('Segmentation')", ".* wrote a line that is no JSON object: 'Segmentation'"),
         ([STEP, {"event": "step?"}], WAITS, ".* which its protocol does not know"),
         ([{"event": "done"}], WAITS, ".* ended without a token for request 0"),
         (
@@ -134,7 +129,7 @@ def test_an_interpreter_without_the_engine_names_what_to_install():
             "OpenVINO GenAI gave up request 0 after 1 steps; raise its `cache_size`",
         ),
     ],
-    ids=["killed", "dies", "garbage", "unknown-answer", "no-steps", "gives-up"],
+    ids=["killed", "unknown-answer", "no-steps", "gives-up"],
 )
 def test_a_worker_that_fails_while_it_decodes(tmp_path, answers, then, message):
     python = worker(tmp_path, READY, None, LOADED, None, *answers, then=then)

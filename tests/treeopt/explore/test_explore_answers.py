@@ -100,18 +100,21 @@ def test_two_hundred_random_numbers_equal_the_library_s(offer, folder):
             compared += 1
 
 
-def test_a_device_s_numbers_equal_those_of_whatif(offer, folder):
+def test_a_device_s_numbers_and_prices_equal_those_of_whatif(offer, folder):
     steps = Device("H200", count=2, target="8b", context=2048)
     found = answers.answer(Question("trace.npz", steps, SearchSettings(batch=(1, 32), max_nodes=8)), offer)
-    record = treeopt.whatif(
-        folder / "trace.npz", hardware="2xh200", target="8b", batch=(1, 32), context=2048, max_nodes=8
-    )
+    words = {"hardware": "2xh200", "target": "8b", "batch": (1, 32), "context": 2048, "max_nodes": 8}
+    record = treeopt.whatif(folder / "trace.npz", **words, prices={"h200": 3.5})
     for entry, cell in zip(found.plan.entries, record["cells"], strict=True):
         assert (entry.batch, entry.choice.name) == (cell["batch"], cell["name"])
         assert entry.choice.tau.value == cell["tau"]["value"]
         assert entry.choice.step_s == cell["step_s"]
         assert {"value": entry.choice.speedup.value, "low": entry.choice.speedup.low}.items() <= cell["speedup"].items()
     assert found.too_large == ()
+    blocks = answer_parts.priced(found, 3.5)
+    assert [row[2] for row in cells(blocks)] == [cell["million"]["value"] for cell in record["cells"]]
+    (best,) = record["cheapest"]
+    assert f"at batch {best['planned']['batch']} with the chosen tree: " in blocks[0].text
 
 
 def test_a_device_that_is_too_small_is_named(offer):
@@ -301,19 +304,6 @@ def test_dynamic_trees_are_those_of_the_library():
 def cells(blocks) -> list[tuple[float, ...]]:
     (table,) = (block for block in blocks if hasattr(block, "rows"))
     return [tuple(cell.value for cell in row.cells) for row in table.rows]
-
-
-def test_prices_are_those_of_whatif(offer, folder):
-    steps = Device("H200", count=2, target="8b", context=2048)
-    found = answers.answer(Question("trace.npz", steps, SearchSettings(batch=(1, 32), max_nodes=4)), offer)
-    record = treeopt.whatif(
-        *(folder / "trace.npz",), hardware="2xh200", target="8b", batch=(1, 32), context=2048, max_nodes=4,
-        prices={"h200": 3.5},
-    )  # fmt: skip
-    blocks = answer_parts.priced(found, 3.5)
-    assert [row[2] for row in cells(blocks)] == [cell["million"]["value"] for cell in record["cells"]]
-    (best,) = record["cheapest"]
-    assert f"at batch {best['planned']['batch']} with the chosen tree: " in blocks[0].text
 
 
 def test_prices_of_measured_step_times_are_the_price_per_hour_over_the_tokens_per_hour(answered):

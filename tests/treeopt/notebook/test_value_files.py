@@ -31,29 +31,17 @@ def test_a_saved_trace_is_read_again(tmp_path):
     assert found.meta == trace.meta
 
 
-def test_a_saved_plan_and_profile_are_read_again(tmp_path):
-    plan = treeopt.search("data/traces/medusa-t0.npz", max_nodes=3, solver_work=0)
-    plan.save(tmp_path / "plan.json")
-    assert treeopt.load_plan(tmp_path / "plan.json") == plan
-    profile = treeopt.load_profile("data/profiles/eagle-cpu.json")
-    profile.save(tmp_path / "profile.json")
-    assert treeopt.load_profile(tmp_path / "profile.json") == profile
+@pytest.mark.parametrize("name", ["plan", "profile", "validation"])
+def test_a_saved_value_is_read_again(values, name, tmp_path):
+    values[name].save(tmp_path / "value.json")
+    assert getattr(treeopt, f"load_{name}")(tmp_path / "value.json") == values[name]
 
 
-def test_a_saved_validation_is_read_again(tmp_path):
-    validation = treeopt.load_validation("data/validations/medusa-cpu.json")
-    assert isinstance(validation, treeopt.Validation)
-    validation.save(tmp_path / "validation.json")
-    assert treeopt.load_validation(tmp_path / "validation.json") == validation
-    assert treeopt.load_record(tmp_path / "validation.json") == validation
-
-
-def test_a_saved_comparison_is_a_record(tmp_path):
-    found = treeopt.compare(["data/traces/medusa-t0.npz", "data/traces/eagle-t0.npz"], sizes="chain:2")
-    found.save(tmp_path / "compared.json")
+def test_a_saved_comparison_is_a_record(values, tmp_path):
+    values["comparison"].save(tmp_path / "compared.json")
     record = treeopt.load_record(tmp_path / "compared.json")
     assert record["schema"] == "treeopt.comparison/2"
-    pd.testing.assert_frame_equal(record.frame(), found.frame())
+    pd.testing.assert_frame_equal(record.frame(), values["comparison"].frame())
 
 
 def test_a_value_that_cannot_be_written_leaves_no_file(tmp_path):

@@ -12,8 +12,6 @@ from treeopt.results.kinds import known
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 
-TRACES = ["data/traces/medusa-t0.npz", "data/traces/eagle-t0.npz"]
-
 
 class Page(HTMLParser):
     """The text of well-formed HTML, and its tags."""
@@ -37,19 +35,6 @@ class Page(HTMLParser):
 
 def page(value) -> Page:
     return Page(value._repr_html_())
-
-
-@pytest.fixture(scope="module")
-def values():
-    return {
-        "trace": treeopt.load_trace(TRACES[0]),
-        "plan": treeopt.search(TRACES[0], batch=(1, 4), max_nodes=4, solver_work=0),
-        "profile": treeopt.load_profile("data/profiles/eagle-cpu.json"),
-        "validation": treeopt.load_validation("data/validations/medusa-cpu.json"),
-        "comparison": treeopt.compare(TRACES, sizes="chain:2"),
-        "run": treeopt.simulate(TRACES[0], tree=Tree.chain(1), batch=4),
-        "server": treeopt.simulate(TRACES[0], tree=Tree.chain(1), batch=4, arrivals=20, requests=40, replications=2),
-    }
 
 
 @pytest.mark.parametrize("name", ["trace", "plan", "profile", "validation", "comparison", "run", "server"])

@@ -15,23 +15,6 @@ from treeopt.errors import UsageError
 from treeopt.registry import load
 from treeopt.results.kinds import RESULTS
 from treeopt.traces.trace import Trace
-from treeopt.tree import Tree
-
-TRACE = "data/traces/medusa-t0.npz"
-
-
-@pytest.fixture(scope="module")
-def values():
-    return {
-        "tree": Tree.from_paths([(0, 0), (1,)]),
-        "trace": treeopt.load_trace(TRACE),
-        "plan": treeopt.search(TRACE, batch=(1, 4), max_nodes=4, solver_work=0),
-        "profile": treeopt.load_profile("data/profiles/eagle-cpu.json"),
-        "validation": treeopt.load_validation("data/validations/medusa-cpu.json"),
-        "comparison": treeopt.compare([TRACE, "data/traces/eagle-t0.npz"], sizes="chain:2"),
-        "run": treeopt.simulate(TRACE, tree=Tree.chain(1), batch=4),
-    }
-
 
 TITLES = {
     "tree": "Tree of 3 nodes", "trace": "Tokens per step by tree size", "plan": "Predicted speedup by batch size",

@@ -54,12 +54,6 @@ def test_points_are_what_they_say(trace, seed, points, shrink):
             assert few.anchors < more.anchors
 
 
-@given(traces(requests=(4, 8), length=8), st.integers(0, 2**32 - 1))
-def test_curves_repeat_with_their_seed(trace, seed):
-    first, second = (learning_curves(trace, nodes=(2,), depth=2, seed=seed) for _ in range(2))
-    assert first == second
-
-
 def curve_of(lows: list[float], width: float = 0.15) -> LearningCurve:
     """A curve whose points lose at least so much, within intervals of this width; tau is 2."""
     tau = Estimate(2.0, 2.0, 2.0)

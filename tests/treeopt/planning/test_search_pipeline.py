@@ -936,10 +936,3 @@ def test_batch_sizes_from_numpy(batch, tmp_path):
     assert plan == search(MIXED, Cost(), batch=4, max_nodes=7)
     save_plan(plan, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == plan
-
-
-@given(searchable)
-@settings(max_examples=30)
-def test_plans_survive_json(trace):
-    plan = search(trace, Cost(), batch=(1, 8), max_nodes=6)
-    assert from_json(to_json(plan)) == plan

@@ -63,19 +63,6 @@ def test_plans_of_the_version_before_are_read():
     assert from_json(to_json(plan_of()).replace("treeopt.plan/3", "treeopt.plan/2")) == plan_of()
 
 
-def test_a_failing_write_leaves_the_old_plan(tmp_path, monkeypatch):
-    save_plan(plan_of(), tmp_path / "plan.json")
-
-    def fail(_handle):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_plan(plan_of(1), tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json") == plan_of()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
-
-
 def test_the_record_of_a_plan():
     # What other programs read.
     record = json.loads(to_json(plan_of()))

@@ -11,10 +11,8 @@ from scipy import stats
 from tests.helpers.strategies import with_lengths
 from treeopt.errors import TraceError
 from treeopt.replay.objective import LATENCY, OBJECTIVES, THROUGHPUT, WORST_DOMAIN
-from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.traces.trace import Trace
-from treeopt.tree import Tree
 
 
 def trace_with(sizes: list[int], domains: list[int] | None = None) -> Trace:
@@ -62,12 +60,6 @@ def test_a_token_a_step_costs_one(case):
         assert prices @ trace.lengths == pytest.approx(np.ones(len(prices)), rel=1e-13)
         assert objective.tokens(trace.lengths, trace) == pytest.approx(1, rel=1e-13)
         assert 1 / objective.tokens(steps, trace) == pytest.approx((prices @ steps).max(), rel=1e-13)
-
-
-def test_throughput_is_tau():
-    trace = trace_with([9, 4, 1])
-    counts = replay_tree(Tree.chain(2), trace)
-    assert THROUGHPUT.tokens(counts.steps, trace) == pytest.approx(counts.tau, rel=1e-15)
 
 
 @given(cases(fewest=2))
@@ -149,13 +141,6 @@ def test_the_interval_of_a_share_is_the_bootstraps():
         shares = (price * best)[picks].sum(1) / (price * own)[picks].sum(1)
         half = stats.t.ppf(0.975, 59) * shares.std()
         assert found.high - found.value == pytest.approx(half, rel=0.1)
-
-
-@given(cases())
-def test_a_walk_does_not_differ_from_itself(case):
-    trace, steps, _ = case
-    for objective in OBJECTIVES.values():
-        assert objective.share(steps, steps, trace).value == 1
 
 
 def test_domains_without_requests_do_not_count():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.slow_params import examples
-from tests.helpers.strategies import drawn_trace, trace_of, traces, trees, with_lengths
+from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
 from treeopt.traces.trace import Trace
@@ -61,52 +61,6 @@ def test_replay_equals_the_slow_walker(case):
     assert counts.accepted_counts.tolist() == due
     assert accepted_lengths(tree, trace).tolist() == [slow_accepted(tree, trace, i) for i in range(trace.anchors)]
     assert counts.tau == pytest.approx(trace.anchors / len(steps), rel=1e-15)
-
-
-@given(trees_on_traces())
-def test_every_request_is_emitted_whole_from_its_first_position(case):
-    tree, trace = case
-    counts, steps = replay_tree(tree, trace), visit(tree, trace)
-    assert counts.committed.sum() == trace.anchors
-    assert counts.committed.tolist() == trace.lengths.tolist()
-    first = np.flatnonzero(np.diff(steps.request, prepend=-1))
-    assert steps.anchors[first].tolist() == trace.starts.tolist()
-    assert 1 <= counts.tau <= tree.depth + 1
-
-
-@given(trees_on_traces())
-def test_requests_are_replayed_on_their_own(case):
-    tree, trace = case
-    counts = replay_tree(tree, trace)
-    for number in range(trace.requests):
-        alone = replay_tree(tree, trace.select(np.array([number])))
-        assert alone.steps.tolist() == [counts.steps[number]]
-        assert alone.committed.tolist() == [counts.committed[number]]
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 6))
-def test_a_perfect_drafter_needs_the_fewest_steps(lengths, depth):
-    trace = with_lengths(np.zeros((sum(lengths), 6)), lengths, width=1)
-    counts = replay_tree(Tree.chain(depth), trace)
-    assert counts.steps.tolist() == [math.ceil(length / (depth + 1)) for length in lengths]
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), trees())
-def test_a_drafter_that_always_misses_is_plain_decoding(lengths, tree):
-    trace = with_lengths(np.full((sum(lengths), 4), -1), lengths, width=4)
-    assert replay_tree(tree, trace).steps.tolist() == lengths
-
-
-def test_a_last_step_is_cut_where_the_text_ends():
-    trace = trace_of([[[0, 0], [0, 0], [0, -2]], [[0, -2]]], width=1)
-    steps = visit(Tree.chain(2), trace)
-    assert steps.anchors.tolist() == [0, 3]
-    assert steps.accepted.tolist() == [2, 1]
-    trace = trace_of([[[0, -1], [0, 0], [0, -2]], [[0, -2]]], width=1)
-    steps = visit(Tree.chain(2), trace)
-    assert steps.anchors.tolist() == [0, 2, 3]
-    assert steps.accepted.tolist() == [1, 1, 1]  # the last two have no bonus left to emit
-    assert replay_tree(Tree.chain(2), trace).committed.tolist() == [3, 1]
 
 
 @given(trees(width=6, depth=6, min_nodes=1), traces())

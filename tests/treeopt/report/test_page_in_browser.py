@@ -1,11 +1,13 @@
 """The page in headless Chromium: it fits every width, needs no network, and computes what the library does."""
 
 import random
+from contextlib import ExitStack
 from dataclasses import asdict
 
 import pytest
 
-from tests.helpers.report_files import CHROMIUM, FLAGS, written_results
+from tests.helpers.browser import started, watched
+from tests.helpers.report_files import written_results
 from tests.helpers.slider_formulas import Setting, recompute
 from treeopt.api.report_files import report_page
 from treeopt.report.html_page import as_html
@@ -45,36 +47,27 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield chromium
-        chromium.close()
+    with started() as browser:
+        yield browser
 
 
 @pytest.fixture
 def opened(browser, made):
-    """A function that opens the page and fails afterwards if it complained or asked for anything."""
-    troubles, contexts = [], []
+    """A function that opens the page; afterwards, no page may have complained or asked for anything."""
+    pages = []
+    with ExitStack() as stack:
 
-    def opened(width=1280, scheme="light", before="", **how):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **how)
-        context.add_init_script(before)
-        contexts.append(context)
-        view = context.new_page()
-        view.set_default_timeout(120_000)
-        view.on("console", lambda message: message.type in ("error", "warning") and troubles.append(message.text))
-        view.on("pageerror", lambda error: troubles.append(str(error)))
-        view.on("request", lambda request: request.url.startswith("file:") or troubles.append(request.url))
-        view.goto(made[1].as_uri())
-        view.bring_to_front()  # charts wait for frames, which pages behind another one may not get
-        return view
+        def opened(width=1280, scheme="light", before="", **more):
+            look = {"width": width, "dark": scheme == "dark", "levels": ("error", "warning")}
+            pages.append(stack.enter_context(watched(browser, **look, **more)))
+            view = pages[-1].page
+            view.add_init_script(before)
+            view.goto(made[1].as_uri())
+            view.bring_to_front()  # charts wait for frames, which pages behind another one may not get
+            return view
 
-    yield opened
-    for context in contexts:
-        context.close()
-    assert troubles == []
+        yield opened
+    assert all(seen.clean("file") for seen in pages)
 
 
 def all_live(view):

@@ -108,16 +108,6 @@ def test_describe_counts_what_is_there(trace):
 SMALL = trace_of([[[0, 3], [1, -1], [-1, -2]], [[0, -2]]], width=8, meta=META)
 
 
-def test_trace_shows_every_figure():
-    lines = shown(TRACE.blocks, SMALL)
-    assert lines[0] == "4 anchors of 2 requests (1 to 3 tokens), depth 2, width 8."
-    for words in ("tiny-llama", "bfloat16", "3 medusa heads", "greedy", "temperature 0.0", "seed 5"):
-        assert words in lines[1]
-    # Depth 1: ranks 0, 1, missed, 0. Depth 2: 3, missed; the rest lies past the ends.
-    assert row(lines, "1") == ["1", "0.500", "0.750", "0.750", "0.750"]
-    assert row(lines, "2") == ["2", "0.000", "0.000", "0.500", "0.500"]
-
-
 def test_a_table_names_quantised_weights_and_language_models():
     meta = META | {
         "target": META["target"] | {"quantization": "int8 (torchao)"},
@@ -173,28 +163,6 @@ PLAN = Plan(
         },
     },
 )
-
-
-def test_plan_shows_every_way_of_decoding():
-    lines = shown(PLAN_KIND.blocks, PLAN)
-    start = lines.index("batch 32")
-    assert lines.index("batch 4") < start
-    first, second = lines[:start], lines[start:]
-    # tokens/s is batch * tau / step_s: 4 * 2.346 / 0.01234.
-    assert row(first, "chosen tree") == [
-        "chosen tree",
-        "6",
-        "3",
-        "2.35 [2.10, 2.60]",
-        "12.34",
-        "760",
-        "1.79 [1.60, 1.98]",
-    ]
-    assert row(first, "no speculation")[:7] == ["no speculation", "0", "0", "1", "10.00", "400", "1"]
-    chain = ["best chain", "2", "2", "1.50 [1.25, 1.75]", "11.10", "541", "1.35 [1.12, 1.58]", "28.8 [20.0, 37.6]"]
-    assert row(first, "best chain") == chain
-    assert row(second, "no speculation") == ["no speculation", "0", "0", "1", "10.00", "3,200", "1"]
-    assert row(second, "best chain")[5] == "4,324"
 
 
 def test_plan_says_which_tree_and_why():
@@ -380,11 +348,9 @@ def test_validation_shows_predicted_beside_measured():
     ]
     assert row(lines, "best chain")[-3:] == ["+6.7", "yes", "0.98"]
     text = "\n".join(lines)
-    for words in ("mean 6.5%", "largest 6.7%", "24 prompts", "77 new tokens", "6 blocks", "tiny-llama bfloat16"):
-        assert words in text, words
-    for words in ("3 medusa heads", "Some GPU", "Some CPU", "2024-06-07", "95 %"):
-        assert words in text, words
     for words in (
+        *("mean 6.5%", "largest 6.7%", "24 prompts", "77 new tokens", "6 blocks", "tiny-llama bfloat16"),
+        *("3 medusa heads", "Some GPU", "Some CPU", "2024-06-07", "95 %"),
         "Leviathan Thm 3.8: mean 20.0%, largest 20.0%; CORAL Eq. 6: mean 50.0%, largest 50.0%",
         "Predicted 95% intervals contain the measured value in 2 of 2 cells, 100% [16%, 100%].",
         "Batch 4: chosen tree (tree of 6 nodes) was predicted to be the fastest, and was; 1.50 [1.40, 1.60]",

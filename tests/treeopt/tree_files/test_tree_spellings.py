@@ -149,10 +149,6 @@ def test_other_changes_do_not_matter(tmp_path: Path, text: str) -> None:
     assert read_tree(tmp_path / "tree.py", name="mc" if "mc" in text else None).tree == Tree.chain(1)
 
 
-def test_a_broken_list_is_refused_at_every_door(tmp_path: Path) -> None:
-    refused(tmp_path, "[[0], [1], [0, 0, 0]]", r"path 2 \[0, 0, 0\] has no parent \[0, 0\] in the list")
-
-
 @pytest.mark.parametrize("text", ["[]", "()", " []\n", '"[]"'])
 def test_the_empty_list_is_no_speculation_at_every_door(tmp_path: Path, text: str) -> None:
     assert Static().convert(text, None, None) == EMPTY

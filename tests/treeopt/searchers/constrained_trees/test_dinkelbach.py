@@ -90,13 +90,6 @@ def test_no_tree_of_the_family_is_faster(family, values, data):
     check(values, FAMILIES[family], data.draw(costs(rising=data.draw(st.booleans()))))
 
 
-@pytest.mark.slow
-@given(pools(nodes=6), rules, costs(rising=True) | costs(rising=False))
-@settings(max_examples=3000, deadline=None)
-def test_no_tree_under_any_rules_is_faster(values, chosen, parts):
-    check(values, chosen, parts)
-
-
 @given(pools(nodes=7, min_nodes=3, falling=True), rules, costs(rising=True), st.integers(1, 4), st.integers(1, 9))
 @settings(max_examples=examples(150), deadline=None)
 def test_bounds_hold_for_nodes_that_were_left_out(values, chosen, parts, candidates, limit):

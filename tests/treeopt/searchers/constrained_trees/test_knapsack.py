@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from tests.helpers.pools import all_trees, pool_of, pools
 from tests.helpers.rules import kept
 from tests.helpers.slow_params import examples
-from tests.helpers.strategies import traces
 from treeopt.constraints import Limits
 from treeopt.errors import TreeError, UsageError
 from treeopt.searchers.constrained_trees.knapsack import select
 from treeopt.searchers.constrained_trees.node_pool import Nodes
-from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.tree import Path, Tree
 
 ORDERS = {"any": Limits(), "contiguous": Limits(contiguous=True)}
@@ -58,28 +56,6 @@ def test_no_tree_of_any_size_and_depth_is_better(order, values, size, depth):
                 assert sum(every[path] for path in tree.paths) == best[cap, count]
             else:
                 assert tree.nodes == 0
-
-
-@given(traces(length=40, width=5), st.integers(1, 30))
-def test_free_ranks_of_a_trace_are_the_most_frequent_prefixes(trace, size):
-    frontier = count_prefixes(trace, nodes=size, depth=trace.depth)
-    nodes = Nodes.of(frontier, Limits(), depth=trace.depth)
-    found = select(nodes, Limits(), size=size, depth=trace.depth)
-    for cap in range(1, trace.depth + 1):
-        tokens = frontier.tokens(cap)
-        np.testing.assert_allclose(1 + found.value[cap - 1, : len(tokens)], tokens, rtol=1e-12)
-        assert not np.isfinite(found.value[cap - 1, len(tokens) :]).any()
-
-
-def test_a_gap_is_filled_where_that_pays():
-    """(2,) is worth its way past (1,) only with a node to spare, and 0.1 less than without the rule."""
-    values = {(0,): 0.5, (2,): 0.3, (2, 0): 0.25, (0, 0): 0.1}
-    found = [
-        select(Nodes.of(pool_of(values), limits, depth=2), limits, size=4, depth=2).value[-1].tolist()
-        for limits in ORDERS.values()
-    ]
-    assert found[0] == pytest.approx([0, 0.5, 0.8, 1.05, 1.15])
-    assert found[1] == pytest.approx([0, 0.5, 0.6, 0.8, 1.05])
 
 
 def test_sizes_without_meaning_are_refused():

@@ -2,7 +2,7 @@
 
 import heapq
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from tests.helpers.pools import all_trees
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces, with_lengths
 from treeopt.errors import UsageError
-from treeopt.replay.static_tree import accepted_lengths
 from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes, from_table
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
@@ -125,34 +124,6 @@ def test_weights_count_anchors_that_often(case, nodes):
         assert held(frontier, cap) == ordered(values, cap)[:nodes]
 
 
-@given(traces(length=20))
-def test_expected_tokens_are_those_that_the_tree_accepts(trace):
-    frontier = count_prefixes(trace, nodes=12, depth=trace.depth)
-    for cap in range(1, trace.depth + 1):
-        for size, expected in enumerate(frontier.tokens(cap)):
-            accepted = accepted_lengths(frontier.tree(size, cap), trace)
-            assert expected == pytest.approx(1 + accepted.mean(), rel=1e-12)
-
-
-@given(traces(length=20), st.integers(1, 10), st.integers(1, 4))
-def test_a_smaller_question_has_the_same_answer(trace, nodes, depth):
-    # What the search leaves out for a small limit is in no tree of that size.
-    large = count_prefixes(trace, nodes=50, depth=trace.depth)
-    small = count_prefixes(trace, nodes=nodes, depth=depth)
-    for cap in range(1, min(depth, trace.depth) + 1):
-        assert held(small, cap) == held(large, cap)[:nodes]
-
-
-@given(traces(length=20))
-def test_trees_of_all_sizes_are_nested(trace):
-    frontier = count_prefixes(trace, nodes=12, depth=trace.depth)
-    for cap in range(1, trace.depth + 1):
-        nested = [frontier.tree(size, cap) for size in range(13)]
-        for smaller, larger in pairwise(nested):
-            assert set(smaller.paths) <= set(larger.paths)
-            assert larger.nodes - smaller.nodes in (0, 1)
-
-
 @given(traces(length=30), st.integers(0, 2**32 - 1), st.sampled_from([1e-300, 1e-8, 1.0, 1e8]))
 def test_real_weights_keep_every_prefix(trace, seed, spread):
     # 0.1 + 0.2 + 0.3 > 0.3 + 0.2 + 0.1 in floats: a child must not overtake its parent by rounding.
@@ -166,15 +137,6 @@ def test_real_weights_keep_every_prefix(trace, seed, spread):
     assert (frontier.depth[parent[inner]] == frontier.depth[inner] - 1).all()
     for size in range(len(held(frontier, trace.depth)) + 1):
         assert frontier.tree(size, trace.depth).nodes == size
-
-
-def test_ties_by_hand():
-    trace = trace_of([[[2, 0], [0, -2]], [[1, 1], [1, -2]]], width=3)
-    # Values in quarters: (1,) 2; (0,), (2,), (1, 1), (2, 0) 1 each.
-    frontier = count_prefixes(trace, nodes=9, depth=2)
-    assert held(frontier, 2) == [(1,), (0,), (2,), (1, 1), (2, 0)]
-    assert held(frontier, 1) == [(1,), (0,), (2,)]
-    assert frontier.value.tolist() == [0.5, 0.25, 0.25, 0.25, 0.25]
 
 
 # --- limits
@@ -277,15 +239,6 @@ def test_independent_depths_make_the_product_of_the_marginals(faces):
         assert value == pytest.approx(values[path], rel=1e-12)
     for cap in range(1, depth + 1):
         np.testing.assert_allclose(counted.tokens(cap), product_of.tokens(cap), rtol=1e-12)
-
-
-def test_correlated_depths_do_not():
-    # (0, 0) and (1, 1) half each: the table sees four equal paths of 1/4, the trace two of 1/2.
-    rank = np.array([[0, 0], [1, 1]] * 500 + [[0, 0]])
-    trace = with_lengths(rank, [1001], width=2)
-    weights = np.array([1.0] * 1000 + [0.0])
-    assert count_prefixes(trace, nodes=4, depth=2, weights=weights).tokens(2)[4] == 3.0
-    assert from_table(np.full((2, 2), 0.5), nodes=4).tokens(2)[4] == 2.5
 
 
 @pytest.mark.parametrize("entry", [-0.1, 1.1, np.nan, np.inf])

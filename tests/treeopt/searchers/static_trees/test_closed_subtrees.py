@@ -7,13 +7,10 @@ from hypothesis import strategies as st
 
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import traces, trees
-from treeopt.constraints import Limits
 from treeopt.errors import UsageError
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import LATENCY, THROUGHPUT
 from treeopt.replay.static_tree import accepted_lengths, visit
-from treeopt.searchers.constrained_trees.knapsack import select
-from treeopt.searchers.constrained_trees.node_pool import Nodes
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.local_search import ClosedParts, Saved
 from treeopt.traces.trace import Trace
@@ -50,16 +47,6 @@ def test_the_part_is_the_most_valuable_of_all(case, nodes):
     for row, part in zip(values, found, strict=True):
         assert (parts == part).all(axis=1).any()
         assert part @ row == (parts @ row).max()
-
-
-@given(valued(), st.integers(0, 13))
-def test_the_part_is_worth_what_the_knapsack_of_all_sizes_finds(case, nodes):
-    pool, values = case
-    children = np.array(pool.parents, dtype=np.int64), np.array(pool.ranks, dtype=np.int64)
-    known = np.ones(pool.nodes, dtype=bool)
-    for row, part in zip(values, ClosedParts(pool).fill(values, nodes=nodes), strict=True):
-        whole = Nodes(row, np.array(pool.depths, dtype=np.int64), *children, known, 0.0)
-        assert part @ row == select(whole, Limits(), size=nodes, depth=4).value.max()
 
 
 @given(traces(length=15), st.integers(0, 8))

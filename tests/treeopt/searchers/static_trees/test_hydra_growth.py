@@ -81,14 +81,6 @@ def test_growing_on_real_lengths_raises_tau_every_time():
     assert taus[-1] > 0.98 * averaged(two_regimes(1), 20, 8)
 
 
-def test_a_child_may_lower_tau():
-    # Not a defect of the procedure but the reason to replay: from position 0 the node (0,) skips position 1,
-    # whose (1, 0) would have emitted the rest. The caller has to pick among the nested trees.
-    trace = trace_of([[[0, 0], [1, 0], [-1, 1], [1, -2]]], width=2)
-    taus = [replay_tree(tree, trace).tau for tree in grow(trace, nodes=4, depth=2)]
-    assert taus == pytest.approx([4 / 3, 2, 4 / 3, 2])
-
-
 def test_few_children_tried_still_nest():
     trees = grow(two_regimes(2), nodes=6, depth=3, tried=1)
     assert [tree.nodes for tree in trees] == [1, 2, 3, 4, 5, 6]

@@ -1,6 +1,5 @@
 """Trees for their own walk: never worse than averages, bounded by all small trees."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.benchmarks.bench_regret import FAMILIES, instance, regrets
+from tests.helpers.pools import all_trees
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, trace_of, traces
+from tests.treeopt.searchers.static_trees.test_best_first import prefixes
 from treeopt.errors import UsageError
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
@@ -18,26 +19,9 @@ from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.local_search import improve, ready
 from treeopt.statistics.clustered_estimate import ratio
 from treeopt.traces.trace import Trace
-from treeopt.tree import Path, Tree
+from treeopt.tree import Tree
 
 small = traces(requests=(1, 3), length=7, depth=3, width=3)
-
-
-def all_trees(trace: Trace, nodes: int) -> Iterator[Tree]:
-    """Every tree of at most `nodes` nodes made of paths that some anchor follows; other nodes never match."""
-    rows = [
-        [rank for rank in row if rank >= 0] if -1 not in row else row[: row.index(-1)] for row in trace.rank.tolist()
-    ]
-    paths = sorted({tuple(row[:k]) for row in rows for k in range(1, len(row) + 1)}, key=lambda p: (len(p), p))
-
-    def extend(held: tuple[Path, ...], start: int) -> Iterator[Tree]:
-        yield Tree.from_paths(held)
-        if len(held) < nodes:
-            for i in range(start, len(paths)):
-                if len(paths[i]) == 1 or paths[i][:-1] in held:
-                    yield from extend((*held, paths[i]), i + 1)
-
-    return extend((), 0)
 
 
 def averaged(trace: Trace, nodes: int, depth: int) -> float:
@@ -108,7 +92,8 @@ def test_the_worst_domain_gains_what_the_others_lose():
 @given(small)
 @settings(max_examples=60)
 def test_never_above_the_best_of_all_trees(trace):
-    best = max(replay_tree(tree, trace).tau for tree in all_trees(trace, 5))
+    some = all_trees(list(prefixes(trace)), 5)  # nodes that no anchor follows never match
+    best = max(replay_tree(Tree.from_paths(paths), trace).tau for paths in some)
     found = improve(trace, nodes=5, depth=trace.depth)
     assert averaged(trace, 5, trace.depth) <= found.counts.tau <= best
 

@@ -109,14 +109,6 @@ def test_weighted_anchors_count_for_their_effective_number(case, shrink):
         assert value == pytest.approx(values[path], rel=1e-9)
 
 
-@given(small, st.sampled_from([1e-200, 0.1, 1e200]))
-def test_equal_weights_are_none(trace, weight):
-    plain = count_prefixes(trace, nodes=20, depth=trace.depth, shrink=5.0)
-    weighted = count_prefixes(trace, nodes=20, depth=trace.depth, shrink=5.0, weights=np.full(trace.anchors, weight))
-    assert sorted(weighted.paths) == sorted(plain.paths)
-    np.testing.assert_allclose(weighted.value, plain.value, rtol=1e-9)
-
-
 @given(traces(length=30, width=5), st.integers(0, 2**32 - 1), shrinks)
 def test_no_child_overtakes_its_parent_by_rounding(trace, seed, shrink):
     weights = np.random.default_rng(seed).random(trace.anchors) + 1e-12
@@ -144,12 +136,6 @@ def test_without_shrinking_counts_are_what_they_were(trace):
 def test_shrinking_by_nonsense_is_refused(shrink):
     with pytest.raises(UsageError, match="shrink must be 0 or more"):
         count_prefixes(trace_of([[[0]]], width=1), nodes=1, depth=1, shrink=shrink)
-
-
-def test_ranks_never_seen_have_a_share():
-    frontier = count_prefixes(trace_of([[[0]] * 9], width=3), nodes=3, depth=1, shrink=20.0)
-    assert frontier.paths == ((0,), (1,), (2,))
-    assert 0 < frontier.value[1] == frontier.value[2] < frontier.value[0] < 1
 
 
 # --- the back-off

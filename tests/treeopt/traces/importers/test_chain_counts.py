@@ -97,7 +97,6 @@ def test_more_steps_than_are_drawn_are_refused():
         (((), 5), "a chain has 1 to 64 positions, found 0"),
         (((0.5, 0.6), 5), r"position 1 is accepted more often \(0.6\) than the one before it \(0.5\)"),
         (((1.5,), 5), r"position 0 must have a rate in \[0, 1\], found 1.5"),
-        (((float("nan"),), 5), "position 0 must have a rate"),
         (((0.5,), 0), "no step was counted"),
     ],
 )
@@ -219,12 +218,10 @@ def test_an_ordered_record_is_held_exactly():
     ("requests", "more", "message"),
     [
         ([], {}, "no step was counted"),
-        ([()], {}, "no step was counted"),
         ([(1, 2)], {"depth": 1}, "a step has 2 drafts, more than the depth of 1"),
         ([(65,)], {}, "a step has 65 drafts, more than the depth of 64"),
         ([(-1, 1)], {}, "accepted fewer than 0 drafts"),
         ([(1, 2)], {"drafted": [(1, 1)]}, "request 0, step 1 accepted 2 of 1 drafts"),
-        ([(1, 2)], {"drafted": [(1,)]}, "one entry for each step"),
         ([(1, 2)], {"drafted": [(1, 2), (1,)]}, "one entry for each step"),
     ],
 )
