@@ -136,9 +136,9 @@ def changed(place: int, value: int):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (changed(0, -1), "d2t must lead to tokens 0 to 60, entry 0 leads to -1"),
-        (changed(3, 2**62), "d2t must lead to tokens 0 to 60"),
-        (changed(4, 2), "d2t must lead to each token once, entries 4 and 5 lead to 6"),
+        (changed(0, -1), "d2t must lead to each of the tokens 0 to 60 at most once"),
+        (changed(3, 2**62), "d2t must lead to each of the tokens 0 to 60 at most once"),
+        (changed(4, 2), "d2t must lead to each of the tokens 0 to 60 at most once"),
         (changed(1, 0), "row 1 of lm_head is token 1, which t2d lacks"),
     ],
 )

@@ -9,8 +9,7 @@ from executor.drafters.language_model.drafter import LanguageModel
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording import collect_trace
-from executor.recording.collect_trace import collect, repeated_share
-from executor.recording.typical_nodes import ForcedText
+from executor.recording.collect_trace import ForcedText, collect, repeated_share
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp

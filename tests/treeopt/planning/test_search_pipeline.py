@@ -697,7 +697,7 @@ def test_few_requests_to_choose_on_are_told_of():
 # --- policies
 
 
-def sure_or_not(requests: int = 40, length: int = 30) -> Trace:
+def sure_or_not(requests: int = 24, length: int = 30) -> Trace:
     """Where the drafter is sure, its best chain of 4 is right; elsewhere any of its 4 first candidates may be."""
     rng = np.random.default_rng(0)
     sure = rng.random(requests * length) < 0.5
@@ -747,10 +747,10 @@ def test_a_policy_is_chosen_where_it_is_faster():
 def test_switches_are_those_of_chosen_policies():
     """From 12 to 16 the best static trees change, the policy does not."""
     batches, cost, kinds = (6, 12, 16, 24), Cost(token=0.05), ("eagle2", "opt-tree")
-    fixed, plan = (search(sure_or_not(), cost, batch=batches, max_nodes=16, policies=each) for each in ((), kinds))
+    fixed, plan = (search(sure_or_not(40), cost, batch=batches, max_nodes=16, policies=each) for each in ((), kinds))
     assert [(each.small, each.large) for each in fixed.switches] == [(6, 12), (12, 16), (16, 24)]
     assert [(each.small, each.large) for each in plan.switches] == [(6, 12), (16, 24)]
-    fit, _ = parts(sure_or_not())
+    fit, _ = parts(sure_or_not(40))
     ways = [entry.choice.grown.policy for entry in plan.entries[:2]]
     rates = {
         size: [Bench(fit, Prices(cost, size, "widest"), seed=0).replayed(way).rate for way in ways] for size in batches
