@@ -20,9 +20,10 @@ from treeopt.results.blocks import (
     Table,
     conditions,
     ranged,
+    warnings_of,
 )
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import describe_measurement, describe_models, describe_rule
+from treeopt.results.words import describe_measurement, describe_models, describe_rule, unsure
 
 Contests = Sequence[Mapping[str, Any]]
 PAIRED = {
@@ -97,22 +98,15 @@ def _winner(contest: Mapping[str, Any], by: str) -> Mapping[str, Any]:
 def _won(contest: Mapping[str, Any], by: str, first: str, place: str, verb: str, unit: str = "") -> str:
     """Return the winner of a contest, and how it compares with the first drafter, or the next one with it."""
     best = _winner(contest, by)
-    line = f"{place[0].upper()}{place[1:]}: {best['drafter']} {verb}, {_text(best[by])}{unit}"
+    line = f"{place[0].upper()}{place[1:]}: {best['drafter']} {verb}, {ranged(best[by]).text}{unit}"
     others = [standing for standing in contest["standings"] if standing is not best]
     if best["over"] is not None:
-        return f"{line}; {_text(best['over'])} times {first}{_unsure(best['over'])}."
+        return f"{line}; {ranged(best['over']).text} times {first}{unsure(best['over'])}."
     if not others:
         return f"{line}."
     second = max(others, key=lambda standing: standing["over"]["value"])
-    return f"{line}; {second['drafter']} reaches {_text(second['over'])} of it{_unsure(second['over'])}."
-
-
-def _unsure(over: Mapping[str, float]) -> str:
-    return ", a difference within the noise" if over["low"] <= 1 <= over["high"] else ""
-
-
-def _text(estimate: Mapping[str, float]) -> str:
-    return ranged(estimate).text
+    over = second["over"]
+    return f"{line}; {second['drafter']} reaches {ranged(over).text} of it{unsure(over)}."
 
 
 def next_lines(record: Mapping[str, Any], *, files: Mapping[str, str] | None = None, **_: Any) -> Iterator[Line]:
@@ -148,11 +142,7 @@ def _rows(contests: Contests, shown: Sequence[Column]) -> Iterator[Row]:
 
 def remarks(record: Mapping[str, Any], **_: Any) -> Iterator[Line]:
     """Yield warnings, and how the drafters were compared."""
-    yield from (Line("warning", f"{warning}.") for warning in record["warnings"])
-    yield from _conditions(record)
-
-
-def _conditions(record: Mapping[str, Any]) -> list[Line]:
+    yield from warnings_of(record["warnings"])
     meta, text = record["meta"], record["meta"]["trace"][record["first"]]
     visible = [
         f"Predictions: by replay on {counted(meta['requests_judged_on'], 'request')} held out, trees chosen on "
@@ -173,7 +163,7 @@ def _conditions(record: Mapping[str, Any]) -> list[Line]:
             "Speedups are over plain decoding with the drafter's own step times and include their error; ratios of "
             "speedups include both errors as if independent."
         )
-    return conditions(visible, detail)
+    yield from conditions(visible, detail)
 
 
 ENTRY = ResultKind(
@@ -192,5 +182,5 @@ ENTRY = ResultKind(
     next_lines=next_lines,
     tables=tables,
     remarks=remarks,
-    charts={"contests": "treeopt.charts.speedup_charts:contests"},
+    charts={"contests": "treeopt.charts.speed_charts:contests"},
 )
