@@ -21,7 +21,7 @@ from treeopt.explore.offered_files import Offer
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Plan
 from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace import load_trace, save_trace
 
 pytest.importorskip("marimo", reason="the extra `explore` is not installed")
 CONTROLS = {
@@ -270,31 +270,31 @@ def test_the_method_is_the_engine_s_own_for_the_drafter(answered, engine):
         assert chosen == (runs[0] if runs else None)
 
 
-POLICIES = {"trace": "eagle-candidates-t0.npz", "profile": "eagle-policies-cpu.json"}
+POLICIES = {"trace": "candidates.npz", "profile": "eagle-policies-cpu.json"}
+POLICY_PROFILE = shipped(f"profiles/{POLICIES['profile']}")
 
 
-def shipped_offer() -> Offer:
-    traces = [shipped(f"traces/{name}") for name in (POLICIES["trace"], "eagle-t0.npz")]
-    return Offer.of_files(traces, [shipped(f"profiles/{name}") for name in (POLICIES["profile"], "eagle-cpu.json")])
+@pytest.fixture(scope="module")
+def candidates(tmp_path_factory):
+    """The first requests of a shipped trace with candidates."""
+    path = tmp_path_factory.mktemp("candidates") / POLICIES["trace"]
+    save_trace(load_trace(shipped("traces/eagle-candidates-t0.npz")).select(np.arange(40)), path)
+    return path
 
 
-def test_dynamic_trees_are_offered_where_they_were_recorded_and_priced():
-    offer = shipped_offer()
+def test_dynamic_trees_are_offered_where_they_were_recorded_and_priced(candidates):
+    plain = shipped("profiles/eagle-cpu.json")
+    offer = Offer.of_files([candidates, shipped("traces/eagle-t0.npz")], [POLICY_PROFILE, plain])
     assert offer.takes_policies(POLICIES["trace"], POLICIES["profile"])
     assert not offer.takes_policies("eagle-t0.npz", POLICIES["profile"])
     assert not offer.takes_policies(POLICIES["trace"], "eagle-cpu.json")
 
 
-def test_dynamic_trees_are_those_of_the_library():
+def test_dynamic_trees_are_those_of_the_library(candidates):
     asked = CONTROLS | POLICIES | {"dynamic": "best-first", "batches": "1", "nodes": 3, "depth": 2}
-    found = answers.attempt(asked, shipped_offer())
-    plan = treeopt.search(
-        *(shipped(f"{room}/{POLICIES[name]}") for room, name in (("traces", "trace"), ("profiles", "profile"))),
-        batch=1,
-        policies=("best-first",),
-        max_nodes=3,
-        max_depth=2,
-    )
+    found = answers.attempt(asked, Offer.of_files([candidates], [POLICY_PROFILE]))
+    limits = {"max_nodes": 3, "max_depth": 2}
+    plan = treeopt.search(candidates, POLICY_PROFILE, batch=1, policies=("best-first",), **limits)
     own, expected = figures(found.plan), figures(plan)
     assert any("best-first" in name for _, name, _ in own)
     assert own.keys() == expected.keys()
