@@ -240,7 +240,7 @@ def test_a_changed_byte_in_the_head_of_an_array_is_refused_or_harmless(tmp_path,
 
 
 @given(traces(parts=True), st.data())
-@settings(shared_directory, max_examples=60)
+@settings(shared_directory, max_examples=examples(150))
 def test_a_changed_byte_anywhere_is_refused_or_harmless(tmp_path, trace, data):
     path = tmp_path / "trace.npz"
     save_trace(trace, path)

@@ -90,7 +90,7 @@ def test_the_worst_domain_gains_what_the_others_lose():
 
 
 @given(small)
-@settings(max_examples=60)
+@settings(max_examples=examples(100))
 def test_never_above_the_best_of_all_trees(trace):
     some = all_trees(list(prefixes(trace)), 5)  # nodes that no anchor follows never match
     best = max(replay_tree(Tree.from_paths(paths), trace).tau for paths in some)
