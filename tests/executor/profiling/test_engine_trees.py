@@ -13,7 +13,7 @@ from executor.validation.compare_live import check_comparison, compare, not_meas
 from tests.helpers.small_plans import BUSHY, choice, entry, grown, plan_of
 from treeopt.cost_model import StepShape
 from treeopt.engines.driver import EngineStep
-from treeopt.errors import EngineError, UsageError
+from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 
@@ -170,8 +170,3 @@ def test_chains_keep_their_times_beside_trees_that_take_more():
     for tree in GROWN:
         assert measured.step_s([shape(tree)])[0] == pytest.approx(WithOverhead.step_s(tree), rel=1e-3)
     assert measured.batches[0].growth["dynamic-tree"].step_s == pytest.approx(0.003, rel=0.01)
-
-
-def test_policies_need_trees_larger_than_the_longest_chain():
-    with pytest.raises(UsageError, match="--policies with chains of up to 5 needs --max-nodes 6 or more"):
-        dynamic_trees(max_nodes=5, max_depth=5)

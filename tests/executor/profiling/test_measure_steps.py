@@ -62,22 +62,17 @@ def test_profile_covers_what_was_asked(profile):
             assert profile.step_s([StepShape.of(tree, batch=batch)])[0] > 0
     with pytest.raises(CostError, match="tokens 17 at batch 1: the profile measured tokens 2 to 16"):
         profile.step_s([StepShape.of(Tree.from_paths([(r,) for r in range(16)]), batch=1)])
-    assert profile.meta["drafter"] == {
-        "kind": "medusa",
-        "heads": 5,
-        "weights": profile.meta["drafter"]["weights"],
-        "settings": profile.meta["drafter"]["settings"],
-    }
+    assert {"kind": "medusa", "heads": 5}.items() < profile.meta["drafter"].items()
 
 
 def test_profile_knows_what_prompts_take(models, profile):
     assert [n for n, _ in profile.prefill.plain] == [5, 10]  # of two rows
-    found = measured(models, random_prompts([5, 21] * 4), **(TOLD | {"context": ()}))
-    assert [[n for n, _ in points] for points in (found.prefill.plain, found.prefill.drafted)] == [
-        [5, 8, 16, 21, 42]
-    ] * 2
+    told = TOLD | {"batch": (2,)}
+    found = measured(models, random_prompts([5, 21] * 4), **(told | {"context": ()}))
+    for points in (found.prefill.plain, found.prefill.drafted):
+        assert [n for n, _ in points] == [5, 8, 16, 21, 42]
     assert min(s for _, s in found.prefill.drafted) > 0
-    assert [n for n, _ in measured(models, random_prompts([5] * 4), **TOLD).prefill.plain] == [6, 8, 16, 24, 48]
+    assert [n for n, _ in measured(models, random_prompts([5] * 4), **told).prefill.plain] == [6, 8, 16, 24, 48]
 
 
 def test_ways_reach_every_size_depth_and_width():
@@ -346,15 +341,23 @@ def test_all_steps_choose_by_the_rule(models, clock, monkeypatch, name):
     monkeypatch.setattr(Greedy, "accept", unwanted)
     generator = torch.Generator().manual_seed(0)
     rule = make_rule(name, warp=Warp(0.9, top_k=7), generator=generator)
-    profile = measured(models, random_prompts([5] * 4), **TOLD, rule=rule)
+    profile = measured(models, random_prompts([5] * 4), **(TOLD | {"batch": (1,), "context": (6,)}), rule=rule)
     told = {"verification": name, "temperature": 0.9, "top_k": 7}
     assert told.items() <= profile.meta.items()
     assert [tokens for tokens, _ in profile.batches[0].rest][-1] == 6
 
 
-def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
+@pytest.fixture(scope="module")
+def kept(models, tmp_path_factory):
+    """The text of a work file."""
+    work = tmp_path_factory.mktemp("kept") / "p.json.work"
+    measured(models, random_prompts([5] * 4), work=work, **TOLD)
+    return work.read_text("utf-8")
+
+
+def test_a_work_file_of_other_settings_is_refused(models, kept, tmp_path):
     prompts, work = random_prompts([5] * 4), tmp_path / "p.json.work"
-    measured(models, prompts, work=work, **TOLD)
+    work.write_text(kept, "utf-8")
     for other, name in (
         ({"steps": 3}, "steps 2, not 3"),
         ({"batch": (1,)}, r"batch \[1, 2\], not \[1\]"),
@@ -366,11 +369,9 @@ def test_a_work_file_of_other_settings_is_refused(models, clock, tmp_path):
         measured(models, random_prompts([5] * 4, seed=1), work=work, **TOLD)
 
 
-def test_a_broken_work_file_is_refused(models, clock, tmp_path):
+def test_a_broken_work_file_is_refused(models, kept, tmp_path):
     """In each kind of record: the file and what to do are named."""
-    prompts, work = random_prompts([5] * 4), tmp_path / "p.json.work"
-    measured(models, prompts, work=work, **TOLD)
-    written = work.read_text("utf-8").splitlines()
+    prompts, work, written = random_prompts([5] * 4), tmp_path / "p.json.work", kept.splitlines()
     for line, record in (
         (0, {}),
         (1, {"prefill": {"plain": [], "drafted": []}}),

@@ -121,12 +121,6 @@ def test_grown_trees_are_near_the_best_of_all(seed):
     assert max(tree.depth for tree in grow(trace, nodes=9, depth=2)) == 2
 
 
-def test_what_makes_no_step_longer_does_not_grow():
-    trace = typical_trace(Tree.from_paths([(0,), (1,), (2,)]), [20] * 12, seed=0)
-    trace = replace(trace, tree_kept=trace.tree_kept[:, [0, 0, 2]])
-    assert [tree.paths for tree in grow(trace, nodes=3, depth=1)] in ([((0,),), ((0,), (2,))], [((2,),), ((0,), (2,))])
-
-
 def test_search_grows_trees_of_the_recorded_one():
     whole = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (1, 1), (2,), (3,)])
     trace = typical_trace(whole, [20] * 30, seed=3, kept=0.35, depth=5)
