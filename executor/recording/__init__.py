@@ -5,6 +5,5 @@
 * `recording_settings`: the settings of a collection.
 * `teacher_forced`: the one pass over the texts that yields ranks, probabilities and entropies.
 * `sibling_acceptance`: the probability that a rule accepts each sibling.
-* `typical_nodes`: the nodes that rule typical would accept.
 * `record_candidates`: whole candidate trees, for dynamic policies.
 """

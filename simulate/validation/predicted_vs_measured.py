@@ -16,9 +16,8 @@ from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, Tr
 from treeopt.results.words import device_words
 from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, share
 from treeopt.storage.atomic_files import shipped
-from treeopt.storage.json_records import check_schema
 from treeopt.storage.provenance import GREEDY, look
-from treeopt.storage.typed_records import Count, Finite, Index, NotNegative, Positive, Record, read_record
+from treeopt.storage.typed_records import Count, Finite, Index, NotNegative, Positive, Record
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.validation/2"
@@ -239,15 +238,6 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
             for c in comparisons
         ],
     }
-
-
-def check_validation(record: Any) -> None:
-    """Check the JSON object of a validation file.
-
-    Raises:
-        RecordError: names the field that is missing or wrong.
-    """
-    read_record(check_schema(record, SCHEMA), ValidationRecord)
 
 
 def _errors(errors: Sequence[float]) -> dict[str, float]:

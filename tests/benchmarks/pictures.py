@@ -5,7 +5,7 @@ from pathlib import Path
 
 from treeopt import load_profile, load_trace, search
 from treeopt.charts.marks import as_svg
-from treeopt.charts.speedup_charts import agreement, speedups
+from treeopt.charts.speed_charts import agreement, speedups
 from treeopt.storage.atomic_files import shipped, write_text
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "pictures"

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -95,6 +96,15 @@ def generated(model: PreTrainedModel, prompt: Sequence[int], new_tokens: int) ->
     tokens = torch.tensor([prompt])
     out = model.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=new_tokens)
     return out[0, len(prompt) :].tolist()
+
+
+@cache
+def continued(
+    lengths: tuple[int, ...], new_tokens: int, kind: str = "llama"
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Random prompts, and what `generate` writes after each."""
+    prompts = random_prompts(lengths, seed=3)
+    return prompts, [generated(small_model(kind), prompt, new_tokens) for prompt in prompts]
 
 
 @dataclass

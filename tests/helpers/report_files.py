@@ -14,26 +14,15 @@ TRACES = shipped("traces")
 def written_results(folder: Path) -> dict[str, Path]:
     """Run the commands that write results, and return their files by kind, with shipped ones for what takes longer."""
     medusa = TRACES / "medusa-t0.npz"
+    simulated = ("simulate", "--trace", medusa, "--tree", "2", "--batch", "4")
     commands = {
         "plan": ("search", "--trace", medusa, "--batch", "1,4"),
         "comparison": ("compare", medusa, TRACES / "hydra-t0.npz", "--batch", "4"),
-        "run": ("simulate", "--trace", medusa, "--tree", "2", "--batch", "4"),
-        "serving": (
-            "simulate",
-            "--trace",
-            medusa,
-            "--tree",
-            "2",
-            "--batch",
-            "4",
-            "--arrivals",
-            "5",
-            "--requests",
-            "50",
-        ),
+        "run": simulated,
+        "serving": (*simulated, "--arrivals", "5", "--requests", "50"),
         "capacity": (
-            *("simulate", "--trace", medusa, "--tree", "2", "--batch", "4", "--capacity", "0.9"),
-            *("--tpot-s", "0.05", "--requests", "50"),
+            *(*simulated, "--capacity", "0.9", "--tpot-s", "0.05"),
+            *("--requests", "50", "--replications", "2"),
         ),
         "whatif": (
             *("whatif", "--trace", medusa, "--target", shipped("models/stdlib-llama"), "--hardware", "h100"),

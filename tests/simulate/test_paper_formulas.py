@@ -46,22 +46,6 @@ def test_tau_is_the_mean_of_a_simulated_chain():
     assert abs(committed.mean() - expected_tau(alpha=0.7, gamma=5)) < 5 * error
 
 
-def test_corals_speedup_is_leviathans_at_a_chains_tau():
-    for alpha, gamma, cost_ratio in [(0.8, 4, 0.05), (0.6, 2, 0.3), (1.0, 3, 0.1), (0.5, 0, 0.5)]:
-        tau = expected_tau(alpha=alpha, gamma=gamma)
-        by_weight = weight_speedup(tau=tau, gamma=gamma, draft_weights=cost_ratio, target_weights=1.0)
-        assert by_weight == pytest.approx(walltime_speedup(alpha=alpha, gamma=gamma, cost_ratio=cost_ratio), rel=1e-14)
-
-
-def test_arrays_broadcast_and_equal_their_scalars():
-    alpha, gamma = np.array([[0.0], [0.5], [1.0]]), np.arange(4)
-    grid = walltime_speedup(alpha=alpha, gamma=gamma, cost_ratio=0.1)
-    assert grid.shape == (3, 4)
-    assert grid.dtype == np.float64
-    for i, j in np.ndindex(grid.shape):
-        assert grid[i, j] == walltime_speedup(alpha=alpha[i, 0], gamma=gamma[j], cost_ratio=0.1)
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from simulate.profiles.profile import SCHEMA as PROFILE
 from simulate.profiles.profile import load_profile, save_profile
 from simulate.validation.predicted_vs_measured import SCHEMA as VALIDATION
-from simulate.validation.predicted_vs_measured import check_validation
+from simulate.validation.predicted_vs_measured import ValidationRecord
 from simulate.validation.predictions import SCHEMA as PREDICTIONS
 from simulate.validation.predictions import load_predictions, save_predictions
 from tests.helpers.printed_results import record
@@ -112,7 +112,7 @@ def test_shipped_predictions_and_their_plans_meet_their_schemas(path, tmp_path):
 @pytest.mark.parametrize("path", VALIDATIONS, ids=lambda path: path.stem)
 def test_shipped_validations_meet_their_schema(path):
     validator("validation").validate(read(path))
-    check_validation(read(path))
+    read_record(read(path), ValidationRecord)
 
 
 @pytest.mark.parametrize("name", ["run", "server", "capacity", "whatif", "compare"])

@@ -15,7 +15,6 @@ from treeopt.api.run_models import (
     Prompts,
     Requests,
     Sampling,
-    is_main_rank,
     load_prompts,
     load_target_and_drafter,
 )
@@ -29,7 +28,7 @@ from treeopt.results.kinds import Record
 from treeopt.settings import Settings, group, setting, takes
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import Integer, read_field
-from treeopt.storage.work_file import appended, read_lines
+from treeopt.storage.work_file import appended, check_same_settings, read_lines
 from treeopt.tree import EMPTY, Tree
 
 if TYPE_CHECKING:
@@ -172,6 +171,7 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
     requests = load_prompts(settings.models, target, settings.source)
     from executor.decoding.decoder import Decoder
     from executor.models.fingerprint import compute_as_recorded
+    from executor.target.tensor_parallel import is_main_rank
     from executor.verification.acceptance_rules import rule_meta
 
     if begun is not None:
@@ -235,15 +235,12 @@ def _continued(output: Path | None, begun: Begun | None, meta: Mapping[str, Any]
     Raises:
         UsageError: a setting differs.
     """
-    if begun is None:
+    if output is None or begun is None:
         return []
-    before, records = begun
-    now = json.loads(json.dumps(meta))
-    for key in sorted((now.keys() | before.keys()) - {"provenance", "device"}):
-        if now.get(key) != before.get(key):
-            old, new = (json.dumps(settings.get(key)) for settings in (before, now))
-            raise UsageError(f"--resume {output}: it was written with {key} {old}, not {new}")
-    return records
+    settings = (begun[0], json.loads(json.dumps(meta)))
+    before, now = ({key: of[key] for key in sorted(of.keys() - {"provenance", "device"})} for of in settings)
+    check_same_settings(output, before, now)
+    return begun[1]
 
 
 @dataclass(frozen=True, eq=False)

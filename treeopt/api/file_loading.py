@@ -1,5 +1,6 @@
 """Load or import traces, profiles, plans and trees by path, and find the profile that belongs to a trace."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,6 +57,13 @@ def import_trace(path: Path | str, *, kind: str = "engine", seed: int = 0, **set
         >>> trace.depth, trace.meta["imported"]["engine"]
         (5, 'vllm')
     """
+    trace = imported(Path(path), kind, seed, settings)
+    note(f"assumed: {sentence}" for sentence in trace.meta["assumed"])
+    return trace
+
+
+def imported(path: Path, kind: str, seed: int, settings: Mapping[str, Any]) -> Trace:
+    """Return the trace of figures that another program measured; see `import_trace`."""
     from treeopt.traces.importers import trace_source
 
     given = {name: value for name, value in settings.items() if value is not None}
@@ -63,9 +71,7 @@ def import_trace(path: Path | str, *, kind: str = "engine", seed: int = 0, **set
     made_up = {name: given.pop(name) for name in ("requests", "length") if name in given}
     if "before" in given:
         given["before"] = Path(given["before"])
-    trace = trace_source.import_trace(trace_source.ImportedFile(Path(path), kind, _saved, seed=seed, **made_up), given)
-    note(f"assumed: {sentence}" for sentence in trace.meta["assumed"])
-    return trace
+    return trace_source.import_trace(trace_source.ImportedFile(path, kind, _saved, seed=seed, **made_up), given)
 
 
 def _saved(path: Path) -> Any:

@@ -17,6 +17,8 @@ from treeopt.traces.resumable_shards import parts_in
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
+RECORDED = ("candidates", "tree", "new_tokens", "depth", "width", "batch", "probabilities")  # settings of a recording
+
 
 @dataclass(frozen=True, kw_only=True)
 class CollectSettings(Settings):
@@ -120,15 +122,9 @@ def collect(*, settings: CollectSettings, work: Path | None = None, progress: Pr
 
     how: dict[str, Any] = {
         **asdict(settings.sampling),
-        "candidates": settings.candidates,
+        **{name: getattr(settings, name) for name in RECORDED},
         "stride": settings.stride or 1,
         "draws": settings.draws or DRAWS,
-        "tree": settings.tree,
-        "new_tokens": settings.new_tokens,
-        "depth": settings.depth,
-        "width": settings.width,
-        "batch": settings.batch,
-        "probabilities": settings.probabilities,
         "stop": requests.stop,
     }
     if engine.engine is not None:

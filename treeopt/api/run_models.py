@@ -159,13 +159,6 @@ def kernel_notes(target: "Target") -> list[str]:
     return [f"fused kernels are not used: {target.fused_reason}"]
 
 
-def is_main_rank() -> bool:
-    """Return whether this process prints and writes; ask when models are loaded."""
-    from executor.target.tensor_parallel import is_main_rank
-
-    return is_main_rank()
-
-
 def _other_target_warnings(models: Models, target: "Target") -> list[str]:
     """Warn if the drafter names another target that it was made for; its shapes fit this one.
 

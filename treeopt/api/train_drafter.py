@@ -132,9 +132,10 @@ def train(*, settings: TrainSettings, progress: Progress = silent) -> Record:
     models = settings.models.resolved()
     target, tokenizer = _load(models)
     target.check_length(settings.length)
+    from executor.checkpoints import load_drafter
     from executor.prompts.message_parts import Report
     from executor.train.loss_module import check_whole
-    from executor.train.training_run import precision_of, run
+    from executor.train.training_run import begun, precision_of, run
 
     if recipe.trainable == "backbone" and not settings.lora:
         check_whole(target)
@@ -149,7 +150,8 @@ def train(*, settings: TrainSettings, progress: Progress = silent) -> Record:
         if settings.held_out and not len(held_out):
             warn(["the texts fill only one row, so none is held out: the drafter's accuracy will not be measured"])
     job = _job(recipe, settings, rows=len(rows), texts=len(texts), device=models.device, precision=precision)
-    drafter = _drafter(models, recipe, target, rows, settings.seed)
+    start = None if models.drafter is None else load_drafter(models.drafter, target)
+    drafter = begun(recipe, target, start, rows=rows, seed=settings.seed)
     if first and models.drafter is None:
         warn(_short_warnings(recipe, drafter, job.steps))
     with (progress if first else silent)("training", job.steps) as advance:
@@ -273,15 +275,6 @@ def _job(recipe: Recipe, settings: TrainSettings, *, rows: int, texts: int, devi
         dtype=settings.save_dtype,
         meta={"data": data, "texts": texts, "self_distilled": settings.self_distill},
     )
-
-
-def _drafter(models: Models, recipe: Recipe, target: "Target", rows: "Rows", seed: int) -> Any:
-    """Return the drafter that training begins with."""
-    from executor.checkpoints import load_drafter
-    from executor.train.training_run import begun
-
-    start = None if models.drafter is None else load_drafter(models.drafter, target)
-    return begun(recipe, target, start, rows=rows, seed=seed)
 
 
 def _short_warnings(recipe: Recipe, drafter: Any, steps: int) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from treeopt import defaults
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.run_models import Models, Prompts, Sampling, is_main_rank, load_tokens
+from treeopt.api.run_models import Models, Prompts, Sampling, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
@@ -150,6 +150,7 @@ class _Run:
 
     def predictions(self, sources: "Sources") -> "Predictions":
         """Make the predictions, check that they can be measured, log warnings, and write them to their file."""
+        from executor.target.tensor_parallel import is_main_rank
         from executor.validation.compare_live import check_comparison, not_measured, runs_of
         from simulate.validation.make_predictions import predict
 

@@ -57,24 +57,7 @@ def whatif(trace: Trace | Path | str, *, settings: WhatIfSettings, progress: Pro
         >>> record.plans()["l40s-512.json"].entry(64).choice.nodes
         2
     """
-    return WhatIfRecord(WhatIf.prepare(trace, settings).answer(progress))
-
-
-class WhatIfRecord(Record):
-    """The result of `whatif`, with its plans and step times for other functions."""
-
-    def __init__(self, answer: "Answer") -> None:
-        """Take the record of an answer."""
-        super().__init__(answer.record)
-        self._answer = answer
-
-    def plans(self) -> dict[str, Plan]:
-        """Return the plan of each device and context, by the file name that `--plans` gives it."""
-        return self._answer.plans()
-
-    def profiles(self) -> "dict[str, Profile]":
-        """Return the predicted step times of each device, by the file name that `--profiles` gives them."""
-        return self._answer.profiles()
+    return WhatIf.prepare(trace, settings).answer(progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +116,7 @@ class WhatIf:
         slugs = {s.device: re.sub(r"[^a-z0-9]+", "-", s.device.casefold()).strip("-") for s in self.places}
         return {device: slug or "device" for device, slug in slugs.items()}
 
-    def answer(self, progress: Progress = silent) -> "Answer":
+    def answer(self, progress: Progress = silent) -> "WhatIfRecord":
         """Search every setting.
 
         Raises:
@@ -161,30 +144,29 @@ class WhatIf:
                 "provenance": this_run(),
             },
         )
-        return Answer(self, scenarios, Record(record))
+        return WhatIfRecord(record, self, scenarios)
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """The answer of `whatif`: the record, and plans and step times for other commands.
+class WhatIfRecord(Record):
+    """The result of `whatif`, with its plans and step times for other functions.
 
     Attributes:
         question: what was asked.
         scenarios: the choice of each device, context and batch size.
-        record: as JSON values.
     """
 
-    question: WhatIf
-    scenarios: "tuple[Scenario, ...]"
-    record: Record
+    def __init__(self, record: Mapping[str, Any], question: WhatIf, scenarios: "tuple[Scenario, ...]") -> None:
+        """Take the record of a question's scenarios."""
+        super().__init__(record)
+        self.question, self.scenarios = question, scenarios
 
     def plans(self) -> dict[str, Plan]:
-        """Return the plan of each device and context, by file name."""
+        """Return the plan of each device and context, by the file name that `--plans` gives it."""
         plans = {(s.device, s.context): s.plan for s in self.scenarios if s.plan is not None}
         return dict(zip(self.question.plan_files(), plans.values(), strict=True))
 
     def profiles(self) -> "dict[str, Profile]":
-        """Return the step times of each device at all contexts, by file name."""
+        """Return the step times of each device at all contexts, by the file name that `--profiles` gives them."""
         from simulate.roofline.roofline_model import Roofline
         from simulate.whatif.unmeasured_profiles import joined, tabulated
 

@@ -8,7 +8,7 @@ colours of the light theme; `themed` replaces them where a page has a dark one t
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +139,6 @@ class Axis:
     def channel(self, side: str) -> Any:
         """Return altair's channel of a side, `x` or `y`."""
         alt = library()
-
         kind = alt.X if side == "x" else alt.Y
         if self.names:
             labels = alt.Axis(title=None, labelLimit=NAME, grid=True)
@@ -157,7 +156,6 @@ class Axis:
     def tips(self, ends: tuple[str, str], row: Row) -> list[Any]:
         """Return what a reader sees on pointing at a mark: the value in full, with both ends of its interval."""
         alt = library()
-
         if self.names or not self.title:
             return []
         shown = {self.field: "", **{end: f", {word}" for end, word in zip(ends, ("from", "to"), strict=True)}}
@@ -187,7 +185,6 @@ class Series:
     def channels(self, *, shapes: bool = True) -> dict[str, Any]:
         """Return altair's channels of colour and of shape; a single series has no legend."""
         alt = library()
-
         columns = max(1, LEGEND // (40 + LETTER * max(map(len, self.names))))
         legend = alt.Legend(title=None, columns=columns, labelLimit=LEGEND) if len(self.names) > 1 else None
         colours = [
@@ -220,7 +217,6 @@ def line(
 ) -> "list[alt.Chart]":
     """Return a line through the rows of each series, in their order."""
     alt = library()
-
     mark = data(rows).mark_line(interpolate="step-after" if steps else "linear", strokeDash=DASHES if dashed else SOLID)
     order = alt.OrderValue(0)  # lines follow the rows, not the x axis
     return [mark.encode(x.channel("x"), y.channel("y"), order=order, **series.channels(shapes=False))]
@@ -229,7 +225,6 @@ def line(
 def points(rows: Iterable[Row], x: Axis, y: Axis, series: Series, *, hollow: bool = False) -> "list[alt.Chart]":
     """Return a point for each row, and its intervals: from `low` to `high` upwards, from `left` to `right` across."""
     alt = library()
-
     rows = list(rows)
     if not rows:
         return []
@@ -253,7 +248,6 @@ def points(rows: Iterable[Row], x: Axis, y: Axis, series: Series, *, hollow: boo
 def rule(**place: float) -> "list[alt.Chart]":
     """Return a dashed grey line across the whole chart, at a value of `x` or of `y`."""
     alt = library()
-
     places = {side: alt.datum(value) for side, value in place.items()}
     return [data([{}]).mark_rule(color=LIGHT.muted, strokeWidth=1.25, strokeDash=DASHES).encode(**places)]
 
@@ -309,14 +303,17 @@ def titled(
     return chart
 
 
-def interval(estimate: Estimate, ends: tuple[str, str] = ("low", "high")) -> dict[str, float]:
-    """Return both ends of an estimate's interval as columns; an end that is not finite is the value.
+def estimated(
+    name: str, estimate: Estimate | Mapping[str, float], ends: tuple[str, str] = ("low", "high"), *, scale: float = 1.0
+) -> dict[str, float]:
+    """Return an estimate, or the mapping of a record, as columns times `scale`; an end that is not finite is the value.
 
-    >>> interval(Estimate(2.0, 1.5, math.inf))
-    {'low': 1.5, 'high': 2.0}
+    >>> estimated("tau", Estimate(2.0, 1.5, math.inf))
+    {'tau': 2.0, 'low': 1.5, 'high': 2.0}
     """
-    values = (end if math.isfinite(end) else estimate.value for end in (estimate.low, estimate.high))
-    return {name: float(value) for name, value in zip(ends, values, strict=True)}
+    of = asdict(estimate) if isinstance(estimate, Estimate) else estimate
+    values = (of[end] if math.isfinite(of[end]) else of["value"] for end in ("value", "low", "high"))
+    return {column: float(scale * value) for column, value in zip((name, *ends), values, strict=True)}
 
 
 def decimal_ticks(low: float, high: float) -> tuple[float, ...]:

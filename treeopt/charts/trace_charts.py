@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treeopt.charts.latency_charts import throughput_and_latency
 from treeopt.charts.marks import (
     ACROSS,
     DOT,
@@ -18,7 +17,7 @@ from treeopt.charts.marks import (
     Series,
     data,
     decimal_ticks,
-    interval,
+    estimated,
     library,
     line,
     points,
@@ -27,7 +26,7 @@ from treeopt.charts.marks import (
     short,
     titled,
 )
-from treeopt.charts.speedup_charts import speedups
+from treeopt.charts.speed_charts import speedups, throughput_and_latency
 from treeopt.errors import TraceError, TreeoptError, counted
 from treeopt.planning.learning_curve import LearningCurve, learning_curves
 from treeopt.plans.plan import Plan
@@ -35,7 +34,7 @@ from treeopt.replay.dynamic_tree import first_tree
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.replay.static_tree import covers, deepest, replay_tree, visit
 from treeopt.results.predictions import plan_of
-from treeopt.results.trace import NODES, replayable
+from treeopt.results.trace import NODES, replayable, share_within, tau_of
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.traces.trace import PAST_END, Trace
@@ -76,7 +75,7 @@ def acceptance_by_depth(trace: Trace, *, tops: Sequence[int] = TOPS) -> "alt.Lay
         {
             "series": "best candidate" if top == 1 else f"best {top} candidates",
             "depth": depth + 1,
-            "share": _share_within(trace, depth, top),
+            "share": share_within(trace, depth, top),
         }
         for top in [top for top in tops if top <= trace.width] or [trace.width]
         for depth in depths
@@ -91,12 +90,6 @@ def acceptance_by_depth(trace: Trace, *, tops: Sequence[int] = TOPS) -> "alt.Lay
         f"All {trace.anchors:,} positions of {counted(trace.requests, 'request')}; tau needs a replay.",
         words=f"The best candidate is right at {', '.join(f'{share:.0%}' for share in first)} of positions, by depth.",
     )
-
-
-def _share_within(trace: Trace, depth: int, top: int) -> float:
-    rank = trace.rank[:, depth]
-    known = rank[rank != PAST_END]
-    return float(((known >= 0) & (known < top)).mean())
 
 
 def acceptance_by_domain(trace: Trace, tree: Tree, *, name: str) -> "alt.LayerChart":
@@ -118,7 +111,7 @@ def acceptance_by_domain(trace: Trace, tree: Tree, *, name: str) -> "alt.LayerCh
         if chosen.any():
             tau = _finite(ratio(counts.committed[chosen], counts.steps[chosen]), counts.tau)
             names = {"series": "tau of a domain", "domain": short(trace.domain_names[domain], 24)}
-            rows.append(names | {"tau": tau.value, **interval(tau, ACROSS)})
+            rows.append(names | estimated("tau", tau, ACROSS))
     rows.sort(key=lambda row: -row["tau"])
     left_out, best, worst = len(trace.domain_names) - len(rows), rows[0], rows[-1]
     y = Axis("domain", names=[row["domain"] for row in rows])
@@ -204,8 +197,7 @@ def tau_rows(trace: Trace, sizes: Sequence[int] = SIZES) -> tuple[list[Row], lis
 
 
 def _replayed(trace: Trace, series: str, name: str, tree: Tree) -> Row:
-    tau = tau_of(tree, trace)
-    return {"series": series, "nodes": tree.nodes, "tau": tau.value, **interval(tau), "tree": name}
+    return {"series": series, "nodes": tree.nodes, **estimated("tau", tau_of(tree, trace)), "tree": name}
 
 
 def _covered(trace: Trace, trees: Mapping[str, Tree], series: str) -> Iterator[Row]:
@@ -217,16 +209,6 @@ def _covered(trace: Trace, trees: Mapping[str, Tree], series: str) -> Iterator[R
             continue
 
 
-def tau_of(tree: Tree, trace: Trace) -> Estimate:
-    """Return the replayed tau of a tree, with its interval.
-
-    Raises:
-        TraceError: the trace does not cover the tree.
-    """
-    counts = replay_tree(tree, trace)
-    return ratio(counts.committed, counts.steps, trace.domain)
-
-
 def learning(curves: Sequence[LearningCurve]) -> "alt.LayerChart":
     """Return learning curves, a line per tree size: tau on requests held out, by the number of the others.
 
@@ -236,8 +218,7 @@ def learning(curves: Sequence[LearningCurve]) -> "alt.LayerChart":
         {
             "series": f"{curve.nodes} nodes",
             "requests": point.requests,
-            "tau": point.held_out.value,
-            **interval(point.held_out),
+            **estimated("tau", point.held_out),
             "fitted": point.fitted,
         }
         for curve in curves
@@ -280,7 +261,6 @@ def tree_picture(
         title: default its size.
     """
     alt = library()
-
     rows = leaf_rows(tree)
     root = {"depth": 0, "row": _middle([rows[i] for i, parent in enumerate(tree.parents) if parent < 0])}
     places = [{"depth": depth, "row": row} for depth, row in zip(tree.depths, rows, strict=True)]

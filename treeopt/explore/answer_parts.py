@@ -5,12 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import altair as alt
+from marimo import Html, accordion, as_html, callout, plain_text, vstack
 
 from simulate.whatif.scenarios import Offer, Scenario, cheapest
-from treeopt.charts.latency_charts import throughput_and_latency
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
-from treeopt.charts.speedup_charts import speedups
+from treeopt.charts.speed_charts import speedups, throughput_and_latency
 from treeopt.charts.trace_charts import accepted_shares, tau_by_nodes, tree_picture
 from treeopt.engines.export import Export
 from treeopt.errors import TraceError, TreeoptError
@@ -24,54 +26,39 @@ from treeopt.results.kinds import RESULTS
 from treeopt.results.plan import describe_choice
 from treeopt.results.whatif import money
 
-if TYPE_CHECKING:
-    import altair as alt
-    from marimo import Html
-
-
 STEP_TIMES = "Step times:"  # beginning of the condition that says where they come from
 STYLE = f"<style>.figures{{{LIGHT.properties()}}}.dark .figures{{{DARK.properties()}}}</style>"
 
 
-def header() -> "Html":
+def header() -> Html:
     """Return the head of the page, with the colours of charts."""
-    from marimo import Html, vstack
-
     return vstack([Html(f"<h1>treeopt explore</h1>{STYLE}"), words(["The answer is what `treeopt search` says."])])
 
 
-def words(lines: Iterable[str], *, role: str = "") -> "Html":
+def words(lines: Iterable[str], *, role: str = "") -> Html:
     """Return sentences, one below the other, their commands as code.
 
     Args:
         lines: the sentences.
         role: of the part, for screen readers.
     """
-    from marimo import Html
-
     told = (re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(line, quote=False)) for line in lines)
     return Html(f'<div class="words" role="{role or "note"}">{"".join(f"<p>{line}</p>" for line in told)}</div>')
 
 
-def failure(error: TreeoptError) -> "Html":
+def failure(error: TreeoptError) -> Html:
     """Return an error in one line."""
-    from marimo import callout
-
     return callout(words([" ".join(str(error).split())], role="alert"), kind="danger")
 
 
-def searching(*, policies: bool) -> "Html":
+def searching(*, policies: bool) -> Html:
     """Return what stands there while a search runs; the style hides the last answer meanwhile."""
-    from marimo import Html
-
     long = " Dynamic trees are replayed one by one, which takes up to a minute or two." if policies else ""
     return Html(f'<p class="searching" role="status">Searching …{long}</p>')
 
 
-def headline(answer: Answer, batch: int) -> "Html":
+def headline(answer: Answer, batch: int) -> Html:
     """Return the answer: the sentence of one batch size in front, then its check, then the other sizes."""
-    from marimo import Html, callout, vstack
-
     place = [entry.batch for entry in answer.plan.entries].index(batch)
     lines = list(RESULTS["plan"].answers(answer.plan))
     first = Html(f'<h2 class="headline">{escape(lines.pop(place), quote=False)}</h2>')
@@ -79,7 +66,7 @@ def headline(answer: Answer, batch: int) -> "Html":
     return callout(vstack([first, words([*check, *lines], role="status")]))
 
 
-def configurations(answer: Answer, batch: int) -> "Html":
+def configurations(answer: Answer, batch: int) -> Html:
     """Return the table of a batch size's configurations with its notes; the first row is the choice."""
     blocks = [
         block for block in RESULTS["plan"].blocks(answer.plan) if isinstance(block, Table) or block.kind == "note"
@@ -91,23 +78,18 @@ def configurations(answer: Answer, batch: int) -> "Html":
     return shown([replace(table, title=f"Configurations at batch {batch}"), *notes])
 
 
-def shown(blocks: Iterable[Table | Line]) -> "Html":
+def shown(blocks: Iterable[Table | Line]) -> Html:
     """Return tables and sentences."""
-    from marimo import Html, vstack
-
     return vstack([Html(table_html(b)) if isinstance(b, Table) else words([b.text]) for b in blocks])
 
 
-def figures(charts: "Iterable[alt.LayerChart]") -> "Html":
+def figures(charts: Iterable[alt.LayerChart]) -> Html:
     """Return charts beside one another, each under its title and over its conditions."""
-    from marimo import Html
-
     return Html(f'<div class="figures">{"".join(map(_figure, charts))}</div>')
 
 
-def _figure(chart: "alt.LayerChart") -> str:
+def _figure(chart: alt.LayerChart) -> str:
     import altair as alt
-    from marimo import as_html
 
     figure = Figure.of(chart)
     drawn = alt.Chart.from_dict(themed_spec(figure.spec))
@@ -118,7 +100,7 @@ def _figure(chart: "alt.LayerChart") -> str:
     )
 
 
-def charts_of(answer: Answer, batch: int) -> "Iterator[alt.LayerChart]":
+def charts_of(answer: Answer, batch: int) -> Iterator[alt.LayerChart]:
     """Yield the charts of an answer; the tree is that of a batch size.
 
     Without a tree, none is drawn; tau by nodes is left out where the trace's rule accepts several siblings.
@@ -133,10 +115,8 @@ def charts_of(answer: Answer, batch: int) -> "Iterator[alt.LayerChart]":
         yield tree_picture(tree, accepted=accepted_shares(tree, replayed))
 
 
-def export_parts(export: Export | TreeoptError | None, engine: str | None) -> "Html":
+def export_parts(export: Export | TreeoptError | None, engine: str | None) -> Html:
     """Return what an engine gets and how it is started, why it gets nothing, or what to do to get it."""
-    from marimo import plain_text, vstack
-
     if export is None:
         none = f"There is no exporter for {engine}: download the plan."
         return words([none if engine else "Choose an engine to get its configuration."])
@@ -146,10 +126,8 @@ def export_parts(export: Export | TreeoptError | None, engine: str | None) -> "H
     return vstack([plain_text(export.text), *launch, words(map(_sentence, export.notes))])
 
 
-def footnotes(answer: Answer) -> "Html":
+def footnotes(answer: Answer) -> Html:
     """Return warnings and conditions; details are folded."""
-    from marimo import Html, accordion, callout, vstack
-
     memory = [f"Batch {batch} does not fit the memory of the device." for batch in answer.too_large]
     warned = list(dict.fromkeys((*memory, *map(_sentence, answer.warnings))))
     blocks = RESULTS["plan"].blocks(answer.plan)
@@ -168,14 +146,12 @@ def _priced(device: Device) -> Line:
     return Line("condition", f"{STEP_TIMES} predicted for {device.hardware} from {sizes}; nothing was measured.")
 
 
-def panel(*groups: tuple[bool, Mapping[str, Any]]) -> "Html":
+def panel(*groups: tuple[bool, Mapping[str, Any]]) -> Html:
     """Return the controls, a group below the other; those that are not shown stay, so that they keep their values.
 
     Args:
         groups: whether a group is shown, and its elements.
     """
-    from marimo import Html, vstack
-
     parts = (
         f'<div style="display: {"block" if shown else "none"}">{vstack(list(elements.values()), gap=1)}</div>'
         for shown, elements in groups
@@ -218,7 +194,7 @@ def priced(answer: Answer, price: float) -> Blocks:
     together = price * (steps.count if isinstance(steps, Device) else 1)
     scenarios = [_scenario(answer, entry) for entry in answer.plan.entries]
     rows = tuple(_row(scenario, together) for scenario in scenarios)
-    (best,) = cheapest(scenarios, {scenarios[0].device: together}, max_tpot_s=answer.question.max_tpot_s)
+    (best,) = cheapest(scenarios, {scenarios[0].device: together}, max_tpot_s=answer.question.search.max_tpot_s)
     sentence = f"A million tokens cost least {_offer(best.planned)}; without speculation {_offer(best.plain)}."
     return Line("answer", sentence), Table("Price of a million tokens", COLUMNS, rows), Line("note", BUSY)
 

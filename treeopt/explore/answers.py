@@ -12,7 +12,7 @@ from typing import Any
 
 from simulate.validation.predicted_vs_measured import live_checks
 from simulate.whatif.whatif_settings import WhatIfSettings
-from treeopt.api.messages import LOG
+from treeopt.api.messages import LOG, warn
 from treeopt.api.report_files import report_page
 from treeopt.api.search_trace import search
 from treeopt.api.whatif_devices import WhatIf
@@ -21,9 +21,9 @@ from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.explore.offered_files import Offer
+from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import to_json
-from treeopt.replay.objective import THROUGHPUT
 from treeopt.traces.trace import Trace
 
 MOST_BATCHES = 12  # that one question may ask for
@@ -65,25 +65,13 @@ class Question:
 
     Attributes:
         trace: name of a trace that is offered.
-        steps: name of a profile that is offered, or a device; None: the profile that `treeopt search` finds.
-        batches: batch sizes.
-        engine: whose rules trees keep; None: any tree.
-        max_nodes: largest tree tried; None: the library's default.
-        max_depth: deepest tree tried; None: the library's default.
-        max_tpot_s: most seconds per output token; None: no limit.
-        objective: name of the objective.
-        policies: kinds of dynamic policies that are tried too.
+        steps: name of a profile that is offered, or a device.
+        search: batch sizes, limits, objective and dynamic policies.
     """
 
     trace: str
-    steps: str | Device | None = None
-    batches: tuple[int, ...] = (1, 4)
-    engine: str | None = None
-    max_nodes: int | None = None
-    max_depth: int | None = None
-    max_tpot_s: float | None = None
-    objective: str = THROUGHPUT.name
-    policies: tuple[str, ...] = ()
+    steps: str | Device
+    search: SearchSettings
 
 
 def question_of(controls: Mapping[str, Any], *, deepest: int, policies: bool = False) -> Question:
@@ -98,19 +86,18 @@ def question_of(controls: Mapping[str, Any], *, deepest: int, policies: bool = F
         UsageError: batch sizes that are none.
     """
     measured, engine, dynamic = controls["source"] == MEASURED, controls["engine"], controls["dynamic"]
-    return Question(
-        trace=controls["trace"],
-        steps=controls["profile"]
-        if measured
-        else Device(*(controls[name] for name in ("device", "count", "target", "context"))),
-        batches=batch_sizes(controls["batches"]),
+    kinds = {NO_POLICIES: (), ALL_POLICIES: ("all",)}.get(dynamic, (dynamic,))
+    device = [] if measured else [controls[name] for name in ("device", "count", "target", "context")]
+    search = SearchSettings(
+        batch=batch_sizes(controls["batches"]),
         engine=None if engine == ANY_TREE else engine,
         max_nodes=controls["nodes"] if controls["nodes"] < NODES else None,
         max_depth=controls["depth"] if controls["depth"] < deepest else None,
         max_tpot_s=controls["tpot"] / 1e3 if controls["tpot"] else None,
         objective=controls["objective"],
-        policies={NO_POLICIES: (), ALL_POLICIES: ("all",)}.get(dynamic, (dynamic,)) if measured and policies else (),
+        policies=kinds if measured and policies else (),
     )
+    return Question(controls["trace"], controls["profile"] if measured else Device(*device), search)
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:
@@ -169,18 +156,17 @@ def answer(question: Question, offer: Offer) -> Answer:
     Raises:
         TreeoptError: what `treeopt.search` and `treeopt.whatif` raise.
     """
-    start = perf_counter()
+    start, steps = perf_counter(), question.steps
     with reported() as log:
-        trace = offer.trace(question.trace, candidates=bool(question.policies))
-        if isinstance(question.steps, Device):
-            plan, too_large = _predicted(question, question.steps, trace, offer)
+        trace = offer.trace(question.trace, candidates=bool(question.search.policies))
+        if isinstance(steps, Device):
+            plan, too_large = _predicted(question.search, steps, trace, offer)
         else:
-            plan, too_large = _measured(question, trace, offer), ()
-    profile = question.steps if isinstance(question.steps, str) else None
+            plan, too_large = search(trace, offer.profile(steps), settings=question.search), ()
     return Answer(
         question=question,
         trace=trace,
-        files=offer.files(question.trace, profile),
+        files=(offer.traces[question.trace], *([] if isinstance(steps, Device) else [offer.profiles[steps]])),
         plan=plan,
         checks=live_checks(plan),
         too_large=too_large,
@@ -239,38 +225,22 @@ class Collected(logging.Filter):
         return False
 
 
-def _measured(question: Question, trace: Trace, offer: Offer) -> Plan:
-    """Return the plan for measured step times."""
-    return search(
-        trace,
-        None if question.steps is None else offer.profile(str(question.steps)),
-        batch=question.batches,
-        max_nodes=question.max_nodes,
-        max_depth=question.max_depth,
-        objective=question.objective,
-        max_tpot_s=question.max_tpot_s,
-        engine=question.engine,
-        policies=question.policies,
-    )
-
-
-def _predicted(question: Question, device: Device, trace: Trace, offer: Offer) -> tuple[Plan, tuple[int, ...]]:
+def _predicted(settings: SearchSettings, device: Device, trace: Trace, offer: Offer) -> tuple[Plan, tuple[int, ...]]:
     """Return the plan for a device, and the batch sizes that do not fit its memory."""
-    settings = WhatIfSettings(
-        hardware=(device.hardware,),
-        target=offer.target(device.target),
-        drafter=offer.drafter,
-        batch=question.batches,
-        context=(device.context,),
-        max_nodes=question.max_nodes,
-        max_depth=question.max_depth,
-        engine=question.engine,
+    same = {name: getattr(settings, name) for name in ("batch", "max_nodes", "max_depth", "engine")}
+    asked = WhatIf.prepare(
+        trace,
+        WhatIfSettings(
+            hardware=(device.hardware,),
+            target=offer.target(device.target),
+            drafter=offer.drafter,
+            context=(device.context,),
+            **same,
+        ),
     )
-    asked = WhatIf.prepare(trace, settings)
-    search = asked.search.changed(objective=question.objective, max_tpot_s=question.max_tpot_s)
+    search = asked.search.changed(objective=settings.objective, max_tpot_s=settings.max_tpot_s)
     found = replace(asked, search=search).answer()
-    for warning in asked.warnings:
-        LOG.warning("%s", warning)
+    warn(asked.warnings)
     (plan,) = found.plans().values()
     return plan, tuple(scenario.batch for scenario in found.scenarios if scenario.fits is False)
 
@@ -295,31 +265,21 @@ def report_text(answer: Answer) -> str:
         return as_html(report_page((plan, *answer.files), title=TITLE))
 
 
-def exported(answer: Answer, *, method: str | None = None, model: str = "", batch: int | None = None) -> Export:
-    """Return the plan for the engine of the question, as `treeopt export` writes it.
+def attempt_export(
+    answer: Answer, *, method: str | None = None, model: str = "", batch: int | None = None
+) -> Export | TreeoptError:
+    """Return the plan for the engine of the question, as `treeopt export` writes it; or the error.
 
     Args:
-        answer: the answer.
+        answer: of a question with an engine that has an exporter.
         method: how the engine drafts; None: by the plan's drafter.
         model: the drafter's checkpoint; empty: not named.
         batch: one of the plan's batch sizes; None: all of them.
-
-    Raises:
-        UsageError: no exporter for this engine, or it lacks a setting.
-        EngineError: the engine cannot run the plan.
     """
-    engine = answer.question.engine
-    if engine is None or engine not in ENGINES.exporting():
-        raise UsageError(f"there is no exporter for {engine}: download the plan")
-    entry = ENGINES[engine]
-    method = method if "method" in entry.takes else None
-    return entry.export(answer.plan, method=method, model=model or None, batch=batch)
-
-
-def attempt_export(answer: Answer, **choices: Any) -> Export | TreeoptError:
-    """Return the export, or its error."""
+    engine = ENGINES[str(answer.question.search.engine)]
     try:
-        return exported(answer, **choices)
+        method = method if "method" in engine.takes else None
+        return engine.export(answer.plan, method=method, model=model or None, batch=batch)
     except TreeoptError as error:
         return error
 

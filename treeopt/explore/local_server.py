@@ -2,23 +2,21 @@
 
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from shutil import which
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import UsageError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 HOST = "127.0.0.1"
 PAGE = Path(__file__).with_name("marimo_page.py")
 SCRIPT = PAGE.with_name("page.js")
 GRACE_S = 1  # that open connections have to end
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class OwnPageOnly:
@@ -27,7 +25,7 @@ class OwnPageOnly:
     A site in the same browser can reach 127.0.0.1, under its own name too; the headers `Host` and `Origin` show it.
     """
 
-    def __init__(self, inner: Application, *, port: int, files: Mapping[str, Any]) -> None:
+    def __init__(self, inner: "ASGIApp", *, port: int, files: Mapping[str, Any]) -> None:
         """Wrap an application.
 
         Args:
@@ -38,7 +36,7 @@ class OwnPageOnly:
         self.inner, self.files = inner, files
         self.hosts = {f"{host}:{port}" for host in (HOST, "localhost")}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Answer a request."""
         if scope["type"] in ("http", "websocket"):
             if not self._own(dict(scope["headers"])):
@@ -75,7 +73,7 @@ def address(listener: socket.socket) -> str:
     return f"http://{HOST}:{listener.getsockname()[1]}/"
 
 
-def serve(page: Application, listener: socket.socket, files: Mapping[str, Any]) -> None:
+def serve(page: "ASGIApp", listener: socket.socket, files: Mapping[str, Any]) -> None:
     """Serve the page until the process is interrupted or terminated.
 
     Args:
@@ -95,13 +93,13 @@ def serve(page: Application, listener: socket.socket, files: Mapping[str, Any]) 
         listener.close()
 
 
-def application() -> Application:
+def application() -> "ASGIApp":
     """Return the page as an ASGI application, without its code and without tracebacks."""
     import marimo
 
     head = f"<script>{SCRIPT.read_text('utf-8')}</script>"
     built: Any = marimo.create_asgi_app(quiet=True, include_code=False, show_tracebacks=False, html_head=head)
-    app: Application = built.with_app(path="", root=str(PAGE)).build()
+    app: ASGIApp = built.with_app(path="", root=str(PAGE)).build()
     return app
 
 
@@ -119,7 +117,7 @@ def open_browser(url: str) -> bool:
     return True
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+async def _refuse(scope: "Scope", receive: "Receive", send: "Send") -> None:
     from starlette.responses import PlainTextResponse
     from starlette.websockets import WebSocketClose
 

@@ -101,7 +101,7 @@ def _(answer, answer_parts, shown):
 @app.cell
 def _(ENGINES, answer, answered, controls, mo):
     mo.stop(not answered)
-    engine = answer.question.engine
+    engine = answer.question.search.engine
     choices = controls.handover(engine, answer.plan) if engine in ENGINES.exporting() else None
     return choices, engine
 

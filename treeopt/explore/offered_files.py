@@ -1,15 +1,15 @@
 """Traces, profiles, models and devices that the page offers: those of the command line, or the shipped ones."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from simulate.model_sizes.hf_config import context_limit, shape_fields
 from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import Profile
-from simulate.roofline.data_sheets import load_hardware
 from treeopt.api.file_loading import load_profile, load_trace
 from treeopt.comparison.mismatch_warnings import differing_models, names_weights
 from treeopt.errors import CostError, UsageError
@@ -104,27 +104,19 @@ class Offer:
         """
         return _offered(self.targets, name, "target")
 
-    def files(self, trace: str, profile: str | None) -> tuple[Path, ...]:
-        """Return the files of a trace and a profile.
-
-        Raises:
-            UsageError: one is not offered.
-        """
-        own = _offered(self.traces, trace, "trace")
-        return (own,) if profile is None else (own, _offered(self.profiles, profile, "profile"))
-
     def profiles_for(self, trace: str) -> list[str]:
         """Return the names of the profiles, the best for this trace first, then those of the same models, then others.
 
         The best is the one that `treeopt search` finds, if it is offered.
         """
-        meta = self.trace(trace).meta
-        found = self._found(self.trace(trace))
+        meta, best = self.trace(trace).meta, None
+        with suppress(CostError):
+            best = profile_of_trace(self.trace(trace))[0].meta
 
         def place(name: str) -> tuple[bool, bool]:
             profile = self.profile(name)
             other = not names_weights(meta) or bool(differing_models(profile.meta, meta))
-            return profile.meta != found, other
+            return profile.meta != best, other
 
         return sorted(self.profiles, key=place)
 
@@ -140,17 +132,6 @@ class Offer:
             self.profile(name)
         for config in (*self.targets.values(), *([] if self.drafter is None else [self.drafter])):
             context_limit(config)
-
-    def _found(self, trace: Trace) -> Mapping[str, Any] | None:
-        try:
-            return profile_of_trace(trace)[0].meta
-        except CostError:
-            return None
-
-
-def devices() -> list[str]:
-    """Return the names of all devices with a data sheet."""
-    return list(load_hardware())
 
 
 def _by_name(paths: Sequence[Path | str]) -> dict[str, Path]:

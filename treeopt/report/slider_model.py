@@ -1,4 +1,4 @@
-"""The formulas behind the sliders of the page; `sliders.js` computes the same in the browser.
+"""The data of the page's sliders; `sliders.js` computes with them in the browser.
 
 With replayed tau, conditional acceptance rates a_1, a_2, ... of the walk (a_d: share of the steps that accepted d - 1
 drafted tokens that accept one more), a scale s of acceptance, a scale v of the cost of speculating, and a price per
@@ -27,8 +27,6 @@ from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
-MILLION = 1e6
-HOUR_S = 3600.0
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 63)  # nodes of best trees
 
 
@@ -55,56 +53,6 @@ class Drafted:
     rates: tuple[float, ...]
     step_s: Mapping[int, float]
     error: Mapping[int, float]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The places of the sliders."""
-
-    batch: int
-    acceptance: float = 1.0
-    cost: float = 1.0
-    price: float = 2.0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a setting: tokens per step, seconds per step, speedup, tokens per second, price."""
-
-    tau: Estimate
-    step_s: float
-    speedup: Estimate
-    tokens_s: float
-    tpot_s: float
-    million: float
-
-
-def chain_tokens(rates: Sequence[float], scale: float = 1.0) -> float:
-    """Return F(s), tokens per step of a chain with these conditional acceptance rates.
-
-    >>> chain_tokens([0.5, 0.5]), chain_tokens([0.5, 0.5], 2.0)
-    (1.75, 3.0)
-    """
-    total, reached = 1.0, 1.0
-    for rate in rates:
-        reached *= min(1.0, scale * rate)
-        total += reached
-    return total
-
-
-def recompute(drafted: Drafted, plain_s: float, setting: Setting) -> Outcome:
-    """Return what a tree does at a setting; see the module.
-
-    Raises:
-        KeyError: the tree has no price at this batch size.
-    """
-    batch = setting.batch
-    tau = drafted.tau.times(chain_tokens(drafted.rates, setting.acceptance) / chain_tokens(drafted.rates))
-    step_s = plain_s + setting.cost * (drafted.step_s[batch] - plain_s)
-    speedup = tau.times(plain_s / step_s, relative_error=drafted.error[batch])
-    tokens_s = batch * tau.value / step_s
-    million = setting.price / (tokens_s * HOUR_S) * MILLION
-    return Outcome(tau, step_s, speedup, tokens_s, step_s / tau.value, million)
 
 
 def conditional_rates(accepted_counts: Sequence[int]) -> tuple[float, ...]:

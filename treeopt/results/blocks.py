@@ -187,6 +187,11 @@ def ranged(estimate: Estimate | Mapping[str, float] | None, digits: int = 2, *, 
     return Cell(f"{value:z,.{digits}f} [{low:z,.{digits}f}, {high:z,.{digits}f}]", value, low, high)
 
 
+def warnings_of(sentences: Iterable[str]) -> list[Line]:
+    """Return warnings, from sentences without a full stop."""
+    return [Line("warning", f"{sentence}.") for sentence in sentences]
+
+
 def conditions(visible: Iterable[str], detail: Iterable[str]) -> list[Line]:
     """Return the conditions of numbers: those that everyone must know, then those shown only when asked for."""
     return [Line("condition", text) for text in visible] + [Line("condition", text, detail=True) for text in detail]

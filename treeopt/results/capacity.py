@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.results.blocks import Column, Table, ranged
-from treeopt.results.run import renamed, simulated, unsure, with_article
+from treeopt.results.run import renamed, simulated, with_article
+from treeopt.results.words import unsure
 
 COLUMNS = (
     Column("configuration", align="left", key=True, field="name"),
@@ -44,5 +45,5 @@ ENTRY = simulated(
     columns=COLUMNS,
     answers=_answers,
     tables=_tables,
-    charts={"rates": "treeopt.charts.latency_charts:carried_rates"},
+    charts={"rates": "treeopt.charts.speed_charts:carried_rates"},
 )

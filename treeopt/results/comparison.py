@@ -18,6 +18,7 @@ from treeopt.results.blocks import (
     Table,
     conditions,
     ranged,
+    warnings_of,
 )
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import CLUSTERED, describe_measurement, describe_models, describe_rule, replayed_on
@@ -95,19 +96,14 @@ def _winner(contest: Mapping[str, Any], by: str) -> Mapping[str, Any]:
 def _won(contest: Mapping[str, Any], by: str, place: str, verb: str, unit: str = "") -> str:
     """Return the winner of a contest, and how it compares with the next one."""
     best, lead = _winner(contest, by), contest.get("lead")
-    value = f"{_text(best[by])}{unit}"
+    value = f"{ranged(best[by]).text}{unit}"
     start = f"{place[0].upper()}{place[1:]}: {best['drafter']}"
     if lead is None:
         return f"{start} {verb}, {value}."
     if lead["low"] > 1:
-        return f"{start} {verb}, {value}; {_text(lead)} times {contest['second']}."
-    return (
-        f"{start} and {contest['second']} are within the error of each other: {value}, {_text(lead)} times the other."
-    )
-
-
-def _text(estimate: Mapping[str, float]) -> str:
-    return ranged(estimate).text
+        return f"{start} {verb}, {value}; {ranged(lead).text} times {contest['second']}."
+    times = f"{ranged(lead).text} times the other"
+    return f"{start} and {contest['second']} are within the error of each other: {value}, {times}."
 
 
 def next_lines(record: Mapping[str, Any], *, files: Mapping[str, str] | None = None, **_: Any) -> Iterator[Line]:
@@ -143,11 +139,7 @@ def _rows(contests: Contests, shown: Sequence[Column]) -> Iterator[Row]:
 
 def remarks(record: Mapping[str, Any], **_: Any) -> Iterator[Line]:
     """Yield warnings, and how the drafters were compared."""
-    yield from (Line("warning", f"{warning}.") for warning in record["warnings"])
-    yield from _conditions(record)
-
-
-def _conditions(record: Mapping[str, Any]) -> list[Line]:
+    yield from warnings_of(record["warnings"])
     meta, text = record["meta"], record["meta"]["trace"][record["first"]]
     visible = [
         f"{replayed_on(text, meta)}.",
@@ -167,7 +159,7 @@ def _conditions(record: Mapping[str, Any]) -> list[Line]:
             "Speedups are over plain decoding with the drafter's own step times and include their error; ratios of "
             "speedups include both errors as if independent."
         )
-    return conditions(visible, detail)
+    yield from conditions(visible, detail)
 
 
 ENTRY = ResultKind(
@@ -186,5 +178,5 @@ ENTRY = ResultKind(
     next_lines=next_lines,
     tables=tables,
     remarks=remarks,
-    charts={"contests": "treeopt.charts.speedup_charts:contests"},
+    charts={"contests": "treeopt.charts.speed_charts:contests"},
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import UsageError
 from treeopt.registry import Registry, load
-from treeopt.results.blocks import Block, Blocks, Column, Line, Table
+from treeopt.results.blocks import Block, Blocks, Column, Line, Table, warnings_of
 from treeopt.results.words import describe_models
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_records import RecordError, check_schema
@@ -182,8 +182,7 @@ class ResultKind:
         yield Table.of("", self.columns, self.rows(value))
 
     def _remarks(self, record: Mapping[str, Any], **known: Any) -> Iterator[Line]:
-        for warning in record.get("warnings", ()):
-            yield Line("warning", f"{warning}.")
+        yield from warnings_of(record.get("warnings", ()))
         for text in record.get("conditions", ()):
             yield Line("condition", text, detail=text.startswith(self.details) if self.details else False)
 

@@ -24,6 +24,7 @@ from treeopt.results.blocks import (
     Table,
     conditions,
     ranged,
+    warnings_of,
 )
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import (
@@ -38,6 +39,7 @@ from treeopt.results.words import (
     replayed_on,
     shape_words,
     shown,
+    unsure,
 )
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import look
@@ -97,8 +99,7 @@ def _answer(entry: PlanEntry) -> str:
     choice, rate = entry.choice, f"{entry.choice.tokens_s(entry.batch):,.0f} tokens/s"
     if choice.plain:
         return f"Batch {entry.batch}: do not speculate: no tree or chain tried is predicted to be faster; {rate}."
-    unsure = ", within the error" if choice.speedup.low <= 1 <= choice.speedup.high else ""
-    speedup = f"{interval(choice.speedup)} times plain decoding{unsure}"
+    speedup = f"{interval(choice.speedup)} times plain decoding{unsure(choice.speedup)}"
     return f"Batch {entry.batch}: {describe_choice(choice)}, {speedup}, {rate}."
 
 
@@ -210,7 +211,7 @@ def remarks(plan: Plan, **_: Any) -> Iterator[Line]:
     yield from (Line("condition", text, detail=True) for text in _together(plan))
     # The first warning begins with what `next_lines` says of batch sizes without an answer.
     unanswered = look(plan.meta, "search", "outside") is not None
-    yield from (Line("warning", f"{warning}.") for warning in plan.warnings[1 if unanswered else 0 :])
+    yield from warnings_of(plan.warnings[1 if unanswered else 0 :])
     yield from _conditions(plan)
 
 
@@ -364,8 +365,8 @@ ENTRY = ResultKind(
     tables=tables,
     remarks=remarks,
     charts={
-        "speedup": "treeopt.charts.speedup_charts:speedups",
-        "latency": "treeopt.charts.latency_charts:throughput_and_latency",
+        "speedup": "treeopt.charts.speed_charts:speedups",
+        "latency": "treeopt.charts.speed_charts:throughput_and_latency",
     },
     page_charts="treeopt.charts.trace_charts:plan_charts",
     beside="treeopt.api.report_files:beside_plan",

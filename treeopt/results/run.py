@@ -6,7 +6,7 @@ from typing import Any
 from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Column, Line, Row, Table, ranged, word
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import export_command, with_shape
+from treeopt.results.words import export_command, unsure, with_shape
 
 FIGURE = Column("figure", align="left", key=True)
 PERCENTS = (50, 95, 99)
@@ -78,11 +78,6 @@ def with_article(name: str) -> str:
     return f"{'a' if name.startswith(('chain of', 'tree of')) else 'the'} {name}"
 
 
-def unsure(over: Mapping[str, float]) -> str:
-    """Return what is said of a ratio that may be one."""
-    return ", a difference within the noise" if over["low"] <= 1 <= over["high"] else ""
-
-
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
     yield side_by_side(f"batch {record['batch']}, {record['mode']}", COLUMNS, record["configurations"])
 
@@ -113,5 +108,5 @@ ENTRY = simulated(
     columns=COLUMNS,
     answers=_answers,
     tables=_tables,
-    charts={"latency": "treeopt.charts.latency_charts:latencies"},
+    charts={"latency": "treeopt.charts.speed_charts:latencies"},
 )

@@ -96,7 +96,7 @@ ENTRY = simulated(
     answers=_answers,
     tables=_tables,
     charts={
-        "load": "treeopt.charts.latency_charts:load_over_time",
-        "latency": "treeopt.charts.latency_charts:latencies",
+        "load": "treeopt.charts.speed_charts:load_over_time",
+        "latency": "treeopt.charts.speed_charts:latencies",
     },
 )

@@ -13,11 +13,11 @@ from treeopt.errors import counted
 from treeopt.planning.learning_curve import WIDE, LearningCurve
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.replay.static_tree import accepted_lengths, plain_share, replay_tree
-from treeopt.results.blocks import Block, Column, Line, Table
+from treeopt.results.blocks import Block, Column, Line, Table, warnings_of
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import describe_models, interval, shown
 from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.statistics.clustered_estimate import ratio
+from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
 from treeopt.tree import Tree
@@ -72,12 +72,15 @@ def describe(trace: Trace) -> dict[str, Any]:
 
 def _tops(trace: Trace) -> list[list[float | None]]:
     """Return for each depth the shares of positions whose true token is among the first 1, 2, 4 and 8 candidates."""
-    tops = []
-    for depth in range(trace.depth):
-        rank = trace.rank[:, depth]
-        known = rank[rank != PAST_END]
-        tops.append([round(float(((known >= 0) & (known < top)).mean()), 4) if len(known) else None for top in TOPS])
-    return tops
+    shares = [[share_within(trace, depth, top) for top in TOPS] for depth in range(trace.depth)]
+    return [[None if share is None else round(share, 4) for share in at_depth] for at_depth in shares]
+
+
+def share_within(trace: Trace, depth: int, top: int) -> float | None:
+    """Return the share of positions whose true token is among the best candidates; None where no text is left."""
+    rank = trace.rank[:, depth]
+    known = rank[rank != PAST_END]
+    return float(((known >= 0) & (known < top)).mean()) if len(known) else None
 
 
 def _drafted(trace: Trace, drafted: NDArray[np.int16]) -> dict[str, float]:
@@ -197,7 +200,7 @@ def _remarks(
     trace: Trace, *, beware: Sequence[str] = (), curves: Sequence[LearningCurve] = (), **_: Any
 ) -> Iterator[Block]:
     """Yield what to beware of, sentences without a full stop, and learning curves."""
-    yield from (Line("warning", f"{warning}.") for warning in beware)
+    yield from warnings_of(beware)
     for curve in curves:
         yield from _curve(curve)
 
@@ -246,15 +249,20 @@ def _summary(trace: Trace, **_: Any) -> Iterator[str]:
     replayed = with_drawn_ranks(trace, 0)
     chain = Tree.chain(min(trace.depth, NODES))
     tree = count_prefixes(replayed, nodes=NODES, depth=replayed.depth).tree(NODES, replayed.depth)
-    shapes = [f"{_tau(chain, replayed)} with a chain of {chain.nodes}"]
+    shapes = [f"{interval(tau_of(chain, replayed))} with a chain of {chain.nodes}"]
     if not tree.is_chain:
-        shapes.append(f"{_tau(tree, replayed)} with the best tree of {tree.nodes} nodes")
+        shapes.append(f"{interval(tau_of(tree, replayed))} with the best tree of {tree.nodes} nodes")
     yield f"Tokens per step, replayed: {', '.join(shapes)}."
 
 
-def _tau(tree: Tree, trace: Trace) -> str:
+def tau_of(tree: Tree, trace: Trace) -> Estimate:
+    """Return the replayed tau of a tree, with its interval.
+
+    Raises:
+        TraceError: the trace does not cover the tree.
+    """
     counts = replay_tree(tree, trace)
-    return interval(ratio(counts.committed, counts.steps, trace.domain))
+    return ratio(counts.committed, counts.steps, trace.domain)
 
 
 def replayable(trace: Trace) -> bool:

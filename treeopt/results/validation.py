@@ -204,5 +204,5 @@ ENTRY = ResultKind(
     next_lines=next_lines,
     tables=tables,
     remarks=remarks,
-    charts={"agreement": "treeopt.charts.speedup_charts:agreement"},
+    charts={"agreement": "treeopt.charts.speed_charts:agreement"},
 )

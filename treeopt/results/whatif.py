@@ -172,8 +172,8 @@ ENTRY = ResultKind(
     tables=_tables,
     details=("Memory: ", "Among trees", "Break-even", "A million tokens"),
     charts={
-        "speedup": "treeopt.charts.speedup_charts:scenario_speedups",
-        "latency": "treeopt.charts.latency_charts:scenario_latency",
+        "speedup": "treeopt.charts.speed_charts:scenario_speedups",
+        "latency": "treeopt.charts.speed_charts:scenario_latency",
         "roofline": "treeopt.api.device_charts:device_chart",
     },
 )

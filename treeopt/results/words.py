@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -42,6 +42,16 @@ def decimal(value: float, digits: int) -> str:
     ('0.0', '-0.1')
     """
     return f"{value:z.{digits}f}"
+
+
+def unsure(ratio: Estimate | Mapping[str, float]) -> str:
+    """Return what is said of a ratio whose interval contains 1; records hold mappings.
+
+    >>> unsure(Estimate(1.0, 0.9, 1.1)), unsure({"value": 1.15, "low": 1.1, "high": 1.2})
+    (', within the error', '')
+    """
+    low, high = (ratio.low, ratio.high) if isinstance(ratio, Estimate) else (ratio["low"], ratio["high"])
+    return ", within the error" if low <= 1 <= high else ""
 
 
 def percent(share: Estimate) -> str:

@@ -20,7 +20,7 @@ generation/candidate_generator.py (`PromptLookupCandidateGenerator`), llama.cpp 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,24 +36,26 @@ NOTHING = -1  # no token is proposed
 LARGEST = 1024  # tokens of a match, llama.cpp's limit; the others have none
 
 
-class EngineRule(Protocol):
-    """Proposes a piece of the text."""
+@dataclass(frozen=True)
+class EngineRule:
+    """Proposes a piece of the text; the fields of a rule are its parameters."""
 
-    @property
-    def engine(self) -> str:
-        """The engine whose rule it is."""
+    engine: ClassVar[str]
 
     @property
     def max_depth(self) -> int:
         """The most tokens that it proposes."""
+        return MAX_DEPTH
 
     @property
     def least(self) -> int:
         """The shortest draft length K at which the engine drafts."""
+        return 1
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """The parameters by name, JSON values."""
+        return asdict(self)
 
     def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
         """Return the proposed tokens, int64 (b, n, depth), NOTHING behind the last of each piece.
@@ -63,10 +65,11 @@ class EngineRule(Protocol):
             ends: int64 (b, n), tokens of the text that are read, the root last.
             depth: K.
         """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Vllm:
+class Vllm(EngineRule):
     """The rule of vLLM's methods `ngram` and `ngram_gpu`.
 
     Attributes:
@@ -77,8 +80,6 @@ class Vllm:
     shortest: int = 5
     longest: int = 5
     engine = "vllm"
-    max_depth = MAX_DEPTH
-    least = 1
 
     def __post_init__(self) -> None:
         """Check the numbers.
@@ -90,18 +91,13 @@ class Vllm:
         if not 1 <= self.shortest <= self.longest:
             raise UsageError(f"the shortest match must be in 1..{self.longest} (the longest), got {self.shortest}")
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """See `EngineRule.settings`."""
-        return asdict(self)
-
     def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
         """See `EngineRule.propose`."""
         return earliest_of_longest(text, ends, depth, shortest=self.shortest, longest=self.longest)
 
 
 @dataclass(frozen=True)
-class Transformers:
+class Transformers(EngineRule):
     """The rule of `generate(prompt_lookup_num_tokens=K)` in transformers.
 
     Attributes:
@@ -112,8 +108,6 @@ class Transformers:
     longest: int = 2
     stop: tuple[int, ...] = ()
     engine = "transformers"
-    max_depth = MAX_DEPTH
-    least = 1
 
     def __post_init__(self) -> None:
         """Check the number.
@@ -122,11 +116,6 @@ class Transformers:
             UsageError: names it.
         """
         check_size("longest match", self.longest)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """See `EngineRule.settings`."""
-        return asdict(self)
 
     def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
         """See `EngineRule.propose`; where a stop token follows the match, no other match is tried."""
@@ -138,7 +127,7 @@ class Transformers:
 
 
 @dataclass(frozen=True)
-class LlamaCpp:
+class LlamaCpp(EngineRule):
     """The rule of llama.cpp's `ngram-simple`.
 
     Attributes:
@@ -170,11 +159,6 @@ class LlamaCpp:
     def least(self) -> int:
         """See `EngineRule.least`."""
         return self.size
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """See `EngineRule.settings`."""
-        return asdict(self)
 
     def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
         """See `EngineRule.propose`.

@@ -109,15 +109,12 @@ def test_another_models_drafter_is_refused(tmp_path, good, name):
     ("name", "key", "value", "message"),
     [
         ("eagle", "norm.weight", torch.ones(HIDDEN), "norm.weight: EAGLE with these norms is not supported"),
-        ("eagle", "model.layers.1.mlp.up_proj.weight", torch.ones(3), "model.layers.1.mlp.up_proj.weight: EAGLE of"),
         ("eagle", "lm_head.weight", torch.ones(VOCABULARY, HIDDEN), "lm_head.weight (61, 32) is not the target's"),
         ("eagle", "token_map", torch.arange(9), "token_map: EAGLE that scores only 9 of 61 tokens is not supported"),
-        ("eagle", "model.fc.weight", torch.ones(3), "fc.weight and model.fc.weight name the same tensor"),
         ("eagle3", "layers.1.mlp.up_proj.weight", torch.ones(3), "1 missing: layers.1.self_attn.q_proj.weight"),
         ("eagle3", "layers.2.mlp.up_proj.weight", torch.ones(3), "layers must be numbered from 0, found [0, 2]"),
         ("eagle3-variants", "input_norm.weight", torch.ones(96), "holds both input_norm and fc_norm"),
         ("hydra++", "hydra_mlp.0.5.linear.bias", torch.ones(32), "hydra_mlp.0.5.linear.bias must equal hydra_mlp.0.3"),
-        ("hydra", "hydra_mlp.7.0.linear.bias", torch.ones(32), "heads must be numbered from 0"),
     ],
 )
 def test_variants_that_are_not_supported_are_named(tmp_path, target, good, name, key, value, message):
@@ -126,26 +123,19 @@ def test_variants_that_are_not_supported_are_named(tmp_path, target, good, name,
     refused(tmp_path, target, message)
 
 
-def changed(place: int, value: int):
-    def change(offsets):
-        offsets[place] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("place", "value", "message"),
     [
-        (changed(0, -1), "d2t must lead to tokens 0 to 60, entry 0 leads to -1"),
-        (changed(3, 2**62), "d2t must lead to tokens 0 to 60"),
-        (changed(4, 2), "d2t must lead to each token once, entries 4 and 5 lead to 6"),
-        (changed(1, 0), "row 1 of lm_head is token 1, which t2d lacks"),
+        (0, -1, "d2t must lead to each of the tokens 0 to 60 at most once"),
+        (3, 2**62, "d2t must lead to each of the tokens 0 to 60 at most once"),
+        (4, 2, "d2t must lead to each of the tokens 0 to 60 at most once"),
+        (1, 0, "row 1 of lm_head is token 1, which t2d lacks"),
     ],
 )
-def test_offsets_that_are_none(tmp_path, target, good, change, message):
+def test_offsets_that_are_none(tmp_path, target, good, place, value, message):
     tensors, config = good["eagle3"]
     offsets = tensors["d2t"].clone()
-    change(offsets)
+    offsets[place] = value
     put_down(tmp_path, tensors | {"d2t": offsets}, config)
     refused(tmp_path, target, message)
 
@@ -182,11 +172,11 @@ def test_a_number_of_layers_that_is_not_stored_is_refused(tmp_path, target, good
     [
         ("eagle", {"fusion_bias": True}, "fusion_bias is true, but model.safetensors has no such tensors"),
         ("eagle", {"layernorms": True}, "layernorms is true, but model.safetensors has no such tensors"),
-        ("eagle3", {"attention_bias": True}, "attention_bias is true, but model.safetensors has no such tensors"),
         ("eagle3", {"attention_chunk_size": 8}, "attention_chunk_size 8 is not applied"),
     ],
 )
 def test_what_a_configuration_says_and_no_tensor_does_is_told(tmp_path, target, good, name, said, sentence):
+    """The tensors decide."""
     tensors, config = good[name]
     tensors = {key: tensor for key, tensor in tensors.items() if key != "fc.bias"}
     config = config | {"bias": False} if name == "eagle" else config
@@ -218,15 +208,9 @@ def test_fields_that_change_what_is_drafted_are_refused(tmp_path, target, good, 
         ({"num_attention_heads": None, "head_dim": 5}, "are not whole heads of 5"),
         ({"rms_norm_eps": "small"}, "config.json: rms_norm_eps must be a positive number, found 'small'"),
         ({"hidden_act": "what"}, "hidden_act 'what' is not known"),
-        ({"rope_scaling": 3}, "rope_scaling must be an object, found 3"),
-        (
-            {"rope_scaling": {"rope_type": "llama3"}},
-            "config.json: the decoder layer must be one of Llama's kind: \"Missing required keys",
-        ),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "config.json: the decoder layer must be one of Llama's kind"),
         ({"layer_types": ["sliding_attention"]}, "layer_types[0] is sliding_attention, but sliding_window is None"),
-        ({"layer_types": ["chunked_attention"]}, "layer_types[0] must be full_attention or sliding_attention, found"),
         ({"architectures": 4, "model": 5, "treeopt_drafter": 6, "bias": "x"}, None),
-        ({"treeopt_drafter": {"active_groups": 0}}, "active_groups must be 1 or more, found 0"),
     ],
 )
 def test_configurations_that_contradict(tmp_path, target, good, said, message):
@@ -247,9 +231,7 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
     ("said", "message"),
     [
         ({LAYER_IDS: [2, 1]}, "fc.weight must read 2 x 32 features of layers [2, 1]"),
-        ({LAYER_IDS: [2, 2, 9]}, "must name layers of the target's 7, found [2, 2, 9]"),
         ({LAYER_IDS: [2, 4, 2]}, "must name each layer once, found [2, 4, 2]"),
-        ({LAYER_IDS: "all"}, "must be a list of layers, found 'all'"),
         (
             {LAYER_IDS: [1, 3, 4], "eagle_config": {"layer_ids": [1, 2, 3]}},
             f"{LAYER_IDS} [1, 3, 4] and eagle_config.layer_ids [1, 2, 3] name different layers",
@@ -257,7 +239,6 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
         ({"eagle_config": [1]}, "eagle_config must be an object, found [1]"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state false, found 96"),
         ({"speculators_model_type": "eagle3"}, "speculators reads that as false, vLLM as true"),
-        ({"norm_before_residual": "no"}, "norm_before_residual must be true or false, found 'no'"),
         ({"norm_output": True, "eagle_config": {"norm_output": False}}, "norm_output differs from the one"),
         ({"fc_norm": True}, "fc_norm is true, but model.safetensors lacks fc_norm.0.weight"),
     ],
@@ -298,10 +279,7 @@ def test_pickles_of_other_things(tmp_path, target):
         ({"fc.weight": 3}, "'fc.weight' must be a plain tensor, found int"),
         ({3: torch.zeros(2)}, "3 must be the name of a tensor"),
         ({"fc.weight": torch.zeros(2, 2).to_sparse()}, "'fc.weight' must be a plain tensor"),
-        (
-            {"fc.weight": torch.zeros(1).expand(10**6, 10**6)},
-            "'fc.weight' claims (1000000, 1000000), which is more than",
-        ),
+        ({"fc.weight": torch.zeros(1).expand(10**6, 10**6)}, "'fc.weight' claims (1000000, 1000000), which is"),
     ]:
         torch.save(held, file)
         refused(tmp_path, target, "pytorch_model.bin", message)
@@ -455,7 +433,7 @@ def test_what_is_no_drafter(tmp_path, target):
     refused(tmp_path, target, "are missing")
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", sorted(DAILY))
 def test_nothing_is_read_of_what_does_not_fit(tmp_path, target, good, name, monkeypatch):
     tensors, config = good[name]
     key = next(key for key in tensors if key.endswith(("up_proj.weight", "linear.weight", "blocks.1.layers.0.weight")))

@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import load_file
 
 from executor.checkpoints import load_drafter, save_drafter
-from executor.checkpoints.convert import main as convert
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import HIDDEN, random_prompts, small_target
 from treeopt.errors import ExecutorError
@@ -56,13 +55,6 @@ def test_it_is_read_back_with_its_bias(tmp_path, target):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
 
 
-def test_other_embeddings_are_still_refused(tmp_path, target):
-    drafter = random_drafter("eagle", target)
-    saved(tmp_path, drafter, target)
-    with pytest.raises(ExecutorError, match="is not the target's, which EAGLE uses"):
-        load_drafter(tmp_path, small_target(seed=5))
-
-
 def test_a_drafter_without_bias_needs_no_embeddings(tmp_path, target):
     drafter = random_drafter("eagle", target)
     drafter.fc.bias = None
@@ -86,9 +78,7 @@ def test_a_bias_that_cannot_be_folded_is_refused(tmp_path, target):
     drafter = random_drafter("eagle", target)
     drafter.fc.weight[0, :HIDDEN] = 0
     drafter.fc.bias[0] = 10
-    with pytest.raises(
-        ExecutorError, match=r"in float32 this fc\.bias cannot be folded .* above 0\.016; write float32"
-    ):
+    with pytest.raises(ExecutorError, match=r"in float32 this fc\.bias cannot be folded .* above 0\.016; write"):
         saved(tmp_path / "out", drafter, target)
     assert not (tmp_path / "out").exists()
 
@@ -108,13 +98,3 @@ def test_the_shift_is_small_where_the_type_is_coarse(tmp_path):
     table = target.model.get_input_embeddings().weight
     shift = (load_file(tmp_path / "model.safetensors")["embed_tokens.weight"].double() - table.double()).mean(0)
     assert float(shift.norm()) < 0.2 * float(exact.norm())
-
-
-def test_converting_prints_the_error(tmp_path, target, capsys):
-    target.model.save_pretrained(tmp_path / "target")
-    save_drafter(tmp_path / "own", random_drafter("eagle", target), dtype="float32", meta={})
-    words = [str(tmp_path / name) for name in ("own", "target", "vllm")]
-    assert convert([*words, "--layout", "vllm", "--dtype", "float32"]) == 0
-    assert (
-        "vllm, in float32\nfc.bias is folded into the drafter's embeddings: relative error" in capsys.readouterr().err
-    )

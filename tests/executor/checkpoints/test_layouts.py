@@ -354,9 +354,7 @@ OUTER, INNER = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"
     ("said", "taps"),
     [
         ({}, (2, 5, 7)),
-        ({OUTER: None}, (2, 5, 7)),
         ({OUTER: [1, 4, 6], "speculators_model_type": "eagle3"}, (1, 4, 6)),
-        ({"target_layer_ids": [1, 4, 6]}, (2, 5, 7)),  # DeepSpec's are outputs
         ({"eagle_config": {"layer_ids": [1, 4, 6]}}, (1, 4, 6)),
         ({"eagle_config": {OUTER: [1, 4, 6]}}, (2, 5, 7)),  # SpecForge
         ({"eagle_config": {OUTER: [2, 5, 7]}}, (2, 5, 7)),  # EAGLE's own
@@ -369,14 +367,6 @@ def test_layers_that_eagle3_reads(tmp_path, eagle3, said, taps):
     config = {key: value for key, value in eagle3[2].items() if "eagle" not in key}
     put_down(tmp_path, eagle3[1], config | said)
     assert load_drafter(tmp_path, deep_target(10)).taps == taps
-
-
-def test_treeopts_own_section_may_name_a_layer_twice(tmp_path):
-    """A target of three layers has no three different ones for EAGLE's usual numbers."""
-    target = deep_target(3)
-    drafter = Eagle3(layer_config(target.model.config), taps=(1, 1, 1), target_hidden=HIDDEN, vocabulary=VOCABULARY)
-    save_drafter(tmp_path, drafter.eval(), dtype="float32", meta={})
-    assert load_drafter(tmp_path, target).taps == (1, 1, 1)
 
 
 def test_numbers_of_specforge_come_back(tmp_path, target):
@@ -406,13 +396,6 @@ def test_eagle3_without_an_lm_head_takes_the_targets(tmp_path, target):
     put_down(tmp_path / "b", tensors, config | {"draft_vocab_size": 40})
     with pytest.raises(ExecutorError, match=r"1 missing: lm_head\.weight"):
         load_drafter(tmp_path / "b", target)
-
-
-def test_the_references_eagle3_takes_the_targets_embeddings(tmp_path, target, eagle3):
-    """Its code reads them from the target's files unless config.json tells the target's width (cnets.py)."""
-    held, config = written(tmp_path, eagle3[0], "eagle3", target)
-    assert "embed_tokens.weight" not in held
-    assert "target_hidden_size" not in config
 
 
 def test_what_the_references_code_cannot_run_is_not_written_for_it(tmp_path, target, eagle, eagle3):
@@ -483,7 +466,6 @@ def test_types_and_places_are_the_targets(tmp_path, eagle):
     ("name", "layout", "message"),
     [
         ("medusa", "eagle", "layout of Medusa heads must be one of medusa-v1, medusa-v2, .* got eagle"),
-        ("eagle", "medusa-v1", "layout of EAGLE must be one of eagle, vllm, got medusa-v1"),
         ("medusa", "medusa-v2", "medusa-v2 has no output layers"),
         ("medusa-shared-head", "vllm-medusa", "vllm-medusa holds the target's LM head: the target must be given"),
         ("eagle", "vllm", "vllm holds the target's embeddings: the target must be given"),

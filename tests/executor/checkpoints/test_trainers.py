@@ -1,13 +1,9 @@
 """EAGLE-3 as its trainers write it: rows in any order, windows, norms, no `fc`, more layers."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 from executor.checkpoints import assumptions_of, load_drafter, save_drafter
-from executor.checkpoints.tensors.layer_config import is_positional
 from tests.helpers.checkpoint_files import assert_same, put_down, refused, same, written
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import HIDDEN, VOCABULARY, deep_target
@@ -181,27 +177,6 @@ def test_layers_of_gpt_oss_are_inputs_and_others_are_said(tmp_path, target, plai
 # --- fields of configurations
 
 
-PUBLIC = Path("docs/reference/public_drafters.json")
-
-
-def test_no_field_of_public_configurations_is_refused():
-    """But for those of kinds that are refused as a whole."""
-    refused = {"dflash", "mtp", "mla", "peagle", "vllm-medusa"}  # the last has no layer
-    entries = json.loads(PUBLIC.read_text("utf-8"))
-    fields = set()
-    for entry in entries:
-        if entry["names"] not in refused:
-            queue = [entry["config"]]
-            while queue:
-                part = queue.pop()
-                fields |= set(part)
-                queue += [
-                    part[k] for k in ("transformer_layer_config", "eagle_config") if isinstance(part.get(k), dict)
-                ]
-    assert len(fields) > 60
-    assert sorted(name for name in fields if is_positional(name)) == []
-
-
 def test_heads_need_not_divide_the_width(tmp_path, target, plain):
     """Drafters for GLM-4.5 have 96 heads of 128 in a width of 4096 (here 3 of 8 in 32), and GLM-4.7-Flash."""
     _, tensors, config = plain
@@ -226,3 +201,24 @@ def test_a_drafter_without_fc_must_say_so(tmp_path, target):
     put_down(tmp_path / "b", tensors | narrow, config)
     found = load_drafter(tmp_path / "b", target)
     assert (found.taps, found.fc.in_features) == ((), HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("said", "alike"),
+    [
+        ({"num_experts": 64, "moe_intermediate_size": 8, "max_window_layers": 28}, True),  # copied from a target
+        ({"layer_types": ["sliding_attention"], "sliding_window": 2048}, True),  # wider than any text
+        ({"target_hidden_size": HIDDEN, "parallel_drafting": False, "attention_bias": False}, True),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, False),
+        ({"norm_before_residual": True}, False),
+        ({"rms_norm_eps": 10.0}, False),
+        ({"hidden_act": "relu"}, False),
+    ],
+    ids=lambda said: str(said)[:30],
+)
+def test_fields_change_the_drafter_or_mean_nothing(tmp_path, target, plain, said, alike):
+    drafter, tensors, config = plain
+    config = {key: value for key, value in config.items() if not key.startswith("rope")}
+    tensors = {f"module.{name}": t for name, t in tensors.items()} | {"module.verifier_norm.weight": torch.ones(HIDDEN)}
+    put_down(tmp_path, tensors, config | said)
+    assert same(load_drafter(tmp_path, target), drafter, target) == alike

@@ -17,7 +17,7 @@ from executor.verification.replayed_acceptance import Imposed
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from tests.helpers.drafters import MAKE, random_drafter
-from tests.helpers.models import generated, noisy, random_heads, random_prompts, small_model, small_target
+from tests.helpers.models import continued, noisy, random_heads, small_model, small_target
 from tests.helpers.slow_growth import CALIBRATION
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import UsageError
@@ -26,7 +26,7 @@ from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 
-NEW = 24
+NEW = 16
 SHAPES = {
     "chain": Tree.chain(3),
     "medusa": published_trees()[MEDUSA],
@@ -66,8 +66,7 @@ DAILY = set(zip(KINDS, SHAPES, strict=True))
 @pytest.mark.parametrize(("kind", "shape"), slow_unless(lambda *case: case in DAILY, product(KINDS, SHAPES)))
 def test_replayed_steps_equal_generate(monkeypatch, kind, shape):
     """Prompts are long enough that a run crosses from one view into the next."""
-    prompts = random_prompts((250, 2, 9, 120), seed=3)
-    texts = [generated(small_model(), prompt, NEW) for prompt in prompts]
+    prompts, texts = continued((250, 2, 9, 120), NEW)
     made: list[Graphs] = []
 
     def graphs(rows: Rows) -> Graphs:

@@ -1,20 +1,17 @@
 import itertools
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel
-from executor.target.target_model import Target
 from tests.helpers.models import (
     CONFIGS,
     Told,
-    generated,
+    continued,
     random_heads,
     random_prompts,
-    small_model,
     small_target,
 )
 from tests.helpers.slow_params import slow_unless
@@ -30,23 +27,19 @@ TREES = {
     "medusa": published_trees()[MEDUSA],
     "eagle": published_trees()[EAGLE],
 }
-NEW = 32
+NEW = 24
 
 
 @pytest.fixture(scope="module")
 def references() -> dict[str, tuple[list[list[int]], list[list[int]]]]:
     """Prompts of ragged length, and what `generate` writes after each, by architecture."""
-    found = {}
-    for kind in CONFIGS:
-        prompts = random_prompts((7, 2, 19, 1, 12, 5), seed=3)
-        found[kind] = (prompts, [generated(small_model(kind), p, NEW) for p in prompts])
-    return found
+    return {kind: continued((7, 2, 19, 1, 12, 5), NEW, kind) for kind in CONFIGS}
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_references_are_worth_comparing_with(references, kind):
     # A model that repeats one token would hide a wrong cache.
-    assert len({t for text in references[kind][1] for t in text}) >= 20
+    assert len({t for text in references[kind][1] for t in text}) >= 16
 
 
 @pytest.mark.parametrize(
@@ -79,21 +72,11 @@ def test_good_drafts_are_kept_and_change_nothing(references, kind, share, rank):
         assert {a for g in found for a in g.accepted[:-1]} == {tree.depth}
 
 
-def test_more_rows_than_requests(references):
-    prompts, texts = references["llama"]
-    decoder = Decoder(small_target(), random_heads(), tree=TREES["eagle"], batch=8)
-    steps = list(decoder.steps(prompts[:2], new_tokens=NEW))
-    assert not any(step.full for step in steps)
-    assert sum(len(step.committed[0]) for step in steps) == NEW
-    assert all(step.committed[5] == () and step.accepted[5] == 0 for step in steps)
-    assert [list(g.tokens) for g in decoder.generate(prompts[:2], new_tokens=NEW)] == texts[:2]
-
-
 def test_no_requests_is_no_work():
     assert Decoder(small_target(), batch=2).generate([], new_tokens=4) == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(stop=st.integers(0, 60), new=st.integers(1, 20), share=st.sampled_from([0.5, 1.0]))
 def test_ends_are_exact(references, stop, new, share):
     """A stop token or the limit inside an accepted branch cuts text and accepted counts alike."""
@@ -112,26 +95,11 @@ def test_ends_are_exact(references, stop, new, share):
         assert g.accepted[-1] in (last - 1, last)
 
 
-def test_double_precision_agrees_too():
-    prompts = random_prompts((6, 11), seed=5)
-    texts = [generated(small_model(dtype=torch.float64), p, NEW) for p in prompts]
-    heads = random_heads(dtype=torch.float64)
-    decoder = Decoder(small_target(dtype=torch.float64), heads, tree=TREES["medusa"], batch=2)
-    assert [list(g.tokens) for g in decoder.generate(prompts, new_tokens=NEW)] == texts
-
-
 def test_a_request_beyond_the_context_is_refused_before_any_work():
     target = small_target()
     with pytest.raises(ExecutorError, match="532 tokens exceed the model's context of 512"):
         Decoder(target).generate([[1], [1] * 500], new_tokens=32)
     assert target.cache is None
-
-
-def test_the_whole_context_can_be_used():
-    model, prompt = small_model(), random_prompts((480,))[0]
-    text = generated(model, prompt, 28)
-    found = Decoder(Target(model), random_heads(), tree=Tree.chain(4)).generate([prompt], new_tokens=28)
-    assert list(found[0].tokens) == text
 
 
 def test_two_decoders_on_one_target_are_noticed():

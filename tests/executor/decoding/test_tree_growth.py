@@ -11,7 +11,6 @@ from torch import Tensor
 from executor.decoding.dynamic_growth import AskingGrowth, Chances, DynamicGrowth
 from executor.decoding.static_growth import StaticGrowth
 from executor.verification.acceptance_rules import Greedy
-from executor.verification.tree_tensors import Topology
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trees
 from treeopt.policies import DynamicTree, OptTree
@@ -54,21 +53,6 @@ def test_levels_cover_the_tree(tree):
     assert max((rank for _, rank in candidates), default=0) == max(tree.ranks, default=0)
     assert [len(level.expanded) for level in growth.levels] == list(tree.fed_widths)
     assert [n for _, n in sorted((f, n) for n, f in enumerate(growth.fed[0].tolist()) if f >= 0)] == order
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(tree=trees())
-def test_topologies_equal_the_trees_arrays(tree):
-    found = Topology.of(tree, CPU)
-    assert found.ancestors[0].tolist() == tree.ancestor_mask.tolist()
-    assert found.depth[0, 1:].tolist() == list(tree.depths)
-    for node in range(found.count):
-        line, here = [], node
-        while here:
-            line.append(here)
-            here = int(found.parent[0, here])
-        line = [0, *reversed(line)]
-        assert found.path[0, node].tolist() == line + [node] * (tree.depth + 1 - len(line))
 
 
 def by_hand(scores: Tensor, root: int, policy: DynamicTree) -> dict[tuple[int, ...], tuple[int, float]]:
@@ -147,16 +131,6 @@ def test_the_confidence_stop_leaves_out_what_is_improbable(adaptive):
         for row, nodes in enumerate(found):
             due = by_hand(scores[row], roots[row], policy)
             assert set(nodes) == {path for path, (_, value) in due.items() if value >= torch.tensor(0.05).log()}
-
-
-def test_an_adaptive_growth_does_no_needless_work():
-    flat = torch.zeros(1, VOCABULARY, VOCABULARY)
-    policy = DynamicTree(nodes=12, depth=4, beam=3, width=3, min_probability=0.1)
-    for adaptive, calls, count in ((False, 4, 13), (True, 2, 4)):
-        table = Table(flat)
-        growth = DynamicGrowth(policy, CPU, adaptive=adaptive)
-        draft = growth.draft(table, None, torch.zeros(1, dtype=torch.long), Greedy())
-        assert (table.calls, draft.tokens.shape[1]) == (calls, count)
 
 
 @pytest.mark.parametrize("budget", [1, 7, 16])

@@ -1,33 +1,16 @@
 """What holds for every trained drafter: the pass that trains and records it is what the loop runs."""
 
-from itertools import product
-
 import pytest
 import torch
 from transformers import Glm4MoeConfig
 
-from executor.decoding.decoder import Decoder
 from executor.drafters.base.decoder_layer import layer_config
 from executor.drafters.base.drafter import Committed
-from executor.prompts.prompt_files import Prompt
-from executor.recording.collect_trace import collect
 from executor.target.causal_model import pick_rows
-from executor.verification.sample_and_match import SampleAndMatch
-from executor.verification.temperature_top_k_top_p import Warp
-from tests.helpers.drafters import DRAFTERS, MAKE, admitted, fitted_drafter, random_drafter
+from tests.helpers.drafters import DRAFTERS, MAKE, admitted, random_drafter
 from tests.helpers.models import VOCABULARY, random_prompts, small_target
-from tests.helpers.slow_params import slow_unless
-from treeopt.policies import DynamicTree
-from treeopt.replay.static_tree import visit
-from treeopt.tree import Tree
 
 DEPTH = 4
-PROMPTS = tuple(map(tuple, random_prompts((9, 4, 17, 2, 6), seed=8)))
-TREES = [
-    Tree.chain(4),
-    Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 3), (0, 0, 0), (0, 1, 2), (2, 3, 0), (2, 3, 0, 0)]),
-]
-DYNAMIC = DynamicTree(nodes=12, depth=4, beam=3, width=4)
 
 
 def assert_equal_scores(found, due):
@@ -142,57 +125,6 @@ def test_a_node_is_scored_by_its_own_path_alone(drafter):
         assert_equal_scores(together[:, i], draft([path])[:, 0])
     if drafter.kind != "medusa" and getattr(drafter, "grounded", True):
         assert not torch.allclose(together[:, 0], together[:, 1])
-
-
-@pytest.fixture(scope="module", params=MAKE)
-def fitted(request):
-    return fitted_drafter(request.param, PROMPTS)
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return [g.tokens for g in Decoder(small_target(), batch=1).generate(PROMPTS, new_tokens=40)]
-
-
-@pytest.mark.parametrize(
-    ("tree", "batch"),
-    slow_unless(lambda tree, batch: (tree in TREES) == (batch == 4), product([*TREES, DYNAMIC], [1, 4])),
-)
-def test_greedy_text_is_the_target_s(fitted, plain, tree, batch):
-    target, drafter = fitted
-    found = Decoder(target, drafter, tree=tree, batch=batch).generate(PROMPTS, new_tokens=40)
-    assert [g.tokens for g in found] == plain
-    accepted = [kept for g in found for kept in g.accepted]
-    assert sum(accepted) / len(accepted) > 0.4  # else the comparison sees no accepted path
-
-
-@pytest.mark.parametrize("temperature", slow_unless(lambda temperature: temperature == 0, [0.0, 1.0]))
-def test_recorded_ranks_replay_step_for_step(fitted, temperature):
-    target, drafter = fitted
-    settings = {"new_tokens": 40, "width": 8, "depth": DEPTH}
-    prompts = [Prompt("x")] * len(PROMPTS)
-    trace = collect(target, drafter, prompts, PROMPTS, temperature=temperature, batch=3, **settings)
-    for tree in TREES:
-        steps = visit(tree, trace)
-        if temperature:
-            assert 0 < steps.accepted.mean() < tree.depth
-            continue
-        for batch in (1, 4):
-            live = Decoder(target, drafter, tree=tree, batch=batch).generate(PROMPTS, new_tokens=40)
-            for request, generation in enumerate(live):
-                assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
-
-
-@pytest.mark.parametrize("name", ["hydra++", "eagle", "coral-router", "eagle3"])
-def test_sampled_text_follows_the_seed_and_stays_in_the_loop(name):
-    target, drafter = fitted_drafter(name, PROMPTS)
-
-    def sampled(batch):
-        rule = SampleAndMatch(Warp(1.0), torch.Generator().manual_seed(4))
-        return Decoder(target, drafter, tree=TREES[1], batch=batch, rule=rule).generate(PROMPTS, new_tokens=20)
-
-    assert [g.tokens for g in sampled(2)] == [g.tokens for g in sampled(2)]
-    assert all(len(g.tokens) == 20 for g in sampled(4))
 
 
 def test_the_router_only_proposes_from_a_node_s_own_groups():

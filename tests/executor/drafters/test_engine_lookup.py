@@ -19,7 +19,7 @@ from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp
-from tests.helpers.models import random_heads, random_prompts, small_target
+from tests.helpers.models import random_prompts, small_target
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
@@ -132,15 +132,6 @@ def test_some_steps_are_right_and_some_propose_nothing(recorded):
     assert (trace.drafted == trace.depth).any()
 
 
-def test_other_drafters_record_no_number_of_proposals():
-    target = small_target()
-    trace = collect(target, random_heads(), [Prompt("x")], [PROMPTS[0]], new_tokens=6, width=2)
-    assert trace.drafted is None
-    tree = Tree.from_paths([(0, 0), (1,)])
-    (live,) = Decoder(target, random_heads(), tree=tree).generate([PROMPTS[0]], new_tokens=6)
-    assert set(live.drafted) == {3}
-
-
 @pytest.mark.slow  # loads the shipped target and writes 8 texts
 def test_vllm_s_counters():
     """vLLM 0.32, `ngram` with 1 to 3 tokens, K = 3, on these prompts: 88 drafts, 258 tokens, accepted [32, 22, 16].
@@ -161,44 +152,6 @@ def test_vllm_s_counters():
     proposed, right = trace.drafted[steps], accepted[steps]
     assert [(proposed > 0).sum(), proposed.sum(), (proposed == 0).sum()] == [88, 258, 96]
     assert [(right >= k).sum() for k in (1, 2, 3)] == [32, 22, 15]
-
-
-def test_outcomes_read_late_are_the_same(recorded):
-    target, drafter, prompts, _ = recorded
-    late, now = (
-        Decoder(target, drafter, tree=Tree.chain(3), batch=2, late=late).generate(prompts, new_tokens=NEW)
-        for late in (1, 0)
-    )
-    assert late == now
-
-
-def test_a_step_that_proposes_nothing_verifies_the_root_alone(monkeypatch):
-    """A text without repeats: every step feeds one token to the target, as plain decoding does."""
-    target = small_target()
-    fed = []
-    verify = type(target).verify
-    monkeypatch.setattr(
-        type(target),
-        "verify",
-        lambda self, tokens, *rest, **more: fed.append(tokens.shape[1]) or verify(self, tokens, *rest, **more),
-    )
-    decoder = Decoder(target, load_drafter("prompt-lookup:vllm:5-5", target), tree=Tree.chain(3))
-    decoder.generate([[1, 2, 3]], new_tokens=2)
-    assert set(fed) == {1}
-
-
-@pytest.mark.parametrize("rule", ["sample-and-match", "point-mass"])
-def test_sampled_texts_have_the_same_draws_with_and_without_trimming(rule):
-    target = small_target()
-    drafter = load_drafter("prompt-lookup:vllm:1-2", target)
-    texts = []
-    for trim in (True, False):
-        coins = torch.Generator().manual_seed(3)
-        decoder = Decoder(
-            target, drafter, tree=Tree.chain(3), trim=trim, rule=make_rule(rule, warp=Warp(0.5), generator=coins)
-        )
-        texts.append(decoder.generate([PROMPTS[0] * 3], new_tokens=NEW)[0].tokens)
-    assert len(texts[0]) == len(texts[1]) == NEW
 
 
 # --- names and refusals

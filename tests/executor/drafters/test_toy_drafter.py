@@ -162,7 +162,7 @@ def test_it_is_trained_recorded_searched_for_and_decoded_with(tmp_path):
     times = BatchTimes(1, 0.01, ((1, 1e-3), (3, 2e-3)), ((2, 0.01), (64, 0.02)))
     plan = treeopt.search(trace, profile=Profile((times,), (0, 100), 0.02), batch=1, max_nodes=8)
     assert [entry.batch for entry in plan.entries] == [1]
-    priced = treeopt.whatif(trace, hardware="h100", target="8b", batch=1)
+    priced = treeopt.whatif(trace, hardware="h100", target="8b", batch=1, max_nodes=4)
     assert priced["cells"][0]["batch"] == 1
 
     decoder = Decoder(target, loaded, tree=Tree.from_paths([(0,), (1,), (0, 0), (0, 0, 1)]), batch=3)

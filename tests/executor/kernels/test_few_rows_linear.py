@@ -145,7 +145,3 @@ def test_libraries_multiply_what_cannot_be_streamed(called, inner, columns, dtyp
     x, weight, around = drawn(3, inner, columns, dtype=dtype)
     check(linear(x, weight, around), x, weight, around)
     assert called == []
-
-
-def test_nothing_streams_on_a_cpu():
-    assert not few_rows_linear._has_tensor_maps(torch.device("cpu"))

@@ -21,12 +21,12 @@ from tests.helpers.interpreted_kernels import (
     relative_error,
     take_wide_blocks,
 )
-from tests.helpers.model_families import BASE, FAMILIES
 from tests.helpers.models import SMALL, random_heads, random_prompts
 from tests.helpers.slow_params import slow_unless
 from treeopt.tree import EMPTY, Tree
 
 TREES = Topology.from_parents(torch.tensor([[0, 0, 0, 1, 2, 3, 3], [0, 0, 1, 2, 3, 0, 5]]), 4)
+FEW = Topology.from_parents(torch.tensor([[0, 0, 1], [0, 1, 0]]), 2)
 LENGTHS = (17, 0)
 ROUNDING = 1e-4  # of two layers in fp32, relative; other arithmetic is off by more
 
@@ -87,29 +87,14 @@ def test_nodes_are_fed_after_others_of_their_tree():
         assert relative_error(found, expected) < ROUNDING
 
 
-def test_one_tree_serves_all_sequences():
-    target, one = fusable_target("qwen3"), Topology.from_parents(torch.tensor([[0, 0, 1, 1]]), 4)
-    shared = Topology.from_parents(torch.tensor([[0, 0, 1, 1]] * 2), 4)
-    own = verified(target, shared)
-    target.fused = FusedForward(target.model.get_decoder())
-    torch.manual_seed(1)
-    tokens = torch.randint(target.vocabulary, (2, 4))
-    target.cache = None
-    target.allocate(2, 32)
-    target.prefill(range(2), random_prompts(LENGTHS))
-    outputs = target.verify(tokens, torch.tensor(LENGTHS), one.depth, one.ancestors, 32)
-    assert relative_error(outputs.logits, own[0]) < ROUNDING
-    assert relative_error(outputs.features, own[1][..., -target.hidden :]) < ROUNDING
-
-
 def test_bfloat16_differs_by_rounding(monkeypatch):
     """The distance from fp32 is that of the model's own forward in bfloat16, within half as much again."""
     mend_products_of_bfloat16(monkeypatch)
     exact = fusable_target("qwen3")
     target = fusable_target("qwen3", dtype=torch.bfloat16)
     exact.model.load_state_dict({name: value.float() for name, value in target.model.state_dict().items()})
-    wanted, own = verified(exact)[0], verified(target)[0]
-    found = verified(fused(target))[0]
+    wanted, own = verified(exact, FEW)[0], verified(target, FEW)[0]
+    found = verified(fused(target), FEW)[0]
     assert found.dtype == torch.bfloat16
     assert relative_error(found, wanted) < 1.5 * relative_error(own, wanted)
 
@@ -131,7 +116,7 @@ def test_decoding_writes_the_same(kind, drafter):
 
     def written() -> list[list[int]]:
         target.cache = None
-        found = Decoder(target, made, tree=tree, batch=batch).generate(prompts, new_tokens=4)
+        found = Decoder(target, made, tree=tree, batch=batch).generate(prompts, new_tokens=3)
         return [generation.tokens for generation in found]
 
     own = written()
@@ -149,25 +134,6 @@ def made(config) -> nn.Module:
         return AutoModelForCausalLM.from_config(config).get_decoder()
 
 
-LAYERS = "its layers are not built as Llama's are"
-REASONS = {
-    "gemma": "its norms are not RMS norms",
-    "gemma2": LAYERS,
-    "gpt2": "it is not built as Llama is",
-    "mixtral": LAYERS,
-    "deepseek_v3": LAYERS,
-    "starcoder2": "its layers have biases where Llama's have none",
-}
-
-
-@pytest.mark.parametrize(("name", "reason"), REASONS.items(), ids=REASONS)
-def test_other_families_are_refused_by_their_parts(name, reason):
-    config, words = FAMILIES[name]
-    words = words if "n_embd" in words else BASE | words
-    words = {word: value for word, value in words.items() if value is not ...}
-    assert refusal(made(getattr(transformers, config + "Config")(**words))) == reason
-
-
 WIDE = transformers.LlamaConfig(**SMALL, head_dim=WIDEST_HEAD + 2)
 # It scales queries beyond its first 16384 positions, which a short comparison does not show.
 MINISTRAL = Ministral3Config(**SMALL | {"pad_token_id": 0}, num_key_value_heads=2)
@@ -177,19 +143,16 @@ MINISTRAL = Ministral3Config(**SMALL | {"pad_token_id": 0}, num_key_value_heads=
     ("config", "reason"),
     [
         (transformers.OlmoConfig(**SMALL), "its norms are not RMS norms"),
-        (transformers.LlamaConfig(**SMALL, attention_bias=True), "its layers have biases where Llama's have none"),
         (transformers.LlamaConfig(**SMALL, mlp_bias=True), "its layers have biases where Llama's have none"),
+        (transformers.MixtralConfig(**SMALL), "its layers are not built as Llama's are"),
+        (transformers.GPT2Config(**SMALL), "it is not built as Llama is"),
         (MINISTRAL, "its attention reads positions"),
         (WIDE, f"its heads are wider than {WIDEST_HEAD}"),
     ],
-    ids=["no weights", "bias of attention", "bias of the MLP", "positions", "wide heads"],
+    ids=["no weights", "biases", "experts", "another family", "positions", "wide heads"],
 )
 def test_other_settings_are_refused(config, reason):
     assert refusal(made(config)).startswith(reason)
-
-
-class OtherLinear(nn.Linear):
-    """A layer that is no plain one."""
 
 
 def transposed(decoder: nn.Module) -> None:
@@ -203,10 +166,6 @@ def parts_of_heads(decoder: nn.Module) -> None:
     decoder.rotary_emb.inv_freq = decoder.rotary_emb.inv_freq[:2]
 
 
-def replaced(decoder: nn.Module) -> None:
-    decoder.layers[1].mlp.down_proj = OtherLinear(48, 32, bias=False)
-
-
 NUMBERS = "its weights are not all bfloat16 or all float32, on one device"
 
 
@@ -215,11 +174,10 @@ NUMBERS = "its weights are not all bfloat16 or all float32, on one device"
     [
         (transposed, "its weights are not contiguous"),
         (parts_of_heads, "its positions do not rotate whole heads"),
-        (replaced, LAYERS),
         (lambda decoder: decoder.to(torch.float16), NUMBERS),
         (lambda decoder: decoder.norm.to(torch.bfloat16), NUMBERS),
     ],
-    ids=["transposed", "parts of heads", "replaced", "float16", "mixed"],
+    ids=["transposed", "parts of heads", "float16", "mixed"],
 )
 def test_changed_decoders_are_refused(change, reason):
     decoder = fusable_target().model.get_decoder()
@@ -254,20 +212,13 @@ def test_a_cast_makes_it_outdated(change):
     assert verified(whole)[0].equal(own[0])
 
 
-def test_a_cast_that_changes_nothing_does_not():
-    target = fused(fusable_target())
-    target.model.to(torch.float32)
-    assert not target.fused.outdated
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_loaded_weights_are_seen(kind):
-    target, other = fused(fusable_target(kind)), fusable_target(kind)
+def test_loaded_weights_are_seen():
+    target, other = fused(fusable_target("qwen3")), fusable_target("qwen3")
     with torch.no_grad():
         for parameter in other.model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     target.model.load_state_dict(other.model.state_dict())
-    check_forwards(target, verified(other))
+    check_forwards(target, verified(other, FEW), trees=FEW)
 
 
 def test_assigned_weights_make_it_outdated():
@@ -279,16 +230,16 @@ def test_assigned_weights_make_it_outdated():
 def test_copies_compute_for_themselves():
     """A copy of the model is plain; a copy of the target has kernels of its own. Neither reads the original."""
     target = fused(fusable_target("qwen2"))
-    own = verified(target)
+    own = verified(target, FEW)
     model, whole = Target(copy.deepcopy(target.model)), copy.deepcopy(target)
     with torch.no_grad():
         for parameter in target.model.parameters():
             parameter.zero_()
     assert model.fused is None
     assert whole.fused is not None
-    for found in (verified(model), verified(whole)):
+    for found in (verified(model, FEW), verified(whole, FEW)):
         assert relative_error(found[0], own[0]) < ROUNDING
-    check_forwards(fused(model), own)
+    check_forwards(fused(model), own, trees=FEW)
 
 
 def test_no_weight_is_stored_twice():

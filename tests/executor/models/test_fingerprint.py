@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from executor.models.fingerprint import identity, settings_hash
-from executor.train.feature_store import FeatureStore
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import CONFIGS, small_target
-from treeopt.errors import UsageError
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
 
@@ -50,11 +48,3 @@ def test_settings_are_part_of_a_drafter(name, changed):
     after = identity(target, drafter)["drafter"]
     assert after["weights"] == before["weights"] or changed[0] == "draft_ids"
     assert after["settings"] != before["settings"]
-
-
-def test_features_of_other_settings_are_not_taken(tmp_path):
-    target = small_target()
-    FeatureStore(tmp_path, target, "float32")
-    target.model.config.rms_norm_eps = 1e-3
-    with pytest.raises(UsageError, match="settings is"):
-        FeatureStore(tmp_path, target, "float32")

@@ -78,11 +78,3 @@ def test_short_texts_and_contexts_are_not_written_ahead(target, monkeypatch, set
         assert sorted(prompts) == sorted(PROMPTS)
     else:
         assert [len(prompt) for prompt in prompts] == [6, 6]
-
-
-def test_imposed_steps_come_to_one_context(target):
-    """Those that keep nothing begin with what those that keep all will have written when they are half through."""
-    found = openings(target)
-    none, both = (found.prompts_of(Configuration(2, None, TREE, kept), 0, 3)[0] for kept in (0, 2))
-    assert {len(p) for p in none} == {7 + 2 * 2}
-    assert {len(p) for p in both} == {7}

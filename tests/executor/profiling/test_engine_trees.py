@@ -13,7 +13,7 @@ from executor.validation.compare_live import check_comparison, compare, not_meas
 from tests.helpers.small_plans import BUSHY, choice, entry, grown, plan_of
 from treeopt.cost_model import StepShape
 from treeopt.engines.driver import EngineStep
-from treeopt.errors import EngineError, UsageError
+from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 
@@ -139,11 +139,6 @@ def test_what_the_engine_cannot_draft_is_left_out_with_the_reason():
     assert len(lines) == 2
     assert "not measured: Medusa's tree (batch 1): openvino runs chains and dynamic trees of EAGLE-2" in lines[0]
     assert "not measured: stopping (batch 1): its min_probability" in lines[1]
-    chains = plan_of(with_compared(entry(1, Tree.chain(2)), grown(1, TREE).choice))
-    (line,) = not_measured(chains, runner(Chains), REQUESTS)
-    assert line.startswith(
-        "not measured: eagle2 (batch 1): openvino runs chains alone: search with --for an engine of chains"
-    )
 
 
 @pytest.mark.parametrize(
@@ -175,15 +170,3 @@ def test_chains_keep_their_times_beside_trees_that_take_more():
     for tree in GROWN:
         assert measured.step_s([shape(tree)])[0] == pytest.approx(WithOverhead.step_s(tree), rel=1e-3)
     assert measured.batches[0].growth["dynamic-tree"].step_s == pytest.approx(0.003, rel=0.01)
-
-
-@pytest.mark.parametrize(("nodes", "depth", "beam"), [(3, 2, 2), (4, 2, 2), (5, 3, 2)])
-def test_a_tree_as_small_as_a_chain_takes_what_trees_take(nodes, depth, beam):
-    measured = measure_profile(runner(WithOverhead), PROMPTS, SETTINGS)
-    tree = DynamicTree(nodes, depth, beam)
-    assert measured.step_s([shape(tree)])[0] == pytest.approx(WithOverhead.step_s(tree), rel=5e-3)
-
-
-def test_policies_need_trees_larger_than_the_longest_chain():
-    with pytest.raises(UsageError, match="--policies with chains of up to 5 needs --max-nodes 6 or more"):
-        dynamic_trees(max_nodes=5, max_depth=5)

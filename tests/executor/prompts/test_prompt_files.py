@@ -6,10 +6,9 @@ import shutil
 import pytest
 from transformers import AutoTokenizer
 
-from executor.prompts.message_parts import Report
 from executor.prompts.prompt_files import Prompt, encode, read_prompts
 from executor.train.count_ngrams import read_texts
-from tests.helpers.command_line import collect, inputs, read_json, refused, run, write_target
+from tests.helpers.command_line import collect, read_json, refused, run
 from tests.helpers.command_line import tiny as tiny
 from tests.system.test_data import CHATML, byte_tokenizer
 from treeopt.errors import ExecutorError
@@ -61,12 +60,9 @@ def test_conversations_end_with_what_the_user_says(tmp_path):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"messages": {}}, "`messages` must be a list that is not empty"),
         ({"messages": [{"role": "judge", "content": "a"}]}, r"messages\[0\]: `role` must be one of"),
         ({"messages": [{"role": "system", "content": "a"}]}, "the last turn before an answer must be the user's"),
-        ({"messages": ANSWERED[1:]}, "the last turn before an answer must be the user's"),
         ({"turns": [5]}, r"turns\[0\] must be a string"),
-        ({"turns": [{"role": "system", "content": "s"}]}, "the last turn before an answer must be the user's"),
         ({"instruction": "a"}, r"must have `text`, `messages`, .*, found instruction \(--leave-out"),
     ],
 )
@@ -87,30 +83,6 @@ def test_turns_with_roles_are_honoured(tmp_path):
     ]
 
 
-def test_labels_that_are_no_strings_have_no_effect(tmp_path):
-    path = write(
-        tmp_path / "p.jsonl",
-        {"messages": USER, "category": 3},
-        {"messages": USER, "domain": 3, "category": "math"},
-        {"text": "a", "domain": ["b"]},
-    )
-    report = Report()
-    assert [prompt.domain for prompt in read_prompts(path, report)] == ["", "math", ""]
-    assert report.unread == {"category": 1, "domain": 2}
-
-
-def test_fields_without_effect_are_named(tiny, chatty, tmp_path):
-    path = write(
-        tmp_path / "p.jsonl",
-        {"messages": USER, "available_tools": ["f"], "reference": []},
-        {"text": "one", "system": "s", "prompt": "o"},
-    )
-    words = ("decode", "--target", chatty, "--new-tokens", "4", "--prompts", path)
-    assert "data: fields without effect: `available_tools`, `system`, `prompt`\n" in run(*words).stderr
-    write(path, {"messages": USER, "id": 5})
-    assert "without effect" not in run(*words).stderr
-
-
 def test_fields_that_are_null_are_absent_and_a_text_is_a_text(tmp_path):
     path = write(
         tmp_path / "p.jsonl",
@@ -121,19 +93,6 @@ def test_fields_that_are_null_are_absent_and_a_text_is_a_text(tmp_path):
         ("def f", "", ()),
         ("", "", (("user", "one"),)),
     ]
-
-
-def test_lists_and_contents_in_parts_are_read(tmp_path):
-    path = tmp_path / "share.json"
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    path.write_text(json.dumps([{"messages": [{"role": "user", "content": parts}]}, {"text": "c"}]))
-    assert [(p.text, p.turns, p.where) for p in read_prompts(path)] == [
-        ("", (("user", "ab"),), f"{path}, record 0"),
-        ("c", (), f"{path}, record 1"),
-    ]
-    path.write_text(json.dumps([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]))
-    with pytest.raises(ExecutorError, match=r"record 0: messages\[0\]: `content` must be a string"):
-        read_prompts(path)
 
 
 def test_templates_that_name_today_give_the_same_on_every_day():
@@ -202,23 +161,6 @@ def test_a_template_that_is_missing_is_told_of(tiny, tmp_path):
     assert result.exit_code == 0
     assert "the tokenizer has no chat template: turns are joined by line ends" in result.stderr
     refused(run(*words, "--chat", "--prompt", "one"), "--chat", "no chat template", code=2)
-
-
-def test_a_template_that_refuses_names_the_line(tiny, tmp_path):
-    write_target(tmp_path / "strict")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "strict")
-    tokenizer.chat_template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}a:"
-    tokenizer.save_pretrained(tmp_path / "strict")
-    path = write(tmp_path / "p.jsonl", {"text": "a"}, {"messages": [{"role": "system", "content": "s"}, *USER]})
-    result = run("decode", "--target", tmp_path / "strict", "--prompts", path)
-    refused(result, f"{path}, line 2", "refuses this conversation: no system", code=1)
-
-
-def test_random_tokens_are_nothing_that_a_user_says(tiny, tmp_path):
-    words = inputs(tiny)
-    place = words.index("--prompts")
-    words[place : place + 2] = ["--prompt-tokens", "8"]
-    refused(run("profile", *words, "--chat", "--output", tmp_path / "p.json"), "--chat", code=2)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):

@@ -100,14 +100,6 @@ def test_empty_conversations_are_skipped(tmp_path, record):
             read()
 
 
-def test_a_question_beside_a_text_is_no_conversation(tmp_path):
-    path = written(tmp_path / "a.jsonl", {"text": "Rome is in Italy.", "question": "Where?", "tools": ["f"]})
-    for read in (lambda report: read_texts([path], report), lambda report: read_prompts(path, report)):
-        report = Report()
-        assert [found.text for found in read(report)] == ["Rome is in Italy."]
-        assert report.unread == {"question": 1, "tools": 1}
-
-
 def test_fields_that_were_not_read_are_reported(tmp_path):
     report = Report()
     read_texts([written(tmp_path / "a.jsonl", FORMS["GSM8K"] | {"level": 3}, FORMS["LMSYS-Chat-1M"])], report)
@@ -127,26 +119,13 @@ def test_tables_of_cells_are_refused(tmp_path, name):
     assert report.passed_over == [("a table of cells: write its rows as JSON lines or parquet", name)]
 
 
-def test_one_record_may_fill_a_file(tmp_path):
-    path = tmp_path / "one.json"
-    path.write_text(json.dumps({"messages": MESSAGES}, indent=2))
-    assert [text.turns for text in read_texts([path])] == [TURNS]
-
-
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        (
-            {"instruction": "Hi", "input": "", "output": "Hello"},
-            "or `question`, found instruction, input, output",
-        ),
-        ({"chosen": MESSAGES, "rejected": MESSAGES}, "found chosen, rejected"),
-        ({"input_ids": [1, 2]}, "found input_ids"),
-        ({"data": [1, 2]}, "found data"),
+        ({"instruction": "Hi", "input": "", "output": "Hello"}, "or `question`, found instruction, input, output"),
         ({"body": "x"}, "found body"),
         ({"conversation": [{"human": "Hi"}]}, r"conversation\[0\]: must be an object with `from`"),
         ({"question": "Hi", "answer": 5, "messages": None}, None),
-        ("a string", "found a value that is no object: str"),
         ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\]: `content` must be a string, found None"),
     ],
 )
@@ -160,15 +139,3 @@ def test_what_is_no_conversation_says_what_was_found(tmp_path, record, words):
     for read in (lambda: read_texts([path]), lambda: read_prompts(path)):
         with pytest.raises(ExecutorError, match=words):
             read()
-
-
-def test_a_second_conversation_of_a_record_is_named_as_not_read(tmp_path):
-    path = tmp_path / "a.jsonl"
-    turns = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B"}]
-    said = [{"from": "human", "value": "C"}, {"from": "gpt", "value": "D"}]
-    path.write_text(json.dumps({"messages": turns, "conversations": said, "turns": []}) + "\n")
-    report = Report()
-    assert read_texts([path], report)[0].turns == (("user", "C"), ("assistant", "D"))
-    assert report.unread_fields == ["data: fields without effect: `messages`"]
-    assert read_prompts(path, report := Report())[0].turns == (("user", "C"),)
-    assert report.unread_fields == ["data: fields without effect: `messages`"]

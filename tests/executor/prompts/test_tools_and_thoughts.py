@@ -99,11 +99,6 @@ def test_offered_tools_are_the_same_in_every_spelling(tools):
     assert json.loads(found.extras) == {"tools": [WEATHER]}
 
 
-@pytest.mark.parametrize("more", [{"tools": []}, {"tools": None}, {"tools": ""}, {"functions": []}, {}])
-def test_no_tools_are_no_extras(more):
-    assert conversation({"messages": [USER, ANSWER], **more}).extras == ""
-
-
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_thoughts_reach_the_template_by_the_name_it_knows(name):
     found = conversation({"messages": [USER, ANSWER | {name: "It is warm."}]})
@@ -115,19 +110,7 @@ def test_thoughts_reach_the_template_by_the_name_it_knows(name):
     )
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"c": 22},
-        22,
-        [{"c": 22}],
-        [22, 23],
-        ["a", "b"],
-        [],
-        [{"type": "capital", "name": "Rome"}],
-        [{"text": 5, "n": 1}],
-    ],
-)
+@pytest.mark.parametrize("answer", [{"c": 22}, 22, ["a", "b"], [], [{"type": "capital", "name": "Rome"}]])
 def test_what_a_tool_answers_may_be_any_json(answer):
     said = called({"tool_calls": [CALL]})
     said["messages"][2]["content"] = answer
@@ -179,22 +162,13 @@ def test_parts_of_text_are_joined(content):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "type 'image_url'.*--leave-out",
-        ),
-        ({"messages": [{"role": "user", "content": [3]}]}, "part 0 of type int"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "type 'image_url'.*--leave-out"),
         ({"messages": [USER], "images": ["a.png"]}, "`images`: only texts are read"),
         (called({"tool_calls": [{"function": {}}]}), r"tool_calls\[0\] must be a tool call with `name`"),
-        (called({"tool_calls": [ROME | {"arguments": "{"}]}), "`arguments` of a tool is not JSON"),
         (called({"tool_calls": [ROME | {"arguments": [1]}]}), "`arguments` of a tool call must be an object"),
-        (called({"tool_calls": 3}), "`tool_calls` must be a list of tool calls, found int"),
         ({"messages": [USER], "tools": [{}]}, r"tools\[0\] must be a function with a `name`"),
-        ({"messages": [USER], "tools": "["}, "`tools` of a tool is not JSON"),
-        ({"conversations": [{"from": "function_call", "value": "{}"}]}, "must be a tool call with `name`"),
         ({"messages": [ANSWER | {"weight": 2}]}, "`weight` must be 0 or 1"),
         ({"messages": [ANSWER | {"thinking": "a", "reasoning": "b"}]}, "`reasoning` and `thinking` differ"),
-        ({"messages": [USER], "chat_template_kwargs": 1}, "`chat_template_kwargs` must be an object"),
         ({"messages": [{"role": "user"}]}, "must be an object with `from` and `value` or `role` and `content`"),
     ],
 )
@@ -247,10 +221,7 @@ def test_thoughts_are_learnt_and_turns_of_weight_0_are_not():
     [
         ({"messages": [USER, ANSWER], "tools": [WEATHER]}, "leaves out `tools`; --leave-out tools"),
         (called({"tool_calls": [CALL]}), "leaves out the tool call or answer of turn 1; --leave-out unreadable"),
-        (
-            {"messages": [USER, ANSWER | {"thinking": "Warm."}]},
-            "thoughts of turn 1; --leave-out thoughts",
-        ),
+        ({"messages": [USER, ANSWER | {"thinking": "Warm."}]}, "thoughts of turn 1; --leave-out thoughts"),
     ],
 )
 def test_a_template_that_leaves_out_a_part_is_refused(tmp_path, record, message):
@@ -302,13 +273,6 @@ def test_self_distillation_stops_before_the_first_call():
     assert before_tools(found.turns) == found.turns[:1]
     (asked,) = _prompts(byte_tokenizer(QWEN), Text("r", turns=found.turns, extras='{"tools": []}'), Writing())
     assert (asked.turns, asked.extras) == ((("user", "Rome?"),), '{"tools": []}')
-
-
-def test_fields_without_effect_are_counted():
-    report = Report()
-    conversation_of({"messages": [USER | {"mood": "x"}], "score": 1, "id": "a"}, "r", report)
-    assert sorted(report.unread) == ["mood", "score"]
-    assert report.unread_fields == ["data: fields without effect: `mood`, `score`"]
 
 
 def test_what_is_left_out_is_counted(tmp_path):

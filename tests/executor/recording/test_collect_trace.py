@@ -9,10 +9,8 @@ from executor.drafters.language_model.drafter import LanguageModel
 from executor.models.fingerprint import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording import collect_trace
-from executor.recording.collect_trace import collect, repeated_share
-from executor.recording.typical_nodes import ForcedText
+from executor.recording.collect_trace import ForcedText, collect, repeated_share
 from executor.verification.acceptance_rules import make_rule
-from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.models import random_heads, random_prompts, small_model, small_target
@@ -23,7 +21,6 @@ from treeopt.planning.search_warnings import advice
 from treeopt.policies import DynamicTree
 from treeopt.replay.sampled_rules import drawn_ranks, expected_replay
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
-from treeopt.traces.merge_split import halves, merge_traces
 from treeopt.traces.trace import PAST_END, load_trace, save_trace
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
@@ -142,7 +139,7 @@ RECORDED = Tree.from_paths([(0, 0, 0), (0, 1), (1, 0, 1), (1, 2), (2,), (3,)])
 
 
 @pytest.mark.parametrize("batch", slow_unless(lambda batch: batch == 3, [1, 3]))
-@pytest.mark.parametrize("kind", [*DRAFTERS])
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind in {"medusa", "language-model", "eagle3"}, DRAFTERS))
 def test_typical_texts_are_those_of_the_recorded_tree(kind, batch):
     """Replayed, the recorded tree takes the live steps; a step of any other tree on that text is a live one, too."""
     target, drafter = DRAFTERS[kind]()
@@ -167,27 +164,6 @@ def test_typical_texts_are_those_of_the_recorded_tree(kind, batch):
             assert accepted_lengths(other, trace)[trace.starts[request] + t] == step.accepted[0]
 
 
-def test_typical_nodes_are_medusas_formula_on_plain_forwards():
-    target, drafter = DRAFTERS["medusa"]()
-    tokens = random_prompts((9, 4, 17), seed=3)
-    trace = collect(target, drafter, prompts_for(tokens), tokens, new_tokens=12, tree=RECORDED, batch=2, **TYPICAL)
-    rule = make_rule("typical", warp=Warp(0.7))
-    texts = [each.tokens for each in Decoder(target, drafter, tree=RECORDED, rule=rule).generate(tokens, new_tokens=12)]
-    texts = [text[: text.index(7) + 1] if 7 in text else text for text in texts]
-    for request, text in enumerate(texts):
-        for t in range(len(text)):
-            so_far = [*tokens[request], *text[:t]]
-            seen = Spy(rule)
-            next(Decoder(target, drafter, tree=RECORDED, rule=seen).steps([so_far], new_tokens=1))
-            for node, path in enumerate(RECORDED.paths):
-                drafted = [int(seen.tokens[0, 1 + RECORDED.paths.index(path[:d])]) for d in range(1, len(path) + 1)]
-                logits = target.model(torch.tensor([[*so_far, *drafted]])).logits[0].double()
-                p = (logits[len(so_far) - 1 : -1] / 0.7).softmax(-1)
-                border = (0.3 * (p * (p + 1e-5).log()).sum(-1).exp()).clamp(max=0.09)
-                due = all(p[d, token] > border[d] for d, token in enumerate(drafted)) and t + len(path) <= len(text)
-                assert trace.tree_kept[trace.starts[request] + t, node] == due
-
-
 def test_texts_are_followed_however_late_the_host_reads():
     target, drafter = DRAFTERS["medusa"]()
     tokens, texts = random_prompts((9, 4), seed=3), [[5, 6, 7], [8]]
@@ -197,28 +173,12 @@ def test_texts_are_followed_however_late_the_host_reads():
     assert len(forced.accepted) > 3
 
 
-class Spy:
-    """A rule that notes what was drafted."""
-
-    def __init__(self, rule):
-        self.rule = rule
-
-    def __getattr__(self, name):
-        return getattr(self.rule, name)
-
-    def accept(self, logits, draft):
-        """As the rule does."""
-        self.tokens = draft.tokens.clone()
-        return self.rule.accept(logits, draft)
-
-
 def test_typical_is_recorded_with_a_tree_and_no_other_rule_is(recorded):
     target, heads, tokens, _ = recorded
     chain = Tree.chain(2)
     for change, words in (
         ({"rule": "typical", "temperature": 1.0}, "rule typical needs a tree"),
         ({"tree": chain}, "other rules do not take one"),
-        ({"tree": chain, "temperature": 1.0}, "other rules do not take one"),
         ({**TYPICAL, "tree": chain, "candidates": DynamicTree(nodes=1, depth=2)}, "candidates record one accepted sib"),
         ({**TYPICAL, "tree": Tree.chain(4)}, "the tree has depth 4, depth 3 is recorded"),
         ({**TYPICAL, "tree": Tree.from_paths([(4,)])}, "the tree uses rank 4, width 4 is recorded"),
@@ -262,28 +222,6 @@ def test_domains_and_provenance(recorded, tmp_path):
 
 
 @pytest.mark.slow
-def test_sampled_traces_predict_sampled_decoding():
-    """tau of live sample-and-match decoding lies where the replay of an independent trace puts it.
-
-    Two independent means; a difference beyond 4.5 standard errors has probability below 1e-5. Requests of 24
-    tokens from one prompt each, so requests are independent.
-    """
-    target, heads = small_target(), random_heads()
-    tokens = random_prompts([6] * 400, seed=9)
-    trace = collect(target, heads, prompts_for(tokens), tokens, new_tokens=24, width=WIDTH, temperature=1.0, seed=1)
-    tree = TREES[1]
-    steps = visit(tree, trace)
-    replayed = np.bincount(steps.request, minlength=400)
-    rule = SampleAndMatch(Warp(), torch.Generator().manual_seed(77))
-    live = Decoder(target, heads, tree=tree, batch=16, rule=rule).generate(tokens, new_tokens=24)
-    measured = np.array([len(g.accepted) for g in live])
-    difference = replayed.mean() - measured.mean()
-    error = np.sqrt(replayed.var() / 400 + measured.var() / 400)
-    assert abs(difference) < 4.5 * error
-    assert error < 0.5
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["leviathan", "block", "specinfer", "sequoia"])
 def test_traces_of_drawn_candidates_predict_live_decoding(rule):
     """As above, for rules that draw their candidates: the mean over their coins, along the texts of a trace."""
@@ -320,14 +258,6 @@ def test_repeated_prompts_are_told(recorded):
     trace = collect(target, heads, prompts_for(again), again, new_tokens=8, width=4)
     assert trace.meta["repeated_prompts"] == 3
     assert any(each.startswith("3 prompts of the recording repeat others") for each in advice(trace, 4))
-    how = {"new_tokens": 12, "width": 4, "temperature": 1.0, "rule": "sample-and-match"}
-    two = [collect(target, heads, prompts_for(tokens), tokens, **how, seed=seed) for seed in (1, 2)]
-    whole = merge_traces(two)
-    assert whole.meta["repeated_prompts"] == len(tokens)
-    shares = [each.meta["repeated_4grams"]["written"] for each in two]
-    assert min(shares) <= whole.meta["repeated_4grams"]["written"] <= max(shares)
-    halved = halves(two[0], share=0.5, seed=0)
-    assert "repeated_prompts" not in merge_traces(halved).meta
 
 
 def test_ranks_of_drawn_candidates_are_not_replayed(recorded):
@@ -336,9 +266,7 @@ def test_ranks_of_drawn_candidates_are_not_replayed(recorded):
     trace = collect(
         target, heads, prompts_for(tokens), tokens, new_tokens=12, width=4, temperature=1.0, rule="leviathan"
     )
-    with pytest.raises(
-        TraceError, match="rule leviathan draws its candidates, so ranks do not determine what it accepts"
-    ):
+    with pytest.raises(TraceError, match="rule leviathan draws its candidates, so ranks do not determine what it"):
         replay_tree(Tree.chain(2), trace)
     assert replay_tree(Tree.chain(2), drawn_ranks(trace, np.random.default_rng(0))).tau >= 1
     assert replay_tree(EMPTY, trace).tau == 1

@@ -68,13 +68,6 @@ def test_a_broken_file_of_a_run_is_refused(tmp_path, record):
         recorded(runner, work)
 
 
-def test_a_run_that_kept_nothing_begins_again(tmp_path):
-    work = tmp_path / "work"
-    work.write_text('{"schema": "treeopt.work/1", "settings": {"a": 2}}\n')
-    with running() as runner:
-        assert len(recorded(runner, work)) == len(PROMPTS)
-
-
 def test_a_trace_of_a_run_replays_to_its_steps():
     with running() as runner:
         records = recorded(runner, None)

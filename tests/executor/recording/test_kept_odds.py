@@ -75,20 +75,6 @@ def test_odds_given_the_text_are_the_rules_own(kind, tree, seed, zeros):
     np.testing.assert_allclose(both.sum(1), target.text(lambda s: SIX.log_probabilities(s).exp()).numpy(), atol=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "tree"), CASES[:2] + CASES[6:], ids=IDS[:2] + IDS[6:])
-def test_accept_alone_is_right_at_the_first_level_only(kind, tree):
-    rule = rule_of(kind)
-    target, drafter = tables(tree.depth, 1)
-    both = joint(rule, tree, target, drafter)
-    _, accept = along_all_texts(rule, tree, target, drafter, draws=20_000)
-    law = both.sum(1)
-    due = both[:, ::-1].cumsum(1)[:, ::-1][:, 1:].sum(0)
-    found = law @ survival(tree, accept)
-    assert found[0] == pytest.approx(due[0], abs=0.018)
-    if tree.depth > 1:  # the acceptance of the second token is that after the target's first, not after the kept one
-        assert abs(found[1] - due[1]) > 0.002
-
-
 # --- traces
 
 

@@ -5,11 +5,9 @@ import itertools
 import pytest
 import torch
 
-from executor.recording.sibling_acceptance import accept_odds, in_rounds, source_of
+from executor.recording.sibling_acceptance import in_rounds
 from executor.verification.acceptance_probabilities import Siblings
-from executor.verification.acceptance_rules import make_rule
 from executor.verification.multi_round_rejection import rounds
-from executor.verification.temperature_top_k_top_p import Warp
 
 VOCABULARY, WIDTH = 4, 3
 
@@ -63,21 +61,3 @@ def test_equal_laws_keep_the_first_draw():
     p, _ = laws(0)
     for generator in (None, torch.Generator()):
         assert in_rounds(p, p, WIDTH, generator).tolist() == pytest.approx([1, 0, 0])
-
-
-def test_manners_are_told():
-    warp, generator = Warp(), torch.Generator()
-    told = {
-        "sample-and-match": "p of the candidate",
-        "point-mass": "p of the candidate",
-        "leviathan": "closed form",
-        "specinfer": "closed form",
-        "sequoia": "first in closed form, others means of 7 draws",
-    }
-    for name, manner_told in told.items():
-        rule = make_rule(name, warp=warp, generator=generator)
-        assert source_of(rule, 4, 7) == manner_told
-        found = accept_odds(rule, torch.randn(3, 9), torch.randn(3, 9), 4, draws=7)
-        assert found.shape == (3, 4)
-        assert ((found >= 0) & (found.sum(-1, keepdim=True) <= 1 + 1e-5)).all()
-    assert source_of(make_rule("sequoia", warp=warp, generator=generator), 1, 7) == "closed form"

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, LlamaConfig, Ministral3Config, SmolLM3Config
 
-from executor.drafters.language_model.drafter import LanguageModel
 from executor.kernels import few_rows_linear, fused_forward
 from executor.kernels.few_rows_linear import Around
 from executor.kernels.fused_forward import FusedForward
@@ -21,10 +20,9 @@ from executor.target import fused_verification
 from executor.target.fused_verification import device_refusal, fuse, worst_error
 from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
-from tests.helpers.interpreted_kernels import CONFIGS, fusable_target, mend_products_of_bfloat16, take_wide_blocks
+from tests.helpers.interpreted_kernels import fusable_target, mend_products_of_bfloat16, take_wide_blocks
 from tests.helpers.model_families import family
 from tests.helpers.models import SMALL, small_target
-from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -43,18 +41,6 @@ def wrapped(config) -> Target:
 
 
 # --- who has them
-
-
-@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind in {"llama", "qwen3"}, CONFIGS))
-def test_models_built_as_llama_is_verify_by_kernels(kind):
-    target = fusable_target(kind)
-    fuse(target)
-    assert target.fused_reason is None
-    assert target.fused is not None
-    assert target.cache is None
-    assert run_provenance(target, None)["fused"] == ["target"]
-    fuse(target)  # again
-    assert target.fused is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -159,17 +145,6 @@ def test_kernels_that_do_not_run_leave_the_model_its_own_forward(monkeypatch, na
     assert all(value.equal(own[key]) for key, value in target.model.state_dict().items())
 
 
-def test_unknown_logits_leave_the_model_its_own_forward(monkeypatch):
-    def unknown(*args):
-        raise ExecutorError("llama models change their logits in a way that is not known")
-
-    monkeypatch.setattr("executor.target.causal_model.head_scaling", unknown)
-    target = small_target()
-    fuse(target)
-    assert "change their logits" in target.fused_reason
-    assert target.fused is None
-
-
 # --- what names do not tell is found by numbers
 
 
@@ -190,13 +165,6 @@ def test_other_arithmetic_is_refused(config):
     fuse(target)
     assert target.fused is None
     assert target.fused_reason.startswith("they compute something else than the model (")
-
-
-def test_multipliers_that_kernels_take_are_fused():
-    """Granite's attention multiplier is the scale of its scores, and its logits are scaled after the head."""
-    target = wrapped(GraniteConfig(**SMALL, attention_multiplier=0.2, logits_scaling=3.0))
-    fuse(target)
-    assert target.fused_reason is None
 
 
 def test_what_changes_with_the_position_is_found_at_the_end_of_the_context():
@@ -383,13 +351,3 @@ def test_a_run_with_kernels_is_not_resumed_without(monkeypatch):
         compute_as_recorded(target, None, {"fused": ["target"]})
     monkeypatch.setattr(fused_verification, "DEVICE", "cuda")
     compute_as_recorded(target, None, {"fused": ["target"]})
-
-
-def test_the_kernels_of_a_language_model_as_drafter_are_repeated_too():
-    target, drafter = fusable_target(), LanguageModel(fusable_target())
-    for model in (target, drafter.target):
-        fuse(model)
-    assert run_provenance(target, drafter)["fused"] == ["target", "drafter"]
-    compute_as_recorded(target, drafter, {"fused": ["target"]})
-    assert target.fused is not None
-    assert drafter.target.fused is None

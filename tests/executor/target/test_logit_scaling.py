@@ -46,11 +46,6 @@ def test_a_cap_that_is_named_and_not_used():
         head_scaling(small_target().model.config, raw, bent)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_plain_head_is_left_alone(dtype):
-    assert small_target(dtype=dtype).head_scaling == (1.0, None)
-
-
 def test_what_is_not_known_is_refused():
     raw = torch.randn(1, 1, 61)
     with pytest.raises(ExecutorError, match="llama models change their logits in a way that is not known"):

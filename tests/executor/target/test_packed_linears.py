@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from executor.decoding.decoder import Decoder
-from executor.drafters.medusa.drafter import MedusaHeads
 from executor.models.fingerprint import compute_as_recorded, run_provenance, weights_hash
 from executor.target import packed_linears
 from executor.target.packed_linears import (
@@ -18,23 +16,14 @@ from executor.target.packed_linears import (
     packed_choice,
     quicker_choice,
     repack,
-    unpack_linears,
 )
 from executor.target.target_model import Target
-from tests.helpers.models import HIDDEN, VOCABULARY, generated, random_heads, random_prompts, small_model
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from tests.helpers.models import HIDDEN, VOCABULARY, random_prompts, small_model
 
 
 @pytest.fixture(autouse=True)
 def _small_layers_too(monkeypatch):
     monkeypatch.setattr("executor.target.packed_linears.SMALLEST", 1)
-
-
-def test_small_layers_gain_nothing(monkeypatch):
-    monkeypatch.undo()
-    assert pack_linears(nn.Linear(160, 160)) == 0
-    assert pack_linears(nn.Linear(160, 4096)) == 160 * 4096 * 4
-    assert pack_linears(nn.Linear(160, 4096).double()) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -84,25 +73,6 @@ def test_weights_that_change_are_used():
     assert torch.equal(layer(features), layer.bias.expand(3, -1))
 
 
-def test_heads_train_through_a_packed_output_layer():
-    model = small_model()
-    pack_linears(model)
-    heads = MedusaHeads(2, HIDDEN)
-    heads(Target(model), torch.randn(3, HIDDEN), 2).logsumexp(-1).sum().backward()
-    assert float(heads.weight.grad.abs().sum()) > 0
-
-
-def test_unpacking_undoes_it():
-    model = small_model()
-    tokens = torch.tensor(random_prompts((9,)))
-    plain = model(tokens).logits
-    assert pack_linears(model) == packable_bytes(model) > 0
-    assert any("forward" in vars(module) for module in model.modules())
-    unpack_linears(model)
-    assert not any("forward" in vars(module) for module in model.modules() if isinstance(module, nn.Linear))
-    assert torch.equal(model(tokens).logits, plain)
-
-
 def timed(monkeypatch, ratios):
     """Products whose packed time over the plain one is that of their shape, with one row and with several."""
 
@@ -137,22 +107,6 @@ def test_few_rows_are_multiplied_plain(monkeypatch):
     assert used == [3, 9]
 
 
-def test_weights_are_timed_beyond_what_caches_hold(monkeypatch):
-    monkeypatch.setattr(packed_linears, "TIMED_BYTES", 3 * 8 * 6 * 4)
-    model = nn.Sequential(*(nn.Linear(8, 6) for _ in range(9)))
-    calls = timed(monkeypatch, {6: (1.0, 1.0)})
-    assert quicker_choice(model, budget_s=0.0) == {}
-    assert {layers for _, layers, _ in calls} == {3}
-
-
-def test_timing_is_bounded():
-    """Real products give an answer for each shape, and the model stays as it was."""
-    model = small_model()
-    shapes = {(layer.out_features, layer.in_features) for layer in model.modules() if type(layer) is nn.Linear}
-    assert set(quicker_choice(model, budget_s=0.01)) <= shapes
-    assert packed_choice(model) == {}
-
-
 def test_a_choice_is_recorded_and_made_again():
     """So the last bits are those of the recorded run."""
     target, other = Target(small_model()), Target(small_model())
@@ -169,21 +123,3 @@ def test_a_choice_is_recorded_and_made_again():
     for unusable in (None, {}, {"packed_linears": {"target": "all"}}, {"packed_linears": {"target": [3]}}):
         compute_as_recorded(other, None, unusable)
         assert packed_choice(other.model) == {}
-
-
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma"])
-def test_decoding_with_packed_weights_equals_generate(kind):
-    prompts = random_prompts((7, 2, 19), seed=3)
-    texts = [generated(small_model(kind), prompt, 32) for prompt in prompts]
-    model = small_model(kind)
-    pack_linears(model)
-    found = Decoder(Target(model), random_heads(), tree=published_trees()[MEDUSA], batch=3).generate(
-        prompts, new_tokens=32
-    )
-    assert [list(g.tokens) for g in found] == texts
-
-
-def test_a_drafter_without_weights_stays_as_it_is():
-    module = nn.Module()
-    pack_where_it_fits(module)
-    assert packed_choice(module) == {}

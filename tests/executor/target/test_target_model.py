@@ -1,9 +1,7 @@
-import copy
 import gc
 import weakref
 from itertools import islice, product
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,7 +13,6 @@ from transformers import (
     GPTNeoConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    Phi3Config,
 )
 
 import executor.target.attention_backends
@@ -24,10 +21,9 @@ from executor.decoding.decoder import Decoder
 from executor.decoding.self_test import audit_text
 from executor.target.architectures import REFUSED, refusal
 from executor.target.kv_cache import TreeCache
-from executor.target.positions import windows
 from executor.target.target_model import Target
 from executor.verification.tree_tensors import Topology
-from tests.helpers.model_families import BASE, NEW, WINDOW, Oracle, decode, family
+from tests.helpers.model_families import BASE, WINDOW, Oracle, decode, family
 from tests.helpers.models import SMALL, random_heads, random_prompts, small_target
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
@@ -120,35 +116,6 @@ def test_without_block_masks_attention_is_packed():
     assert found == known.texts
 
 
-def test_grouped_heads_share_one_product(monkeypatch):
-    """Packed attention hands keys on as they lie in the cache, and its mask is made once for all layers."""
-    target, seen = family("llama").target(), []
-    plain = executor.target.attention_backends.scaled_dot_product_attention
-
-    def noted(query, key, value, *, attn_mask, **words):
-        seen.append((tuple(query.shape), key, attn_mask))
-        return plain(query, key, value, attn_mask=attn_mask, **words)
-
-    monkeypatch.setattr(executor.target.attention_backends, "scaled_dot_product_attention", noted)
-    target.allocate(3, 32)
-    one = Topology.from_parents(torch.tensor([[0, 0, 1, 1, 0]]), 3)
-    target.verify(torch.zeros(3, 5, dtype=torch.long), torch.tensor([0, 2, 4]), one.depth, one.ancestors, 16)
-    assert [shape for shape, _, _ in seen] == [(3, 2, 10, 8)] * 2
-    assert all(
-        key.data_ptr() == store.data_ptr() for (_, key, _), store in zip(seen, target.cache.stores[0], strict=True)
-    )
-    assert seen[0][2] is seen[1][2]
-
-
-def test_what_runs_with_eager_attention_says_why():
-    assert "caps attention logits" in family("gemma2").target().attention_reason
-    assert "no scaled-dot-product attention" in family("gptj").target().attention_reason
-    assert "fixed when it is loaded" in family("falcon").target().attention_reason
-    assert family("gemma2").target(attention="eager").attention_reason is None
-    with pytest.raises(ExecutorError, match="attention must be one of packed, flex, sdpa, eager, got fast"):
-        family("llama").target(attention="fast")
-
-
 # --- prompts in pieces
 
 
@@ -227,14 +194,6 @@ def test_a_kept_prompt_s_memory_is_let_go_before_more_is_taken(monkeypatch):
     assert held[1] is None
 
 
-def test_a_kept_prompt_may_be_any_sequence(filled):
-    target, prompts = small_target(), random_prompts([9, 4])
-    with target.keeping_prompts():
-        for kind in (tuple, np.asarray, tuple):
-            Decoder(target, batch=2).generate([kind(prompt) for prompt in prompts], new_tokens=3)
-    assert filled == [2]
-
-
 def test_a_kept_prompt_is_forgotten_by_runs_without_a_request_for_its_row(filled):
     """A row whose request ended idles behind its prompt; one that never had a request, at 0."""
     target, prompts = small_target(), random_prompts([9, 4, 2, 6])
@@ -270,22 +229,6 @@ def test_a_target_that_nobody_holds_is_freed_at_once():
         assert held() is None
     finally:
         gc.enable()
-
-
-def test_a_copy_reads_its_own_layers():
-    target = small_target()
-    copied = copy.deepcopy(target)
-    tokens = torch.tensor(random_prompts([9]))
-    expected = target.features(tokens, taps=(1,)).features
-    del target
-    assert torch.equal(copied.features(tokens, taps=(1,)).features, expected)
-
-
-def test_empty_prompts_need_nothing():
-    target = family("opt").target()
-    target.allocate(2, 16)
-    assert [tuple(f.shape) for f in target.prefill([0, 1], [[], []])] == [(0, 16)] * 2
-    assert target.prefill([], []) == []
 
 
 # --- trees fed level by level
@@ -482,39 +425,11 @@ def test_what_a_forward_of_one_token_shows_is_refused():
         Target(AutoModelForCausalLM.from_config(wide)).cache_bytes(1, 8)
 
 
-def test_unknown_layers_are_refused():
-    config = LlamaConfig(**BASE)
-    config.layer_types = ["full_attention", "chunked_attention"]
-    assert refusal(config) == "layers of type chunked_attention are not supported"
-
-
 def test_a_state_is_refused_whatever_its_name():
     model = AutoModelForCausalLM.from_config(LlamaConfig(**BASE))
     model._is_stateful = True
     with pytest.raises(ExecutorError, match="llama models cannot verify trees: it keeps a recurrent state"):
         Target(model)
-
-
-def test_longrope_is_refused_by_name():
-    """Its frequencies depend on the longest sequence of the batch: one row would change its neighbours."""
-    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 1e4}
-    words = BASE | {"pad_token_id": 0, "sliding_window": None, "original_max_position_embeddings": 64}
-    with pytest.raises(ExecutorError, match="phi3: LongRoPE"):
-        Target(AutoModelForCausalLM.from_config(Phi3Config(**words, rope_scaling=rope)))
-
-
-def test_windows_are_read_from_the_configuration():
-    found = {name: windows(family(name).model) for name in ("llama", "mistral", "gemma3", "qwen2_window")}
-    hybrid = {"full_attention": None, "sliding_attention": WINDOW}
-    assert found == {"llama": {"": None}, "mistral": {"": WINDOW}, "gemma3": hybrid, "qwen2_window": hybrid}
-    assert max(len(prompt) for prompt in family("mistral").prompts) + NEW > 4 * WINDOW
-
-
-def test_texts_longer_than_the_context_are_refused():
-    target = family("mistral").target()
-    target.check_length(128)
-    with pytest.raises(ExecutorError, match="129 tokens exceed the model's context of 128"):
-        target.check_length(129)
 
 
 def test_a_window_that_the_code_does_not_know_is_none():

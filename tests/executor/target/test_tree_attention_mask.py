@@ -7,12 +7,10 @@ from torch.nn.attention.flex_attention import create_mask
 from executor.target.tree_attention_mask import (
     TreeMasks,
     additive,
-    chunk_seen,
     fold_heads,
     tree_blocks,
     tree_seen,
     tree_table,
-    within_window,
 )
 from executor.verification.tree_tensors import Topology
 
@@ -46,14 +44,6 @@ def test_a_node_sees_the_text_its_ancestors_and_itself(window):
     assert seen.any(-1).all()
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_later_nodes_alone_see_the_same(window):
-    lengths = torch.tensor([5, 9])
-    whole = tree_seen(lengths, TOPOLOGY.depth, TOPOLOGY.ancestors, 24, window)
-    part = tree_seen(lengths, TOPOLOGY.depth[:, 4:7], TOPOLOGY.ancestors[:, 4:7, :7], 24, window)
-    assert torch.equal(part, whole[:, 4:7])
-
-
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("part", [slice(0, 8), slice(4, 7)])
 def test_looking_a_mask_up_is_the_same(part, group):
@@ -78,25 +68,6 @@ def test_a_tree_is_laid_out_once_and_forgotten_with_its_tensor(monkeypatch):
     assert made == [8, 16, 32, 64, 128]
     del ancestors
     assert not masks._known
-
-
-def test_one_topology_serves_all_sequences():
-    one = Topology.from_parents(PARENTS[:1], 7)
-    lengths = torch.tensor([5, 3, 1])
-    shared = tree_seen(lengths, one.depth, one.ancestors, 16, 4)
-    each = one.expand(3)
-    assert torch.equal(shared, tree_seen(lengths, each.depth, each.ancestors, 16, 4))
-
-
-@pytest.mark.parametrize("window", [None, 4])
-def test_a_piece_of_a_text_sees_like_the_whole(window):
-    whole = chunk_seen(0, 12, 16, window, torch.device("cpu"))
-    assert torch.equal(chunk_seen(7, 5, 16, window, torch.device("cpu")), whole[:, 7:])
-    assert whole.sum(-1).tolist() == [[min(i + 1, window or 12) for i in range(12)]]
-
-
-def test_an_endless_window_is_none():
-    assert torch.equal(within_window(TOPOLOGY.ancestors, 99), within_window(TOPOLOGY.ancestors, None))
 
 
 @pytest.mark.parametrize("window", [None, 3, 100, 300])

@@ -8,7 +8,6 @@ import torch
 
 from executor.train import loss_terms
 from executor.train.loss_terms import TERMS, Anchors
-from treeopt.errors import ExecutorError
 
 ROWS, VOCABULARY, WIDTH, GROUPS = 5, 7, 4, 3
 OPTIONS = {"top_k": {"count": 3}, "csra": {"temperature": 0.3}}
@@ -179,11 +178,3 @@ def test_scores_that_are_no_numbers_show(name):
     at = drawn(missing=True)
     at.scores[2, 0] = torch.nan
     assert TERMS[name](at, **OPTIONS.get(name, {})).isnan()
-
-
-def test_terms_say_what_they_need():
-    at = drawn()
-    bare = Anchors(at.scores, at.labels, at.teacher, at.features)
-    for name, word in (("smooth_l1", "smooth_l1"), ("csra", "csra"), ("router_ce", "router_groups")):
-        with pytest.raises(ExecutorError, match=word):
-            TERMS[name](bare)

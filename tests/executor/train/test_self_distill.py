@@ -137,11 +137,6 @@ def test_a_conversation_ends_where_the_context_does(target, tmp_path):
         assert not list(tmp_path.glob("p.jsonl*"))
 
 
-def test_long_texts_are_continued_from_every_stretch(target, tmp_path):
-    rewrite(target, byte_tokenizer(), [Text("", text="abcdefghijklmnopqrstuvwx")], tmp_path / "o.jsonl", WRITING)
-    assert [record["prompt"] for record in lines(tmp_path / "o.jsonl")] == ["abcd", "klmn", "uvwx"]
-
-
 def test_an_interruption_changes_nothing(target, tmp_path):
     tokenizer = byte_tokenizer()
     texts = [Text("", text=letter, prompt=letter) for letter in "abcdefghijklmnopqrs"]

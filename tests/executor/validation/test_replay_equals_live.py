@@ -26,7 +26,6 @@ from tests.helpers.models import random_heads, random_prompts, small_target
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import UsageError
 from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan_json import from_json, to_json
 from treeopt.policies import CostAware, DynamicTree, OptTree
 from treeopt.policies.reranking import shortlists
 from treeopt.replay.dynamic_tree import Batches, replay_policy, visit
@@ -235,33 +234,3 @@ def test_validation_measures_what_the_plan_names(models, profile):
     assert record["max_error"] == pytest.approx(max(errors))
     with pytest.raises(UsageError, match="4 blocks at batch 2 need at least 16 prompts, got 15"):
         compare(LoopRunner(target, heads), plan, Requests(fresh[:15]), blocks=4)
-
-
-@pytest.mark.slow
-def test_validation_measures_policies(models, profile):
-    """Live tau is the replay of the recorded candidates; where a trace is replayed policies are left out."""
-    target, heads = models
-    tokens = random_prompts([6] * 40, seed=4)
-    more = {"new_tokens": 12, "width": 6, "candidates": DynamicTree(nodes=1, depth=3, beam=4, width=4)}
-    trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], **more)
-    kinds = ("opt-tree", "calibrated", "cost-aware")
-    plan = search(trace, profile, max_nodes=15, policies=kinds, padding="widest")
-    plan = from_json(to_json(plan))
-    fresh = tokens[24:]
-    cells = {cell.name: cell for cell in compare(LoopRunner(target, heads), plan, Requests(fresh, 12), blocks=4)}
-    again = collect(target, heads, [Prompt("x")] * 16, fresh, **more)
-    (entry,) = plan.entries
-    policies = {choice.name: choice.grown for choice in (entry.choice, *entry.compared) if choice.grown}
-    for kind in kinds:
-        cell = cells[kind]
-        assert cell.tree is None
-        assert cell.grown == policies[kind]
-        assert cell.measured.tau.value == pytest.approx(replay_policy(cell.grown.policy, again).tau)
-        assert cell.predicted == Figures.of_run(ways_of(entry)[cell.grown.policy], judged=12, requests=16)
-    (record,) = (cell for cell in comparison_record(list(cells.values()))["cells"] if cell["name"] == "cost-aware")
-    assert record["tree"] is None
-    assert record["grown"]["nodes"] == policies["cost-aware"].nodes
-    assert set(record["grown"]["settings"]) == {"nodes", "depth", "beam", "width", "shared", "rate", "calibrated"}
-    replayed = compare(LoopRunner(target, heads), plan, Requests(fresh, 12, replayed=again), blocks=4)
-    assert [cell.tree for cell in replayed] == list(ways_of(entry, static=True))
-    assert set(kinds) == {cell.name for cell in cells.values()} - {cell.name for cell in replayed}

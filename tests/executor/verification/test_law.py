@@ -8,7 +8,6 @@ Rules by themselves, exactly: test_lossless.py. Here faults are planted in the l
 """
 
 import copy
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -30,7 +29,7 @@ from executor.target.tree_attention_mask import tree_table
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from executor.verification.typical_acceptance import Typical
-from tests.helpers.models import noisy
+from tests.helpers.models import SMALL, noisy
 from tests.helpers.slow_growth import AWARE, CALIBRATION
 from tests.helpers.slow_params import slow_unless
 from treeopt.acceptance_rules import RULES
@@ -59,19 +58,8 @@ TREES: dict[str, Tree | Policy] = {  # of depth 2 and 3: an accepted path must l
 def tiny(seed: int = 0) -> PreTrainedModel:
     """Random weights, double precision."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        initializer_range=0.7,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 24, "num_attention_heads": 2}
+    config = LlamaConfig(**SMALL | sizes | {"initializer_range": 0.7, "num_key_value_heads": 1})
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float64).eval()
 
 
@@ -154,26 +142,12 @@ def decoder(
 # Faults of the loop: each changes a decoder, or what it calls, before it runs.
 
 
-def without_compaction(decoder: Decoder, monkeypatch: pytest.MonkeyPatch, *, of: Callable[[], Target]) -> None:
-    compact = TreeCache.compact
-
-    def some(self: TreeCache, lengths: Tensor, path: Tensor) -> None:
-        if self is not of().cache:
-            compact(self, lengths, path)
-
-    monkeypatch.setattr(TreeCache, "compact", some)
-
-
 def of_target(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted branches stay where they were written in the target's cache."""
-    without_compaction(decoder, monkeypatch, of=lambda: decoder.target)
-
-
-def of_drafter(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same in the drafter's."""
-    lm = decoder.drafter
-    assert isinstance(lm, LanguageModel)
-    without_compaction(decoder, monkeypatch, of=lambda: lm.target)
+    compact = TreeCache.compact
+    monkeypatch.setattr(
+        TreeCache, "compact", lambda self, *where: None if self is decoder.target.cache else compact(self, *where)
+    )
 
 
 def causal(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,10 +269,10 @@ def test_the_law_is_that_of_the_warped_target(rule, tree, warp):
 def test_plain_sampling_has_the_law():
     """No tree: one token a step. False-alarm probability 1e-4, seed fixed."""
     rule = make_rule("sample-and-match", warp=FLAT, generator=seeded_generator(CPU, 3))
-    assert p_value(emitted(Decoder(target(), batch=512, rule=rule), 6000)) > ALARM
+    assert p_value(emitted(Decoder(target(), batch=512, rule=rule), 3000)) > ALARM
 
 
-@pytest.mark.parametrize(("draft", "tree"), [("near", "chain"), ("medusa", "branching"), ("near", "dynamic")])
+@pytest.mark.parametrize(("draft", "tree"), [("medusa", "branching"), ("near", "dynamic")])
 def test_typical_acceptance_is_noticed(draft, tree):
     assert p_value(emitted(decoder("typical", draft, tree), 4000)) < 1e-9
 
@@ -334,14 +308,6 @@ def test_faults_of_the_loop_are_noticed(monkeypatch, fault, rule, draft, tree, l
     fault(loop, monkeypatch)
     requests = 9000 if fault is of_target else 4500  # a later step must follow an accepted branch to show it
     assert p_value(emitted(loop, requests)) < 1e-9
-
-
-@pytest.mark.parametrize(("rule", "draft"), [("specinfer", "near"), ("sequoia", "copy"), ("point-mass", "near")])
-def test_faults_of_the_drafter_s_cache_change_no_law(monkeypatch, rule, draft):
-    """A drafter may be wrong, if q is what was drawn from. That it was is seen in test_language_model.py."""
-    loop = decoder(rule, draft, "branching", seed=2)
-    of_drafter(loop, monkeypatch)
-    assert p_value(emitted(loop, 5000)) > ALARM
 
 
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.draws])

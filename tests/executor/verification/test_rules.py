@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.verification.acceptance_probabilities import CoinRule, Siblings, toss
+from executor.verification.acceptance_probabilities import CoinRule, toss
 from executor.verification.acceptance_rules import Greedy, Rule, make_rule, rule_meta
 from executor.verification.block_verification import BlockVerification
 from executor.verification.leviathan import Leviathan
@@ -242,18 +242,6 @@ def test_the_walk_lays_shares_side_by_side(tree, seed):
         assert path[row, : count[row] + 1].tolist() == walked
 
 
-def test_the_coin_takes_the_place_of_a_sample_at_every_node():
-    """The same shares and residuals as sampling every node by itself: P(child) = p, the bonus is not a child."""
-    rule = SampleAndMatch(Warp(), torch.Generator().manual_seed(0))
-    logits, draft = random_draft(rule, FORK, 5, batch=4000)
-    found = rule.accept(logits, draft)
-    bonus = found.emitted.gather(1, found.count[:, None])
-    siblings = Siblings.of(draft, found.last[:, None])
-    assert not ((siblings.tokens[:, 0] == bonus) & siblings.there[:, 0]).any()
-    kept = found.emitted[:, :1][found.count > 0]
-    assert torch.equal(kept[:, 0], draft.tokens.gather(1, found.path[:, 1:2])[found.count > 0][:, 0])
-
-
 def shuffled(tree: Tree, draft: Draft, logits: torch.Tensor, seed: int) -> tuple:
     """The same trees, one each, with absent entries in between; and where each entry went, (batch, count)."""
     rng = torch.Generator().manual_seed(seed)
@@ -396,44 +384,11 @@ def test_trees_that_a_rule_cannot_verify_are_refused(kind, tree, says):
         kind(Warp(), torch.Generator()).check(tree)
 
 
-@settings(max_examples=25)
-@given(tree=trees())
-def test_trees_that_a_rule_can_verify_pass(tree):
-    for name in RULES:
-        rule = make_rule(name, warp=None if name == "greedy" else Warp(), generator=torch.Generator())
-        rule.check(tree_for(rule, tree))
-
-
 def test_a_draft_without_scores_is_refused():
     rule = Sequoia(Warp(), torch.Generator())
     logits, draft = random_draft(rule, FORK, 0)
     with pytest.raises(ExecutorError, match="needs the drafter's scores"):
         rule.accept(logits, replace(draft, scores=None))
-
-
-@pytest.mark.parametrize("kind", COIN_RULES)
-def test_the_empty_tree_is_plain_sampling(kind):
-    rule = kind(Warp(), torch.Generator().manual_seed(0))
-    logits, draft = random_draft(rule, Tree(parents=(), ranks=()), 0, batch=50)
-    found = rule.accept(logits, draft)
-    assert (found.count == 0).all()
-    assert found.path.shape == found.emitted.shape == (50, 1)
-
-
-@pytest.mark.parametrize("kind", [SpecInfer, Sequoia, Leviathan, BlockVerification])
-def test_a_drafter_that_is_the_target_is_always_right(kind):
-    """p = q: every first draw is kept, though the residual has no mass."""
-    rule = kind(Warp(), torch.Generator().manual_seed(0))
-    tree = tree_for(rule, Tree.full(2, 2))
-    logits, draft = random_draft(rule, tree, 0, batch=200)
-    inner = draft.topology.inner[0]
-    draft = replace(draft, scores=logits[:, inner])
-    first = rule.candidates(draft.scores, 2)
-    tokens = draft.tokens.clone()
-    for node, (parent, rank) in enumerate(zip(tree.parents, tree.ranks, strict=True), 1):
-        tokens[:, node] = first[:, int(draft.fed[0, parent + 1]), rank]
-    found = rule.accept(logits, replace(draft, tokens=tokens))
-    assert (found.count == 2).all()
 
 
 @pytest.mark.parametrize("kind", COIN_RULES)

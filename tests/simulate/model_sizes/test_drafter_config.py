@@ -16,11 +16,9 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
-from tests.helpers.command_line import refused, run, small_trace
 from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import save_trace
 
 PAGE = runpy.run_path("docs/generate_public_drafters.py")
 ENTRIES = json.loads(Path("docs/reference/public_drafters.json").read_text("utf-8"))
@@ -143,13 +141,3 @@ def test_corals_router_reads_some_groups_of_the_head():
     with pytest.raises(CostError, match="router_num_groups must be a positive integer"):
         drafter_shape(STATED | {"router_num_groups": 0}, kind="eagle")
     assert np.isfinite(priced.step_s([])).all()
-
-
-def test_whatif_names_the_file_and_the_kind(tmp_path):
-    trace, folder = tmp_path / "t.npz", tmp_path / "drafter"
-    save_trace(small_trace(), trace)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(STATED | {"parallel_drafting": True}), "utf-8")
-    command = ["whatif", "--trace", trace, "--hardware", "h100", "--target", "8b", "--kind", "medusa"]
-    message = refused(run(*command, "--drafter", folder, "--batch", "1"))
-    assert "config.json: parallel_drafting: parallel drafting has no price" in message

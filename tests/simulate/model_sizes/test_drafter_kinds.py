@@ -1,15 +1,12 @@
 """The kind of a drafter, by its configuration: as treeopt, the projects and the engines write it."""
 
-import json
-
 import pytest
 
 from simulate.model_sizes.drafter_kinds import kind_by_layers, kind_of_drafter
 from simulate.whatif.priced_devices import drafter_kind
-from tests.helpers.command_line import done, refused, run, small_trace
+from tests.helpers.command_line import small_trace
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import save_trace
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
@@ -64,17 +61,3 @@ def test_the_option_comes_before_the_configuration_before_the_trace(tmp_path):
         drafter_kind(silent, None, {})
     with pytest.raises(CostError, match="none"):
         drafter_kind(silent, None, tmp_path / "none")
-
-
-def test_whatif_prices_short_names_and_recognises_drafters(tmp_path):
-    save_trace(small_trace(meta={"verification": "greedy", "temperature": 0.0}), tmp_path / "t.npz")
-    words = ["whatif", "--trace", tmp_path / "t.npz", "--hardware", "h100", "--batch", "1", "--max-nodes", "3"]
-    models = shipped("models")
-    for target, drafter, kind in (
-        ("8b", "1B", "language-model"),
-        (models / "stdlib-llama", models / "stdlib-eagle3", "eagle3"),
-        ("8b", "prompt-lookup", "prompt-lookup"),
-    ):
-        found = done(*words, "--json", "--target", target, "--drafter", drafter)
-        assert json.loads(found.stdout)["meta"]["settings"]["kind"] == kind
-    refused(run(*words, "--kind", "medusa", "--target", "9b"), "9b: No such file", "or a shape (toy,")

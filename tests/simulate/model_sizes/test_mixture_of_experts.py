@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from simulate.model_sizes.drafter_kinds import eagle_parameters
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
+from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B
 from treeopt.errors import CostError
 
 
@@ -31,17 +32,8 @@ def test_touched_experts_grow_with_tokens_and_spread_from_active_to_all(count, d
     assert np.all(touched <= experts.active * np.arange(1, 200) + 1e-9)
 
 
-MIXTRAL = {
-    "model_type": "mixtral",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-}
+MIXTRAL = LLAMA_2_7B | {"model_type": "mixtral", "intermediate_size": 14336, "num_key_value_heads": 8}
+MIXTRAL |= {"num_local_experts": 8, "num_experts_per_tok": 2}
 
 
 def test_mixtral():

@@ -63,45 +63,6 @@ def test_the_stated_errors_are_those_of_batch_sizes_left_out():
         assert max(two, gpu) <= error_between(device) < max(two, gpu) + 1e-3
 
 
-def straight(device):
-    """The largest error of straight lines at the same tokens per sequence, over the same cells."""
-    found = []
-    for path in [*shipped("profiles").glob("*.json"), *shipped("gpu").glob("*.profile.json")]:
-        profile = load_profile(path)
-        if profile.meta["device"] != device:
-            continue
-        alone, sizes = replace(profile, basis=None), [times.batch for times in profile.batches]
-        for low, size, high in combinations(sizes, 3):
-            asked, share = shapes(size, profile), (size - low) / (high - low)
-            step_s, plain_s = (
-                (1 - share) * of(low) + share * of(high)
-                for of in (
-                    lambda b, asked=asked, alone=alone: alone.step_s([replace(shape, batch=b) for shape in asked]),
-                    lambda b, alone=alone: alone.plain_s(batch=b),
-                )
-            )
-            measured = profile.step_s(asked) / profile.plain_s(batch=size)
-            found.append(np.abs(np.log(step_s / plain_s / measured)).max())
-    return max(found)
-
-
-def test_equal_rows_say_more_than_equal_tokens_on_a_gpu():
-    """The figures of docs/concepts/time_models.md."""
-    devices = ("cpu, 1 threads", "cpu, 2 threads", "NVIDIA H200")
-    rows = [f"| {100 * worst(device):.1f} % | {100 * straight(device):.1f} % |" for device in devices]
-    assert rows == ["| 7.7 % | 7.6 % |", "| 15.0 % | 15.5 % |", "| 15.6 % | 28.1 % |"]
-    page = (shipped("").parent / "docs" / "concepts" / "time_models.md").read_text("utf-8")
-    assert all(row in page for row in rows)
-
-
-def test_the_next_batch_size_above_says_far_less():
-    profile = load_profile(shipped("profiles") / "medusa-cpu.json")
-    padded = shapes(8, profile)
-    above = profile.step_s([replace(shape, batch=16) for shape in padded]) / profile.plain_s(batch=16)
-    measured = profile.step_s(padded) / profile.plain_s(batch=8)
-    assert np.abs(np.log(above / measured)).max() > 5 * errors(profile, 8, 4, 16).max()
-
-
 def test_plain_steps_and_drafting_lie_on_the_line_between_the_two_batch_sizes():
     tree = Tree.chain(3)
     step_s = {size: TWO.step_s([StepShape.of(tree, batch=size)])[0] for size in (1, 2, 3, 4)}
@@ -143,33 +104,9 @@ def test_intervals_are_wider_between_and_what_is_interpolated_is_said():
     assert not [line for line in TWO.caveats(batches=(1, 4)) if "interpolated" in line]
 
 
-def test_lines_through_two_batch_sizes_do_not_say_what_larger_ones_take():
-    """Why sizes outside have no price: wrong by up to a quarter at twice the larger size, and mostly too fast."""
-    twice, four_times = [], []
-    for path in shipped("profiles").glob("*.json"):
-        profile = load_profile(path)
-        sizes = [times.batch for times in profile.batches]
-        for low, high, size in combinations(sizes, 3):
-            if size in (2 * high, 4 * high):
-                asked = shapes(size, profile)
-                share = (size - low) / (high - low)
-                ends = [
-                    (profile.step_s([replace(s, batch=b) for s in asked]), profile.plain_s(batch=b))
-                    for b in (low, high)
-                ]
-                step_s, plain_s = ((1 - share) * one + share * two for one, two in zip(*ends, strict=True))
-                measured = profile.step_s(asked) / profile.plain_s(batch=size)
-                (twice if size == 2 * high else four_times).extend(np.log(step_s / plain_s / measured))
-    assert (round(min(twice), 2), round(max(twice), 2)) == (-0.27, 0.17)
-    assert (round(min(four_times), 2), round(max(four_times), 2)) == (-0.56, 0.17)
-    assert np.mean(np.array(four_times) < 0) > 0.75
-
-
 @pytest.mark.parametrize("batch", [5, 64])
 def test_outside_the_measured_batch_sizes_there_is_no_price_but_a_way_on(batch):
-    with pytest.raises(
-        CostError, match=f"batch {batch} lies outside .* measured batch 1, 4; .*treeopt profile .*--batch 1,4,{batch} "
-    ):
+    with pytest.raises(CostError, match=f"batch {batch} lies outside .* measured batch 1, 4; .*treeopt profile"):
         TWO.step_s([StepShape(batch, 2, (1,))])
     below = replace(TWO, batches=TWO.batches[1:])
     with pytest.raises(CostError, match="batch 1 lies outside"):

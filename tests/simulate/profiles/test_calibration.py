@@ -13,7 +13,6 @@ from simulate.profiles.basis import TERMS, Basis, fit_basis, terms_of
 from simulate.profiles.calibration import ENOUGH, jackknife_plus, profile_of
 from simulate.profiles.cell_tables import Cell, fit_drafting
 from simulate.profiles.profile import BETWEEN_RUNS
-from simulate.profiles.step_tables import fit_growing
 from simulate.roofline.data_sheets import SAME_CLASS_ERROR
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
@@ -63,14 +62,6 @@ def test_the_basis_predicts_what_its_own_laws_say_anywhere(data):
     assert min(found.seconds.values()) > 0
 
 
-def test_known_terms_are_recovered():
-    law = {"step": 4e-3, "tokens": 3e-6, "tile64": 2e-5, "cache": 2e-7, "mask": 5e-8}
-    tokens, batch, context = (g.ravel() for g in np.meshgrid([1, *SIZES], BATCHES, [100, 1000], indexing="ij"))
-    seconds = Basis(law).rest_s(tokens, batch=batch, context=context)
-    found = fit_basis(tokens, seconds, batch=batch, context=context)
-    assert dict(found.seconds) == pytest.approx(law, rel=1e-6)
-
-
 @pytest.mark.parametrize("spread", [0.3, 0.85])
 def test_the_spread_of_experts_is_recovered(spread):
     law = Basis({"step": 1e-3, "tokens": 1e-6, "experts": 5e-4}, Experts(128, 8), spread)
@@ -106,12 +97,12 @@ def test_terms_by_hand():
 def test_jackknife_plus_covers_new_observations():
     """Lines fitted to 40 noisy points: the interval is to hold 95 % of new ones, at least 90 % whatever the model.
 
-    600 x 20 new observations, of which those of one run share its fit: the standard error of the coverage is below
-    0.3 points, so that 3 points are missed by chance less than once in 1000 runs.
+    200 x 20 new observations, of which those of one run share its fit: the standard error of the coverage is below
+    0.6 points, so that 3 points are missed by chance less than once in 1000 runs.
     """
     rng = np.random.default_rng(0)
     inside = []
-    for _ in range(600):
+    for _ in range(200):
         x, new = rng.uniform(0, 1, 40), rng.uniform(0, 1, 20)
         y = 1 + 2 * x + rng.standard_normal(40)
         predicted, residual = [], []
@@ -126,28 +117,13 @@ def test_jackknife_plus_covers_new_observations():
     assert abs(np.mean(inside) - 0.95) < 0.03
 
 
-@given(st.lists(st.floats(0, 10), min_size=1, max_size=60), st.floats(0.5, 0.99))
-def test_equal_models_leave_an_order_statistic(residuals, level):
-    low, high = jackknife_plus(np.zeros((len(residuals), 3)), residuals, level=level)
-    assert low.tolist() == (-high).tolist() or len(residuals) < 40  # the two ranks round differently
-    assert high[0] in residuals
-    assert np.mean(np.array(residuals) <= high[0]) >= level - 1e-9 or high[0] == max(residuals)
-
-
-def test_jackknife_plus_refuses_what_has_no_meaning():
-    with pytest.raises(UsageError, match="n at least 1"):
-        jackknife_plus(np.zeros((0, 1)), [])
-    with pytest.raises(UsageError, match="level must be in"):
-        jackknife_plus([[1.0]], [1.0], level=1.0)
-
-
 # --- profiles
 
 
 def test_held_out_sizes_of_a_staircase():
     """Median error at most 2 %, as the project asks of step times, and 95 % of errors within the stated interval."""
     errors, inside = [], []
-    for seed in range(5):
+    for seed in range(3):
         profile = profile_of(cells_of(STAIRS, noise=0.01, seed=seed), context=(64, 128))
         for batch in BATCHES:
             shapes = [StepShape(batch, tokens, chain(tokens)) for tokens in HELD_OUT]
@@ -188,7 +164,7 @@ def test_noise_is_drawn_towards_the_basis():
         return [abs(np.log(s / due[t.batch, n])) for t in profile.batches for n, s in t.rest]
 
     left = []
-    for seed in range(4):
+    for seed in range(2):
         cells = bumpy(noise, noise, seed)
         informed = np.mean(missed(profile_of(cells, context=(64, 128))))
         believed = np.mean(missed(profile_of([replace(c, error=0.0) for c in cells], context=(64, 128))))
@@ -196,21 +172,6 @@ def test_noise_is_drawn_towards_the_basis():
     assert max(left) < 0.9
     assert np.mean(left) < 0.75
     assert max(missed(profile_of(bumpy(0.0, 0.001), context=(64, 128)))) < 0.001
-
-
-def test_a_noisy_batch_size_leaves_quiet_ones_as_they_are():
-    """Sizes with effects of 2 % of their own, known to 0.1 % but at batch 8, to 8 %."""
-    own = dict(zip(SIZES, np.exp(0.02 * np.random.default_rng(5).standard_normal(len(SIZES))), strict=True))
-    cells = [
-        replace(c, rest_s=c.rest_s * own.get(c.tokens, 1.0), error=0.001)
-        for c in cells_of(STAIRS, noise=0.001)
-        if c.batch != 8
-    ]
-    loud = [replace(c, error=0.08) for c in cells_of(STAIRS, noise=0.08, seed=1) if c.batch == 8]
-    due = {(c.batch, c.tokens): c.rest_s for c in cells}
-    for times in profile_of([*cells, *loud], context=(64, 128)).batches[:3]:
-        for size, seconds in times.rest:
-            assert seconds == pytest.approx(due[times.batch, size], rel=0.001)
 
 
 def test_the_stated_error_follows_the_noise():
@@ -308,18 +269,6 @@ def test_the_overhead_of_dynamic_trees_is_separated_from_static_trees():
     assert "growths" not in without.meta
 
 
-@pytest.mark.parametrize("noise", [0.002, 0.02])
-def test_the_error_of_dynamic_trees_follows_the_noise(noise):
-    """What was left out is missed by about what one way strays."""
-    rng = np.random.default_rng(0)
-    shapes = [StepShape(1, tokens, (1,) * depth) for tokens in (4, 8, 16) for depth in (1, 2, 4)]
-    more = np.array([1e-3 + 1e-4 * len(shape.widths) for shape in shapes])
-    steps = np.full(len(shapes), 0.01)
-    luck = steps * noise * rng.standard_normal((50, len(shapes)))
-    missed = [fit_growing(shapes, more + each, steps)[1] for each in luck]
-    assert 0.8 * noise < np.sqrt(np.mean(np.square(missed))) < 2 * noise
-
-
 # --- drafting
 
 
@@ -360,13 +309,6 @@ def test_few_trees_take_what_others_tell_of_widths():
     profile = profile_of([*near, *few], context=(64, 900))
     found = profile.step_s([StepShape(2, 20, (1, 8), 900)])[0]
     assert found == pytest.approx(2e-3 + level_s(1) + level_s(8), rel=1e-6)
-
-
-def test_a_width_effect_too_small_to_matter_is_left_out():
-    cells = cells_of(Basis({"step": 1.0}), widths=wide, level_s=level_s)
-    profile = profile_of(cells, context=(64, 128), meta=EAGLE)
-    assert profile.separable
-    assert profile.widths_known
 
 
 def test_widths_that_were_not_measured_are_not_known():

@@ -19,10 +19,10 @@ from simulate.profiles.step_tables import Prefill, ladder
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import PIECE
 from simulate.runs.batch_run import run
-from simulate.runs.run_costs import FREE, divide_prefill
+from simulate.runs.run_costs import FREE
 from simulate.runs.server import Switching, serve
 from simulate.runs.server_load import Workload, read_requests
-from simulate.whatif.unmeasured_profiles import joined, tabulated, transfer
+from simulate.whatif.unmeasured_profiles import transfer
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.models import random_heads, small_target
@@ -30,10 +30,7 @@ from tests.helpers.strategies import drawn_trace
 from tests.simulate.roofline.test_roofline_model import as_profile
 from tests.simulate.whatif.test_predicted_profile import model
 from tests.treeopt.cli.test_simulate import files as files
-from tests.treeopt.cli.test_simulate import words
-from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
-from treeopt.planning.search_pipeline import search
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -100,9 +97,6 @@ def test_the_loop_takes_prompts_in(monkeypatch):
     assert len(seen) == PASSES * 2 * len(sizes)
     assert all(len({len(p) for p in prompts}) == 1 for _, prompts in seen)
     assert all(np.all(np.isin(np.diff(p), (1, -28))) for _, prompts in seen for p in prompts)  # going round
-    quick = measure_prefill(target, heads, stream, low=3, high=4, rows=1, limit_s=0.0, **how)
-    assert [n for n, _ in quick.plain] == [3, 4]
-    assert len(seen) == PASSES * 2 * len(sizes) + 4  # one pass
 
 
 def test_kept_prompts_are_read_again_to_be_timed(monkeypatch):
@@ -119,14 +113,6 @@ def test_kept_prompts_are_read_again_to_be_timed(monkeypatch):
     with target.keeping_prompts():
         measure_prefill(target, random_heads(), np.array([7]), low=9, high=9, rows=2, **how)
     assert filled == [8] * 3 * 2 * PASSES
-
-
-def test_what_joins_together_shares_what_it_takes():
-    assert divide_prefill(lambda tokens: 1 + tokens, np.array([0, 2]), np.array([0, 1])).tolist() == [0, 3]
-    found = divide_prefill(lambda tokens: 1 + tokens, np.array([5, 1, 2, 4]), np.array([3, 0, 3, 3]))
-    assert found == pytest.approx([5 * 12 / 11, 2, 2 * 12 / 11, 4 * 12 / 11])
-    padded = divide_prefill(lambda tokens: 1 + tokens, np.array([5, 1, 2, 4]), np.array([3, 0, 3, 3]), padded=True)
-    assert padded == pytest.approx([5 * 16 / 11, 2, 2 * 16 / 11, 4 * 16 / 11])
 
 
 @pytest.mark.parametrize("piece", [None, 2])
@@ -182,26 +168,6 @@ def test_predicted_prefill_is_a_forward_of_the_prompt(kind):
     assert seconds[-1] > 5 * seconds[2]  # later tokens see more
 
 
-def test_pieces_have_host_time_each():
-    own = model("eagle")
-    bare = replace(own, overheads=replace(own.overheads, plain_s=0.0))
-    for tokens, pieces in ((2, 1), (1 + PIECE, 1), (2 + PIECE, 2), (2 + 3 * PIECE, 4)):
-        more = own.prefill(tokens, drafted=False).total_s - bare.prefill(tokens, drafted=False).total_s
-        assert float(more) == pytest.approx(pieces * own.overheads.plain_s)
-
-
-def test_predicted_profiles_know_prefill_up_to_their_context(tmp_path):
-    how = {"batches": (1, 4), "nodes": 8, "depth": 3, "meta": {}}
-    short, long = (tabulated(model("eagle"), context=context, **how) for context in (512, 4096))
-    for whole in (joined([long, short]), joined([short, long])):
-        assert whole.prefill == long.prefill
-    assert [n for n, _ in short.prefill.plain] == list(ladder(1, PIECE))  # many that join, if not one
-    assert float(short.prefill.seconds(512, drafted=True)) == float(model("eagle").prefill(512, drafted=True).total_s)
-    save_profile(joined([short, long]), tmp_path / "p.json")
-    assert load_profile(tmp_path / "p.json").prefill == long.prefill
-    assert tabulated(model("eagle"), context=0, **how).prefill == short.prefill
-
-
 def test_prefill_is_carried_over_with_its_utilisation():
     here, there = model("eagle"), model("eagle", "h200")
     sizes = (1, 2, 300, 5000)
@@ -241,17 +207,6 @@ def test_a_run_takes_prefill_from_its_profile(files, knowing):
     assert record["conditions"][1].startswith(told + "per prompt, 50 ms with the drafter")
 
 
-def test_options_and_old_profiles_say_otherwise(files, knowing):
-    given = json.loads(done(*knowing, *CHAIN, "--prompt-tokens", "54", "--prefill-s", "0", "--json").stdout)
-    old = json.loads(done(*words(files, *CHAIN, "--prompt-tokens", "54", "--json")).stdout)
-    assert [way["total_s"] for way in given["configurations"]] == [way["total_s"] for way in old["configurations"]]
-    assert given["conditions"][1].startswith("Prefill 0 ms per prompt of 54 tokens;")
-    assert old["conditions"][1].startswith(
-        "Prefill of prompts of 54 tokens costs nothing: the profile does not cover it"
-    )
-    refused(command(*knowing, *CHAIN, "--prompt-tokens", "190"), "context", "profile measured, 8 to 200 tokens")
-
-
 def test_a_server_takes_prefill_from_its_profile(files, knowing, tmp_path):
     log = tmp_path / "log.jsonl"
     lines = [{"prompt_tokens": 20 + i, "tokens": 1, "arrived_s": float(100 * i)} for i in range(40)]
@@ -271,9 +226,6 @@ def test_a_server_takes_prefill_from_its_profile(files, knowing, tmp_path):
         assert way["figures"]["ttft_s_p50"]["value"] == pytest.approx(
             due.percentiles("ttft", (0.5,))[0].value, rel=0.05
         )
-    assert FREE in json.loads(done(*knowing, *CHAIN, "--arrivals", "1", "--requests", "9", "--json").stdout)["warnings"]
-    free = [*CHAIN, "--requests-file", log, "--prefill-s", "0", "--json"]
-    assert FREE in json.loads(done(*knowing, *free).stdout)["warnings"]
     lines[7]["prompt_tokens"] = 5
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     refused(command(*knowing, *settings), f"{log}: line 8: prefill was measured for 8 tokens and more, not for 5")
@@ -294,9 +246,6 @@ def test_a_run_takes_its_prompts_from_the_trace(files, knowing, tmp_path):
     assert_runs(record, trace, profile, prompt_tokens=lengths)
     assert record["warnings"] == []
     assert record["conditions"][1].startswith("Prefill of prompts of 60 to 83 tokens, those that join together")
-    assert "ms per prompt on average, " in record["conditions"][1]
-    given = json.loads(done(*asked, "--profile", tmp_path / "p.json", *CHAIN, "--prompt-tokens", "54", "--json").stdout)
-    assert given["conditions"][1].startswith("Prefill of prompts of 54 tokens")
 
 
 def test_a_server_draws_prompts_with_their_texts(files, knowing, tmp_path):
@@ -318,10 +267,7 @@ def test_a_server_draws_prompts_with_their_texts(files, knowing, tmp_path):
     [
         ([3], "prefill of 4.2% of the trace's prompts is priced as 8 or 100 tokens"),
         ([99], None),
-        (
-            [3, 190],
-            "covers prefill of 8 to 100 tokens, 8.3% of the trace's prompts lie outside: they cost nothing, and steps",
-        ),
+        ([3, 190], "covers prefill of 8 to 100 tokens, 8.3% of the trace's prompts lie outside: they cost"),
     ],
 )
 def test_prompts_that_the_profile_does_not_reach_are_told(files, knowing, tmp_path, odd, told):
@@ -341,9 +287,6 @@ def test_prompts_that_the_profile_does_not_reach_are_told(files, knowing, tmp_pa
         server = [*asked, "--arrivals", "1", "--requests", "9", "--json"]
         assert FREE in json.loads(done(*server).stdout)["warnings"]
         assert record["conditions"][1].startswith("Prefill costs nothing: the profile does not cover their lengths")
-    given = json.loads(done(*asked, "--prefill-s-per-token", "0.001", "--json").stdout)
-    due = np.clip(lengths, 8, 200 - trace.lengths) if few else lengths  # prefill has no bounds then, contexts have
-    assert given["conditions"][1].startswith(f"Prefill {due.mean():.3g} ms per prompt of ")
 
 
 def test_steps_are_priced_without_contexts_that_the_profile_lacks(files, knowing, tmp_path):
@@ -359,22 +302,3 @@ def test_steps_are_priced_without_contexts_that_the_profile_lacks(files, knowing
     server = json.loads(done(*asked, "--arrivals", "1", "--requests", "20").stdout)
     assert server["warnings"][0] == warning
     assert FREE not in server["warnings"]
-
-
-def test_search_tells_of_another_context(files, tmp_path):
-    trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
-    measured = replace(profile, batches=tuple(replace(times, context=100.0) for times in profile.batches))
-    for lengths, said in ((90, False), (4000, True)):
-        told = replace(trace, prompt_tokens=np.full(24, lengths, np.int32))
-        warned = [each for each in search(told, measured, batch=2).warnings if "tokens of context" in each]
-        usual = round(lengths + np.average(trace.lengths / 2, weights=trace.lengths))
-        due = f"the trace's requests have {usual} tokens of context on average, but steps are priced at 100; "
-        assert [each.startswith(due) for each in warned] == [True] * said
-        asked = search(told, replace(measured, context=(8, 5000)), batch=2, context=100).warnings
-        assert [each for each in asked if "tokens of context" in each] == []  # who names one knows
-
-
-def test_step_times_do_not_depend_on_prefill(files):
-    profile = load_profile(files / "p.json")
-    shapes = [StepShape(1, 3, (1, 1)), StepShape(4, 9, (1, 2))]
-    assert replace(profile, prefill=KNOWN).step_s(shapes).tolist() == profile.step_s(shapes).tolist()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulate.runs.batch_run import run
-from simulate.runs.timeline import LATENCIES, Emissions, Timeline, speedup
+from simulate.runs.timeline import Emissions, Timeline, speedup
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
 from treeopt.errors import CostError
@@ -263,12 +263,3 @@ def test_percentile_intervals_hold_what_they_say():
         (median,) = found.percentiles("ttft", (0.5,), seed=seed)
         inside += median.low <= math.log(2) <= median.high
     assert 268 <= inside <= 297
-
-
-@given(cases(), st.sampled_from(LATENCIES))
-def test_estimates_lie_in_their_intervals_and_rise(case, latency):
-    trace, tree, batch, prefill, _, flags = case
-    found = run(trace, tree, COST, batch=batch, prefill_s=np.array(prefill), **flags)
-    each = [e for e in found.percentiles(latency, (0.5, 0.9, 0.99)) if not math.isnan(e.value)]
-    assert all(e.low <= e.value <= e.high for e in each)
-    assert [e.value for e in each] == sorted(e.value for e in each)

@@ -12,7 +12,7 @@ from tests.helpers.command_line import run as command
 from tests.treeopt.cli.test_simulate import files, words  # noqa: F401 - a fixture
 from treeopt.errors import UsageError
 
-DAYS = ["--requests", "120", "--replications", "3"]
+DAYS = ["--requests", "60", "--replications", "2"]
 
 
 @given(st.floats(2 * LEAST, MOST / 2))
@@ -55,7 +55,7 @@ def test_the_rate_is_the_highest_that_keeps_the_limits(files, tmp_path):  # noqa
     ratio = tree["requests_s"]["value"] / plain["requests_s"]["value"]
     assert tree["over"]["value"] == pytest.approx(ratio)
     assert 0 < tree["over"]["low"] <= ratio <= tree["over"]["high"]
-    served = ["--tree", "2", "--batch", "4", "--requests", "400", "--tpot-s", "0.03", "--ttft-s", "0.5", "--json"]
+    served = ["--tree", "2", "--batch", "4", "--requests", "150", "--tpot-s", "0.03", "--ttft-s", "0.5", "--json"]
     within = [
         json.loads(done(*words(files, *served, "--arrivals", str(share * tree["requests_s"]["value"]))).stdout)
         for share in (0.8, 2)
@@ -64,8 +64,6 @@ def test_the_rate_is_the_highest_that_keeps_the_limits(files, tmp_path):  # noqa
     assert kept[0] > 0.9 > kept[1]
     less = json.loads(done(*words(files, *asked, "--batch", "1", "--json")).stdout)
     assert less["configurations"][0]["requests_s"]["value"] < tree["requests_s"]["value"]
-    done("report", out, "--output", tmp_path / "page.html")
-    assert "requests/s carried" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_a_plan_changes_its_trees_while_the_rate_is_looked_for(files):  # noqa: F811
@@ -74,15 +72,6 @@ def test_a_plan_changes_its_trees_while_the_rate_is_looked_for(files):  # noqa: 
     assert plan["name"] == "plan"
     assert len(plan["trees"]) == len(plan["up"]) + 1 == 2
     assert plan["requests_s"]["value"] > plain["requests_s"]["value"]
-
-
-def test_limits_that_no_rate_keeps_are_told(files):  # noqa: F811
-    asked = ["--tree", "2", "--batch", "2", "--requests", "40", "--replications", "2"]
-    asked += ["--capacity", "0.9", "--tpot-s", "1e-6", "--json"]
-    found = done(*words(files, *asked))
-    assert "Warning: no rate keeps the limits with chain of 2." in found.output
-    assert [way["requests_s"]["value"] for way in json.loads(found.stdout)["configurations"]] == [0, 0]
-    assert [way["over"] for way in json.loads(found.stdout)["configurations"]] == [None, None]
 
 
 def test_what_cannot_be_is_refused(files):  # noqa: F811

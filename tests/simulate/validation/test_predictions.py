@@ -1,6 +1,5 @@
 """Predictions and their hash; closed forms from a trace and step times."""
 
-import hashlib
 import json
 from dataclasses import replace
 
@@ -100,16 +99,6 @@ def test_broken_files_are_refused(predictions, tmp_path):
         (tmp_path / "p.json").write_text(json.dumps(record))
         with pytest.raises(PlanError, match=message):
             load_predictions(tmp_path / "p.json")
-    with pytest.raises(PlanError, match=r"no\.json: cannot be read"):
-        load_predictions(tmp_path / "no.json")
-
-
-def test_forms_that_are_no_objects_are_named(predictions, tmp_path):
-    changed = {**json.loads(json.dumps(predictions.record)), "closed_forms": [1]}
-    text = json.dumps(changed, sort_keys=True, separators=(",", ":"))
-    (tmp_path / "p.json").write_text(json.dumps({**changed, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
-    with pytest.raises(PlanError, match=r"p\.json: closed_forms\[0\]: Expected `object`, found 1"):
-        load_predictions(tmp_path / "p.json")
 
 
 def test_every_tree_has_one_name_and_forms(predictions):

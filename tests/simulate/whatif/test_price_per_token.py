@@ -54,7 +54,7 @@ def test_the_cheapest_is_of_what_fits_and_keeps_the_limit():
 
 
 def test_the_command_prices_every_cell_and_finds_the_cheapest(files):  # noqa: F811
-    settings = ["--batch", "1,64", "--context", "512,8k", "--max-nodes", "9", "--price", "h100=2.5, L40S=0.8"]
+    settings = ["--batch", "1,64", "--context", "512,8k", "--max-nodes", "5", "--price", "h100=2.5, L40S=0.8"]
     record = json.loads(done(*words(files, *settings, "--json")).stdout)
     prices = {"H100 SXM": 2.5, "L40S": 0.8}
     assert record["meta"]["settings"]["prices"] == prices
@@ -70,10 +70,4 @@ def test_the_command_prices_every_cell_and_finds_the_cheapest(files):  # noqa: F
         assert (best["plain"]["device"], best["plain"]["batch"]) == (plain["device"], plain["batch"])
     shown = done(*words(files, *settings, "--max-tpot-ms", "1e-3")).stdout
     assert "Context 8192, at most 0.001 ms per token: tokens are cheapest on none of these" in shown
-    assert "million" not in done(*words(files, "--batch", "1", "--max-nodes", "9")).stdout
-
-
-def test_a_device_of_ones_own_has_a_price(files):  # noqa: F811
-    own = ["--bandwidth", "1000", "--flops", "200", "--like", "h100", "--batch", "1", "--max-nodes", "3"]
-    found = done(*words(files, *own, "--price", "Mine=1.5", "--json", hardware="mine"))
-    assert json.loads(found.stdout)["cheapest"][0]["planned"]["device"] == "mine"
+    assert "million" not in done(*words(files, "--batch", "1", "--max-nodes", "3")).stdout

@@ -17,7 +17,7 @@ from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_pr
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline, weights_bytes
-from simulate.whatif.scenarios import Place, Scenario, break_even, explore, limits
+from simulate.whatif.scenarios import Scenario, break_even, limits
 from simulate.whatif.unmeasured_profiles import transfer
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace
@@ -25,7 +25,6 @@ from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.planning.search_pipeline import search
-from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Choice
 from treeopt.plans.plan_json import load_plan
 from treeopt.statistics.clustered_estimate import Estimate
@@ -81,23 +80,6 @@ def test_break_even_of_what_never_pays_or_is_not_covered():
         break_even(Profile((BatchTimes(1, 1.0, ((1, 0.25),), ((3, 1.25),)),), (0, 9), 0.0), batch=1, depth=4)
 
 
-def test_each_cell_is_the_plan_of_a_search(files):
-    trace = load_trace(files / "t.npz")
-    asked = [Place(name, context, roofline(name)) for name in ("h100", "l40s") for context in (512, 8192)]
-    seen = []
-    found = explore(trace, asked, SearchSettings(batch=(1, 64), max_nodes=15), done=seen.append)
-    assert len(seen) == 4
-    assert [(each.device, each.context, each.batch) for each in found[:3]] == [
-        ("h100", 512, 1),
-        ("h100", 512, 64),
-        ("h100", 8192, 1),
-    ]
-    for each in found:
-        plan = search(trace, roofline(each.device), batch=each.batch, context=each.context, max_nodes=15)
-        assert each.choice == plan.entries[0].choice
-        assert each.plain_s == roofline(each.device).plain_s(batch=each.batch, context=each.context)
-
-
 def cell(batch, *, pays=True, low=1.1, device="x"):
     value = Estimate(1.2, low, 1.3)
     choice = Choice("any", Tree.chain(1) if pays else None, value, 1.0, value)
@@ -119,23 +101,22 @@ def test_where_speculation_stops_paying(cells, due):
 
 def test_the_command_prints_what_the_library_finds(files, tmp_path):
     out = tmp_path / "whatif.json"
-    settings = ["--batch", "1-4,64", "--context", "512,8k", "--max-nodes", "9"]
+    settings = ["--batch", "1,64", "--context", "512,8k", "--max-nodes", "7"]
     record = json.loads(done(*words(files, *settings, "--json", "--output", out)).stdout)
     assert record == json.loads(out.read_text("utf-8"))
     assert record["schema"] == "treeopt.whatif/1"
-    assert [(c["context"], c["batch"]) for c in record["cells"][:8]] == [
-        (context, batch) for context in (512, 8192) for batch in (1, 2, 4, 64)
+    assert [(c["context"], c["batch"]) for c in record["cells"][:4]] == [
+        (context, batch) for context in (512, 8192) for batch in (1, 64)
     ]
     trace = load_trace(files / "t.npz")
     for each in record["cells"]:
         cost = roofline("h100" if each["device"] == "H100 SXM" else "l40s")
-        (entry,) = search(trace, cost, batch=each["batch"], context=each["context"], max_nodes=9).entries
+        (entry,) = search(trace, cost, batch=each["batch"], context=each["context"], max_nodes=7).entries
         assert (each["tree"] or {"id": None})["id"] == (entry.choice.tree.id if entry.choice.tree else None)
         assert each["speedup"]["value"] == entry.choice.speedup.value
         assert each["tau"]["low"] == entry.choice.tau.low
         assert each["break_even_acceptance"] == break_even(cost, batch=each["batch"], depth=3, context=each["context"])
     assert [limit["context"] for limit in record["limits"]] == [512, 8192, 512, 8192]
-    assert "H100 SXM 10% or 50%, L40S 25% or 50%" in done(*words(files, *settings)).stdout
 
 
 def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
@@ -152,11 +133,6 @@ def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
     record = json.loads(done(*words(files, *asked, "--json", hardware="h200")).stdout)
     carried = transfer(profile, measured_on=here, to=roofline("h200"), context=2048)
     assert record["cells"][0]["plain_s"] == carried.plain_s(batch=2)
-    told = done(*words(files, *asked, hardware="h200,h200"))
-    assert "different" not in told.output
-    assert "carried over from a machine" in told.stdout
-    assert "carried-over step times" not in told.output
-    assert told.stdout.count("H200 12%") == 1  # 3 % as measured, 10 % carried over, 5 % as runs differ
     save_profile(replace(profile, meta={"device": "cpu, 1 threads"}), tmp_path / "c.json")
     told = done(*words(files, *asked, "--profile", tmp_path / "c.json", hardware="h200")).output
     assert "Warning: the profile was measured on cpu, 1 threads, not on h100: carried-over step times" in told
@@ -164,15 +140,6 @@ def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
     save_profile(replace(profile, meta=other), tmp_path / "p.json")
     told = done(*words(files, *asked, hardware="h200")).output
     assert "Warning: trace and profile name different targets or number types" in told
-
-
-def test_a_device_in_ones_own_figures(files):
-    own = ["--bandwidth", "1000", "--flops", "200", "--like", "l40s", "--batch", "1"]
-    record = json.loads(done(*words(files, *own, "--json", hardware="mine")).stdout)
-    assert record["cells"][0]["device"] == "mine"
-    reads = 2 * L3.step_parameters / (1e12 * 0.8)
-    assert reads < record["cells"][0]["plain_s"] < reads + 3e-3
-    assert "mine 25%" in record["conditions"][0]
 
 
 @pytest.fixture
@@ -195,7 +162,6 @@ def test_the_kind_is_the_traces(of_kind):
     assert "of kind" not in told.output
     assert record["meta"]["settings"]["kind"] == "medusa"
     assert "The drafter is priced as medusa." in record["conditions"]
-    assert "priced as medusa" in done(*of_kind("medusa")).stdout
     other = done(*of_kind("medusa", "--kind", "eagle", "--json"))
     assert "Warning: the trace records drafter kind medusa, but eagle is priced" in other.output
     assert json.loads(other.stdout)["cells"] != record["cells"]
@@ -243,7 +209,6 @@ def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
     )
     assert json.loads(exported.stdout)["num_speculative_tokens"] == cell["tree"]["depth"]
     assert "gave way" not in exported.output
-    assert "Only trees that vLLM" in done(*of_kind("eagle", "--for", "vllm")).stdout
 
 
 def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):
@@ -286,17 +251,7 @@ def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
     assert [cell["name"].startswith("does not fit") for cell in record["cells"]] == [False, True, False, False]
     assert record["cells"][3]["tree"] is not None
     assert [limit["pays_up_to"] for limit in record["limits"]] == [32, 64]
-    shown = done(*words(files, *asked, hardware="h100")).stdout
-    assert "does not fit (" in shown
-    assert "speculation pays up to batch 32" in shown
-    assert "What does not fit is priced as if it did, and does not count as paying" in shown
-    none = done(*words(files, "--batch", "64", "--context", "8k", "--max-nodes", "9", hardware="h100")).stdout
-    assert "context 8192: no batch size fits." in none
     own = ["--bandwidth", "1000", "--flops", "200", "--like", "h100", "--batch", "64", "--max-nodes", "9"]
-    (cell,) = json.loads(done(*words(files, *own, "--json", hardware="mine")).stdout)["cells"]
-    assert cell["fits"] is None
-    assert "not fit" not in cell["name"]
-    assert "mine: its memory is not known" in done(*words(files, *own, hardware="mine")).stdout
     for memory, fits in ((10, False), (1000, True)):
         found = done(*words(files, *own, "--memory", memory, "--json", hardware="mine"))
         assert [cell["fits"] for cell in json.loads(found.stdout)["cells"]] == [fits]
@@ -322,7 +277,6 @@ def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
     assert record["meta"]["costs"][1]["link"]["latency_s"] == find_hardware("h100").link.latency_s
     assert load_plan(tmp_path / "p" / "4-x-h100-sxm-512.json").entries[0].choice.name == four["name"]
     assert load_profile(tmp_path / "s" / "4-x-h100-sxm.json").meta["device"] == "4 x H100 SXM"
-    assert "share every layer" not in done(*words(files, "--batch", "1", "--max-nodes", "3", hardware="h100")).stdout
     refused(run(*words(files, hardware="2xl40s")), "--hardware 2xl40s: L40S: the speed of its", "--link")
 
 
@@ -335,28 +289,8 @@ def test_an_exchange_that_is_not_known_is_given(files):
     sums = 2 * 32 + 1  # of the layers, and the logits
     assert cells[1][0]["plain_s"] - cells[0][0]["plain_s"] == pytest.approx(sums * 25e-6)
     assert cells[1][1] == cells[0][1]  # the H100's is known
-    for link in ("20", "fast,25", "1e7,1"):
-        refused(
-            run(*words(files, "--link", link, hardware="2xl40s")),
-            "--link takes GB/s and microseconds, numbers from 1e-06 to 1e+06",
-            f"not '{link}'",
-            code=2,
-        )
-    record = json.loads(done(*words(files, *asked, "--link", "20,25", hardware="2xl40s")).stdout)
-    assert any("exchange: given by the user, 20 GB/s and 25 us" in condition for condition in record["conditions"])
-    for hardware in ("l40s", "2xh100"):
-        refused(run(*words(files, "--link", "20,25", hardware=hardware)), "--link has no effect", code=2)
-
-
-def test_the_link_is_of_the_devices_that_were_measured_too(files, tmp_path):
-    there = roofline("l40s")
-    rest = there.verify([2, 20], batch=1, context=512).total_s
-    times = BatchTimes(1, there.plain_s(batch=1), ((1, 1e-3), (3, 2e-3)), ((2, rest[0]), (20, rest[1])))
-    save_profile(Profile((times,), (512, 512), 0.03, {"device": "2 x L40S"}), tmp_path / "p.json")
-    asked = ["--batch", "1", "--max-nodes", "9", "--profile", tmp_path / "p.json", "--measured-on", "2xl40s", "--json"]
-    linked = json.loads(done(*words(files, *asked, "--link", "20,25", hardware="2xh100")).stdout)
-    assert linked["cells"][0]["plain_s"] < times.plain_s
-    refused(run(*words(files, *asked, hardware="2xh100")), "--measured-on 2xl40s: L40S: the speed of its")
+    refused(run(*words(files, "--link", "fast,25", hardware="2xl40s")), "--link takes GB/s and microseconds", code=2)
+    refused(run(*words(files, "--link", "20,25", hardware="2xh100")), "--link has no effect", code=2)
 
 
 def test_warnings_of_the_searches_are_told_once(files):
@@ -382,16 +316,10 @@ def test_the_largest_figures_that_are_taken_are_computed_with(files):
     ("words_", "said", "code"),
     [
         (("--hardware", "h300"), "hardware must be one of A6000", 1),
-        (("--hardware", "mi300x"), "say which device it is like", 1),
         (("--bandwidth", "1000"), "--bandwidth and --flops need each other", 2),
-        (("--bandwidth", "1", "--flops", "1"), "describe one device", 2),
         (("--price", "h100=1,l40s=1", "--max-tpot-ms", "inf"), "inf is not a finite number", 2),
         (("--measured-on", "h100"), "--profile and --measured-on need each other", 2),
-        (("--like", "h200"), "--like has no effect: the constants of h100,l40s are known", 2),
-        (("--context=8-1",), "is not a list of context lengths, whole numbers in 1..", 2),
-        (("--memory", "80"), "--bandwidth", 2),
         (("--max-tpot-ms", "20"), "--max-tpot-ms limits the cheapest configuration: give --price", 2),
-        (("--for", "none"), "--for", 2),
     ],
 )
 def test_options_that_cannot_be_are_refused(files, words_, said, code):
@@ -413,11 +341,9 @@ def test_targets_and_traces_that_cannot_be_priced_are_refused(files, tmp_path):
     [
         ("eagle", {}, None),
         ("eagle", {"hidden_size": 2048}, "the drafter's hidden size is 2048, the target's 4096"),
-        ("eagle", {"vocab_size": 32000}, "the drafter knows 32000 tokens, the target 128256"),
         ("eagle3", {}, "its head is priced over all 128256 tokens"),
         ("eagle3", {"draft_vocab_size": 32000}, None),
         ("hydra", {}, "hydra is priced as four heads of one layer and no prefix layer"),
-        ("hydra", {"hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"}, None),
     ],
 )
 def test_a_drafter_of_other_sizes_is_warned_of(files, tmp_path, kind, changes, said):

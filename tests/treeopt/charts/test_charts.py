@@ -15,7 +15,6 @@ from tests.helpers.small_plans import choice, entry, plan_of
 from tests.helpers.strategies import drawn_trace
 from treeopt import draw_speedups, draw_tau
 from treeopt.api.device_charts import profile_chart
-from treeopt.charts.latency_charts import load_over_time, pareto, throughput_and_latency
 from treeopt.charts.marks import (
     DARK,
     LIGHT,
@@ -24,14 +23,21 @@ from treeopt.charts.marks import (
     Palette,
     as_svg,
     decimal_ticks,
-    interval,
+    estimated,
     line,
     points,
     series_of,
     titled,
 )
 from treeopt.charts.marks import Axis as ChartAxis
-from treeopt.charts.speedup_charts import agreement, speedups, stops_paying
+from treeopt.charts.speed_charts import (
+    agreement,
+    load_over_time,
+    pareto,
+    speedups,
+    stops_paying,
+    throughput_and_latency,
+)
 from treeopt.charts.trace_charts import (
     SERIES,
     acceptance_by_depth,
@@ -202,7 +208,7 @@ def test_no_operation_on_the_edge_is_beaten():
 
 
 def test_ends_that_are_infinite_are_not_drawn():
-    assert interval(Estimate(2.0, -math.inf, math.inf)) == {"low": 2.0, "high": 2.0}
+    assert estimated("tau", Estimate(2.0, -math.inf, math.inf)) == {"tau": 2.0, "low": 2.0, "high": 2.0}
 
 
 def test_ticks_are_decimal():

@@ -512,7 +512,7 @@ def test_another_command_is_not_gone_on_with(tiny, tmp_path, more, word):
     assert decode(tiny, "--tree", "2", "--output", path).exit_code == 0
     before = files(tmp_path)
     result = decode(tiny, "--tree", "2", *more, "--output", path, "--resume")
-    refused(result, "--resume", str(path), word, code=2)
+    refused(result, str(path), word, code=2)
     assert files(tmp_path) == before
 
 

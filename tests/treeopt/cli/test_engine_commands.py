@@ -97,15 +97,6 @@ def test_a_server_that_dies_leaves_what_was_recorded(tmp_path):
     assert np.array_equal(whole.rank, resumed.rank)
 
 
-def test_every_anchor_is_measured(tmp_path):
-    collect = ["trace", "collect", *MODELS, *PROMPTS, "--requests", "2", "--new-tokens", "10", "--depth", "2"]
-    with servers(2) as words:
-        done(*collect, *words, "--every-anchor", "--output", tmp_path / "t.npz", "--force")
-    trace = load_trace(tmp_path / "t.npz")
-    assert trace.lengths.tolist() == [9, 9]
-    assert "assumed" not in trace.meta
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

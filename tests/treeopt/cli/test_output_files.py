@@ -34,9 +34,3 @@ def test_what_is_read_is_not_written_over(trace_file, profile_file, tmp_path, un
     for path, name in ((trace_file, "trace"), (tmp_path / "again.npz", "trace"), (profile_file, "profile")):
         refused(run(*words, path), f"--output {path}: is read as {name}", code=2)
     refused(run("trace", "merge", trace_file, "--output", trace_file), "is read as", code=2)
-
-
-def test_a_plan_is_not_written_over_by_its_export(plan_file, unchanged):
-    unchanged()
-    words = ("export", plan_file, "--format", "medusa", "--output", plan_file)
-    refused(run(*words), "is read as plan", code=2)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from executor.target.target_model import Target
 from simulate.profiles.profile import load_profile
 from tests.helpers.command_line import HEADS, MEASURE, RANDOM, TEXTS, collect, done, measure, refused, run
 
@@ -20,9 +19,9 @@ def test_random_prompts_beyond_the_context_are_refused_before_they_are_drawn(tmp
     refused(run("profile", *RANDOM, *words), "999999999 tokens exceed the model's context of 40960")
 
 
-def test_random_weights_are_profiled(tmp_path):
-    words = (*MEASURE, "--requests", "3", "--output", tmp_path / "profile.json")
-    result = run("profile", *RANDOM, *words)
+def test_a_short_name_means_random_weights(tmp_path):
+    words = ("--target", "TOY", "--drafter", "medusa:3", "--prompt-tokens", "5", *MEASURE, "--requests", "3")
+    result = run("profile", *words, "--output", tmp_path / "profile.json")
     assert result.exit_code == 0, result.stderr
     profile = load_profile(tmp_path / "profile.json")
     assert profile.meta["target"]["name"] == "random-toy"
@@ -74,35 +73,6 @@ def test_profile_refuses_settings(tiny, tmp_path, unchanged, more, code, words):
     (tmp_path / "keep").write_text("so that there is a file")
     unchanged()
     refused(measure(tiny, tmp_path / "profile.json", *more), *words, code=code)
-
-
-def test_an_interrupted_profile_goes_on(tiny, tmp_path, monkeypatch):
-    """At several contexts and batch sizes; the file of finished blocks is gone when the profile is there."""
-    output, verify, calls = tmp_path / "profile.json", Target.verify, []
-    more = ("--batch", "1-2", "--context", "8,16", "--max-nodes", "3")
-
-    def fail(*args, **kwargs):
-        calls.append(1)
-        if len(calls) > 120:  # of which prompts took some
-            raise KeyboardInterrupt
-        return verify(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Target, "verify", fail)
-        result = measure(tiny, output, *more)
-    assert (result.exit_code, result.stderr.strip()) == (1, "Error: interrupted")
-    work = tmp_path / "profile.json.work"
-    assert len(work.read_text("utf-8").splitlines()) > 3
-    refused(measure(tiny, output, *more, "--seed", "1"), "seed 0, not 1", "remove it", code=2)
-    result = measure(tiny, output, *more)
-    assert result.exit_code == 0, result.stderr
-    assert "resuming: " in result.stderr
-    assert not work.exists()
-    profile = load_profile(output)
-    assert [times.batch for times in profile.batches] == [1, 1, 2, 2]
-    assert profile.context[0] == 8
-    assert (profile.meta["rounds"], profile.meta["steps"], profile.meta["left_out"]) == (2, 2, [])
-    assert profile.meta["budget_s"] == 300
 
 
 def test_a_profile_without_time_is_refused(tiny, tmp_path, unchanged):

@@ -115,12 +115,8 @@ def test_search_warns_when_the_models_differ(trace_file, tmp_path, part):
 def test_trees_beyond_any_profile_are_refused_by_option(trace_file, profile_file, tmp_path):
     """However many nodes are asked for, the pool that they are chosen from stays a tree."""
     words = ("search", "--trace", trace_file, "--batch", "1")
-    for size in (200, 1000, 4096):
-        refused(
-            run(*words, "--profile", profile_file, "--max-nodes", size),
-            "the profile measured tokens 2 to",
-            "search: --max-nodes",
-        )
+    larger = run(*words, "--profile", profile_file, "--max-nodes", 4096)
+    refused(larger, "the profile measured tokens 2 to", "search: --max-nodes")
     save_profile(small_profile(tokens=4097), tmp_path / "wide.json")
     found = read_json(done(*words, "--profile", tmp_path / "wide.json", "--max-nodes", "4096", "--json").stdout)
     assert found["meta"]["search"]["max_nodes"] == 4096

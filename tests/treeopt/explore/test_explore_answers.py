@@ -18,9 +18,10 @@ from treeopt.errors import TreeoptError, UsageError
 from treeopt.explore import answer_parts, answers, controls
 from treeopt.explore.answers import ANY_TREE, MEASURED, Device, Question, question_of
 from treeopt.explore.offered_files import Offer
+from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Plan
 from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace import load_trace, save_trace
 
 pytest.importorskip("marimo", reason="the extra `explore` is not installed")
 CONTROLS = {
@@ -101,7 +102,7 @@ def test_two_hundred_random_numbers_equal_the_library_s(offer, folder):
 
 def test_a_device_s_numbers_and_prices_equal_those_of_whatif(offer, folder):
     steps = Device("H200", count=2, target="8b", context=2048)
-    found = answers.answer(Question("trace.npz", steps, batches=(1, 32), max_nodes=8), offer)
+    found = answers.answer(Question("trace.npz", steps, SearchSettings(batch=(1, 32), max_nodes=8)), offer)
     words = {"hardware": "2xh200", "target": "8b", "batch": (1, 32), "context": 2048, "max_nodes": 8}
     record = treeopt.whatif(folder / "trace.npz", **words, prices={"h200": 3.5})
     for entry, cell in zip(found.plan.entries, record["cells"], strict=True):
@@ -117,7 +118,8 @@ def test_a_device_s_numbers_and_prices_equal_those_of_whatif(offer, folder):
 
 
 def test_a_device_that_is_too_small_is_named(offer):
-    found = answers.answer(Question("trace.npz", Device("L40S", target="70b"), batches=(1, 4), max_nodes=2), offer)
+    search = SearchSettings(batch=(1, 4), max_nodes=2)
+    found = answers.answer(Question("trace.npz", Device("L40S", target="70b"), search), offer)
     assert found.too_large == (1, 4)
     assert "Batch 4 does not fit the memory of the device." in text_of(answer_parts.footnotes(found))
     blocks = answer_parts.priced(found, 1)
@@ -159,7 +161,7 @@ def test_what_has_no_answer_is_one_line(offer, control, value, words):
 
 def test_what_the_library_reports_stands_on_the_page_and_nowhere_else(folder, capfd):
     offer = Offer.of_files([folder / "trace.npz"], [folder / "profile.json"])
-    found = answers.answer(replace(question_of(CONTROLS, deepest=3), batches=(1,)), offer)
+    found = answers.answer(question_of(CONTROLS | {"batches": "1"}, deepest=3), offer)
     assert any("interval" in line or "request" in line for line in found.warnings), found.warnings
     assert capfd.readouterr() == ("", "")
 
@@ -214,8 +216,7 @@ def test_an_export_that_lacks_a_setting_is_one_line(offer):
         failed = answers.attempt_export(found, **choices)
         assert isinstance(failed, TreeoptError)
         assert option in text_of(answer_parts.export_parts(failed, "vllm"))
-    without = answers.attempt_export(answers.answer(question_of(CONTROLS | {"engine": "sequoia"}, deepest=3), offer))
-    assert str(without) == "there is no exporter for sequoia: download the plan"
+    assert "There is no exporter for sequoia: download the plan." in text_of(answer_parts.export_parts(None, "sequoia"))
 
 
 def test_charts_are_of_the_plan_and_follow_the_theme(answered):
@@ -253,7 +254,7 @@ def test_without_profiles_step_times_come_from_data_sheets(offer, answered):
     assert list(controls.source(alone).options) == ["from a data sheet"]
     values = {"trace": controls.trace(alone).value, "source": controls.source(alone).value, "depth": 3}
     values |= {**controls.predicted(alone).value, **controls.limits().value}
-    assert question_of(values, deepest=3) == Question("trace.npz", Device("H100 SXM"), batches=(1, 4))
+    assert question_of(values, deepest=3) == Question("trace.npz", Device("H100 SXM"), SearchSettings(batch=(1, 4)))
     assert isinstance(answers.attempt(values, alone), answers.Answer)
     assert controls.handover("vllm", answered.plan).value == {"method": None, "model": "", "batch": None}
 
@@ -269,31 +270,31 @@ def test_the_method_is_the_engine_s_own_for_the_drafter(answered, engine):
         assert chosen == (runs[0] if runs else None)
 
 
-POLICIES = {"trace": "eagle-candidates-t0.npz", "profile": "eagle-policies-cpu.json"}
+POLICIES = {"trace": "candidates.npz", "profile": "eagle-policies-cpu.json"}
+POLICY_PROFILE = shipped(f"profiles/{POLICIES['profile']}")
 
 
-def shipped_offer() -> Offer:
-    traces = [shipped(f"traces/{name}") for name in (POLICIES["trace"], "eagle-t0.npz")]
-    return Offer.of_files(traces, [shipped(f"profiles/{name}") for name in (POLICIES["profile"], "eagle-cpu.json")])
+@pytest.fixture(scope="module")
+def candidates(tmp_path_factory):
+    """The first requests of a shipped trace with candidates."""
+    path = tmp_path_factory.mktemp("candidates") / POLICIES["trace"]
+    save_trace(load_trace(shipped("traces/eagle-candidates-t0.npz")).select(np.arange(40)), path)
+    return path
 
 
-def test_dynamic_trees_are_offered_where_they_were_recorded_and_priced():
-    offer = shipped_offer()
+def test_dynamic_trees_are_offered_where_they_were_recorded_and_priced(candidates):
+    plain = shipped("profiles/eagle-cpu.json")
+    offer = Offer.of_files([candidates, shipped("traces/eagle-t0.npz")], [POLICY_PROFILE, plain])
     assert offer.takes_policies(POLICIES["trace"], POLICIES["profile"])
     assert not offer.takes_policies("eagle-t0.npz", POLICIES["profile"])
     assert not offer.takes_policies(POLICIES["trace"], "eagle-cpu.json")
 
 
-def test_dynamic_trees_are_those_of_the_library():
+def test_dynamic_trees_are_those_of_the_library(candidates):
     asked = CONTROLS | POLICIES | {"dynamic": "best-first", "batches": "1", "nodes": 3, "depth": 2}
-    found = answers.attempt(asked, shipped_offer())
-    plan = treeopt.search(
-        *(shipped(f"{room}/{POLICIES[name]}") for room, name in (("traces", "trace"), ("profiles", "profile"))),
-        batch=1,
-        policies=("best-first",),
-        max_nodes=3,
-        max_depth=2,
-    )
+    found = answers.attempt(asked, Offer.of_files([candidates], [POLICY_PROFILE]))
+    limits = {"max_nodes": 3, "max_depth": 2}
+    plan = treeopt.search(candidates, POLICY_PROFILE, batch=1, policies=("best-first",), **limits)
     own, expected = figures(found.plan), figures(plan)
     assert any("best-first" in name for _, name, _ in own)
     assert own.keys() == expected.keys()

@@ -158,7 +158,7 @@ MIXED = drawn_trace([[0.8, 0.1, 0.05], [0.3, 0.2, 0.1]], [40] * 30, depth=5, rng
 
 @pytest.mark.parametrize("name", COSTS)
 @given(trace=searchable, batch=st.sampled_from([1, 2, 7]), seed=st.integers(0, 99))
-@settings(max_examples=40)
+@settings(max_examples=examples(60))
 def test_the_choice_is_the_fastest_on_the_fitted_requests(name, trace, batch, seed):
     # At most 15 trees here, so the shortlist holds them all.
     cost = COSTS[name]
@@ -260,15 +260,6 @@ def test_what_is_priced_are_the_trees(name, method):
     np.testing.assert_allclose(seconds, [COSTS[name].one(shape) for shape in shapes], rtol=1e-12)
     if method == "best-first":
         assert set(trees) <= set(candidates(fit, 12, 4))
-
-
-def test_the_larger_the_batch_the_smaller_the_tree():
-    plan = search(MIXED, Cost(token=0.02), batch=(1, 4, 16, 64), max_nodes=31)
-    assert [entry.batch for entry in plan.entries] == [1, 4, 16, 64]
-    nodes = [entry.choice.tree.nodes if entry.choice.tree else 0 for entry in plan.entries]
-    assert nodes == sorted(nodes, reverse=True)
-    assert nodes[0] > 5
-    assert nodes[-1] == 0
 
 
 def test_no_speculation_wins_when_tokens_are_dear():
@@ -697,7 +688,7 @@ def test_few_requests_to_choose_on_are_told_of():
 # --- policies
 
 
-def sure_or_not(requests: int = 40, length: int = 30) -> Trace:
+def sure_or_not(requests: int = 24, length: int = 30) -> Trace:
     """Where the drafter is sure, its best chain of 4 is right; elsewhere any of its 4 first candidates may be."""
     rng = np.random.default_rng(0)
     sure = rng.random(requests * length) < 0.5
@@ -747,10 +738,10 @@ def test_a_policy_is_chosen_where_it_is_faster():
 def test_switches_are_those_of_chosen_policies():
     """From 12 to 16 the best static trees change, the policy does not."""
     batches, cost, kinds = (6, 12, 16, 24), Cost(token=0.05), ("eagle2", "opt-tree")
-    fixed, plan = (search(sure_or_not(), cost, batch=batches, max_nodes=16, policies=each) for each in ((), kinds))
+    fixed, plan = (search(sure_or_not(40), cost, batch=batches, max_nodes=16, policies=each) for each in ((), kinds))
     assert [(each.small, each.large) for each in fixed.switches] == [(6, 12), (12, 16), (16, 24)]
     assert [(each.small, each.large) for each in plan.switches] == [(6, 12), (16, 24)]
-    fit, _ = parts(sure_or_not())
+    fit, _ = parts(sure_or_not(40))
     ways = [entry.choice.grown.policy for entry in plan.entries[:2]]
     rates = {
         size: [Bench(fit, Prices(cost, size, "widest"), seed=0).replayed(way).rate for way in ways] for size in batches

@@ -8,9 +8,10 @@ import pytest
 
 from tests.helpers.browser import started, watched
 from tests.helpers.report_files import written_results
+from tests.helpers.slider_formulas import Setting, recompute
 from treeopt.api.report_files import report_page
 from treeopt.report.html_page import as_html
-from treeopt.report.slider_model import Drafted, Setting, recompute
+from treeopt.report.slider_model import Drafted
 from treeopt.statistics.clustered_estimate import Estimate
 
 pytestmark = pytest.mark.browser

@@ -271,22 +271,6 @@ def test_tables_that_commands_write_are_known_as_tables(trace_file, profile_file
         refused(run("report", table, "--output", tmp_path / "p.html"), "a table of results", kind, code=2)
 
 
-def test_titles_name_the_models_where_several_stand_side_by_side():
-    page = report_page([shipped(f"{room}/{name}.json") for room, name in TITLED])
-    assert [finding.title for finding in page.findings] == [
-        "Step times: target stdlib-llama float32, 5 medusa heads",
-        "Step times: target stdlib-llama float32, eagle as drafter",
-        "Predicted and measured: target stdlib-llama float32, 5 medusa heads",
-        "Predictions: target stdlib-llama float32, 5 medusa heads",
-    ]
-
-
-TITLED = (
-    ("profiles", "medusa-cpu"), ("profiles", "eagle-cpu"), ("validations", "medusa-cpu"),
-    ("validations", "medusa-cpu.predictions"),
-)  # fmt: skip
-
-
 def test_the_summary_of_a_trace_says_what_the_drafter_gets_right(whole):
     right, replayed = whole[0].findings[0].answers
     assert re.search(r"candidate is right at \d+% of positions at depth 1, \d+% at depth 5\.$", right)

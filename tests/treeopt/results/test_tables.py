@@ -108,15 +108,6 @@ def test_describe_counts_what_is_there(trace):
 SMALL = trace_of([[[0, 3], [1, -1], [-1, -2]], [[0, -2]]], width=8, meta=META)
 
 
-def test_a_table_names_quantised_weights_and_language_models():
-    meta = META | {
-        "target": META["target"] | {"quantization": "int8 (torchao)"},
-        "drafter": {"kind": "language-model", "heads": 64},
-    }
-    text = "\n".join(shown(TRACE.blocks, trace_of([[[0]]], width=1, meta=meta)))
-    assert "target tiny-llama bfloat16 int8 (torchao), a language model as drafter; greedy" in text
-
-
 def test_trace_leaves_what_was_never_seen_empty():
     """No request is two tokens long: nothing is known of depth 2."""
     (table,) = [block for block in TRACE.blocks(trace_of([[[0, -2]], [[0, -2]]], width=1)) if isinstance(block, Table)]
@@ -294,12 +285,6 @@ def test_no_share_is_shown_beyond_the_width_of_a_trace():
     narrow = trace_of([[[0]], [[1]]], width=2)
     shares = [cell.text for cell in next(b for b in TRACE.blocks(narrow) if hasattr(b, "rows")).rows[0].cells[1:]]
     assert [bool(text) for text in shares] == [True, True, False, False]
-
-
-def test_plan_shows_live_checks_where_there_are_any():
-    lines = shown(PLAN_KIND.blocks, PLAN, checks={32: "Checked: 1.23 live"})
-    assert lines.count("Checked: 1.23 live") == 1
-    assert lines.index("Checked: 1.23 live") > lines.index("batch 32")
 
 
 # --- validations

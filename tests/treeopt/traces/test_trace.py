@@ -182,7 +182,7 @@ def test_files_that_are_no_trace(tmp_path):
         load_trace(tmp_path / "rank.npy")
 
 
-@pytest.mark.parametrize(("write", "step"), [(np.savez_compressed, 1), (np.savez, 7)])
+@pytest.mark.parametrize(("write", "step"), [(np.savez_compressed, 3), (np.savez, 17)])
 def test_every_truncation_is_refused(tmp_path, write, step):
     path = tmp_path / "trace.npz"
     write(path, **arrays_of(full_trace()))
@@ -193,7 +193,7 @@ def test_every_truncation_is_refused(tmp_path, write, step):
 
 
 def test_flipped_bits_are_refused_or_harmless(tmp_path):
-    """One bit of every byte; every bit of the first member's two heads and of the end record."""
+    """One bit of every third byte; every bit of the first member's two heads and of the end record."""
     trace, path = trace_of([[[0, 1], [1, -2]], [[-1, -2]]], width=2, meta={"seed": 1}), tmp_path / "trace.npz"
     save_trace(trace, path)
     content = path.read_bytes()
@@ -201,7 +201,7 @@ def test_flipped_bits_are_refused_or_harmless(tmp_path):
     heads = {*range(64), *range(first, first + 60), *range(len(content) - 22, len(content))}
     escaped = {}
     for place in range(len(content)):
-        for bit in range(8) if place in heads else [place % 8]:
+        for bit in range(8) if place in heads else [place % 8] * (place % 3 == 0):
             flipped = bytearray(content)
             flipped[place] ^= 1 << bit
             try:
@@ -240,7 +240,7 @@ def test_a_changed_byte_in_the_head_of_an_array_is_refused_or_harmless(tmp_path,
 
 
 @given(traces(parts=True), st.data())
-@settings(shared_directory, max_examples=60)
+@settings(shared_directory, max_examples=examples(150))
 def test_a_changed_byte_anywhere_is_refused_or_harmless(tmp_path, trace, data):
     path = tmp_path / "trace.npz"
     save_trace(trace, path)

@@ -1,17 +1,16 @@
 """`treeopt compare`: drafters side by side on the same prompts."""
 
-import json
 from pathlib import Path
 
 import click
 
 from treeopt.api import compare_traces
-from treeopt.cli.options import general, output_files, printing
+from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.trace_or_figure import FIGURE, Figure, option_of
 from treeopt.comparison.compare_drafters import CompareSettings
-from treeopt.storage.atomic_files import write_text
 from treeopt.traces.trace import Trace
 
 SECTIONS = {
@@ -36,35 +35,19 @@ EXAMPLES = examples(
     help="Step times of each trace, in their order; default the profiles of the traces' models.",
 )
 @options_of(CompareSettings)
-@click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
-@general.table
-@general.as_json
-@general.verbose
-@general.quiet
+@output_files.result_options()
 def compare(
     traces: tuple[Path, ...],
     figures: tuple[Trace, ...],
     profiles: tuple[Path, ...],
     settings: CompareSettings,
-    output: Path | None,
-    table_file: Path | None,
-    as_json: bool,
+    files: ResultFiles,
 ) -> None:
     """Compare drafters by their TRACES or figures of acceptance, with the first: tau and speedups.
 
     Differences are paired by request where the traces were recorded on the same prompts.
     """
-    printing.hold_warnings()
-    output_files.check_output(output)
-    output_files.check_output(table_file, "--table")
+    files.check()
     sources = compare_traces.names_of_files(traces) | compare_traces.names_of_figures(figures)
-    result = compare_traces.compare(sources, profiles or None, settings=settings)
-    record = result.record()
-    if output:
-        write_text(output, json.dumps(record, indent=1) + "\n")
-    output_files.write_table(table_file, result.frame)
-    if as_json:
-        printing.print_json(record)
-        return
-    files = {name: option_of(source) for name, source in sources.items()}
-    printing.show("comparison", record, files=files)
+    record = compare_traces.compare(sources, profiles or None, settings=settings).record()
+    files.give("comparison", record, files={name: option_of(source) for name, source in sources.items()})

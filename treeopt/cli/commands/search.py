@@ -7,12 +7,13 @@ import click
 from treeopt.api import search_trace
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.trace_or_figure import trace_source
 from treeopt.cli.options.value_types import LIMITING, NamedTree
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.plans.plan_json import save_plan, to_json
+from treeopt.plans.plan_json import to_json
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import published_trees
@@ -46,18 +47,12 @@ EXAMPLES = examples(
     "be given several times.",
 )
 @click.option("--published", is_flag=True, help="Also judge all published trees, not only Medusa's and EAGLE-1's.")
-@click.option("--output", type=general.FILE, help="Write the plan to this file (.json).")
-@general.table
-@general.as_json
-@general.verbose
-@general.quiet
+@output_files.result_options("plan")
 def search(
     trace_file: Path | Trace,
     profile_file: Path | None,
     settings: SearchSettings,
-    output: Path | None,
-    table_file: Path | None,
-    as_json: bool,
+    files: ResultFiles,
     compared: tuple[tuple[str, Tree], ...],
     published: bool,
 ) -> None:
@@ -66,22 +61,15 @@ def search(
     The tree is chosen on one part of the trace's requests, predicted by replay on the others, and compared with plain
     decoding, the best chain and published trees.
     """
-    printing.hold_warnings()
-    output_files.check_output(output)
-    output_files.check_output(table_file, "--table")
+    files.check()
     compare = (published_trees() if published else baselines()) | dict(compared)
     plan = search_trace.search(
         trace_file, profile_file, settings=settings.changed(compare=compare), progress=printing.progress
     )
-    if output:
-        save_plan(plan, output)
-    output_files.write_table(table_file, plan.frame)
-    if as_json:
-        click.echo(to_json(plan))
-        return
     from simulate.validation.predicted_vs_measured import live_checks
 
-    file = None if output is None else str(output)
-    printing.show("plan", plan, checks=live_checks(plan), file=file)
-    if output:
-        printing.say(f"plan written to {output}")
+    file = None if files.output is None else str(files.output)
+    checks = {} if files.as_json else live_checks(plan)
+    files.give("plan", plan, json_text=to_json(plan) if files.as_json else "", checks=checks, file=file)
+    if file and not files.as_json:
+        printing.say(f"plan written to {file}")

@@ -1,6 +1,5 @@
 """`treeopt simulate`: a run of many requests, or a server's days."""
 
-import json
 from pathlib import Path
 
 import click
@@ -9,9 +8,9 @@ from simulate.runs.simulate_settings import SimulateSettings
 from treeopt.api import simulate_requests
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.trace_or_figure import option_of, trace_source
-from treeopt.storage.atomic_files import write_text
 from treeopt.traces.trace import Trace
 
 SECTIONS = {
@@ -35,18 +34,12 @@ EXAMPLES = examples(
     help="Step times; default the profile of the trace's models, beside the trace or shipped.",
 )
 @options_of(SimulateSettings, types={"plan": general.FILE})
-@click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
-@general.table
-@general.as_json
-@general.verbose
-@general.quiet
+@output_files.result_options()
 def simulate(
     trace_file: Path | Trace,
     profile_file: Path | None,
     settings: SimulateSettings,
-    output: Path | None,
-    table_file: Path | None,
-    as_json: bool,
+    files: ResultFiles,
 ) -> None:
     """Predict a run of all requests of a trace: tokens per second, latencies and their percentiles.
 
@@ -54,16 +47,9 @@ def simulate(
     --requests-file, requests come to a server of --batch rows, which changes between a plan's trees as its load
     changes; with --capacity, the highest rate that keeps the limits is found. Servers need simpy.
     """
-    printing.hold_warnings()
-    output_files.check_output(output)
-    output_files.check_output(table_file, "--table")
+    files.check()
     record = simulate_requests.simulate(trace_file, profile_file, settings=settings, progress=printing.progress)
-    if output:
-        write_text(output, json.dumps(record, indent=1) + "\n")
-    output_files.write_table(table_file, record.frame)
-    if as_json:
+    if files.as_json:
         printing.warn(record["warnings"])
-        printing.print_json(record)
-        return
     kind, plan = record["schema"].split(".")[1].split("/")[0], None if settings.plan is None else str(settings.plan)
-    printing.show(kind, record, trace=option_of(trace_file), plan=plan)
+    files.give(kind, record, trace=option_of(trace_file), plan=plan)

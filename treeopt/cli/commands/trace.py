@@ -8,6 +8,7 @@ from click_didyoumean import DYMGroup
 
 from treeopt.acceptance_rules import takes_chains_only
 from treeopt.api import record_trace
+from treeopt.api.file_loading import imported
 from treeopt.api.record_trace import CollectSettings
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
@@ -28,10 +29,8 @@ from treeopt.traces.importers.trace_source import (
     ALIASES,
     RECOGNISED,
     SOURCES,
-    ImportedFile,
     check_settings,
     formats,
-    import_trace,
     meaning,
 )
 from treeopt.traces.merge_split import halves, merge_traces
@@ -45,7 +44,6 @@ def _written(trace: Trace, path: Path) -> str:
     return f"{counted(trace.anchors, 'anchor')} of {counted(trace.requests, 'request')} written to {path}"
 
 
-MADE_UP = ("requests", "length")  # settings of a trace that is made up
 IMPORT_SECTIONS = {
     "Source": "kind depth steps model before column",
     "Trace": "requests length",
@@ -86,13 +84,10 @@ def import_command(source: Path, kind: str, output: Path, seed: int, *, force: b
     SOURCE is a file, - for standard input, or an address such as http://127.0.0.1:8000/metrics.
     """
     output_files.check_output(output, force=force or _imported_from_a_file(output))
-    given = {name: value for name, value in settings.items() if value is not None}
-    check_settings(kind, given)
-    made_up = {name: given.pop(name) for name in MADE_UP if name in given}
-    with stored(source) as path, stored(given.get("before")) as earlier:
+    check_settings(kind, {name: value for name, value in settings.items() if value is not None})
+    with stored(source) as path, stored(settings["before"]) as earlier:
         assert path is not None
-        given |= {} if earlier is None else {"before": earlier}
-        trace = import_trace(ImportedFile(path, kind, _saved, seed=seed, **made_up), given)
+        trace = imported(path, kind, seed, settings | {"before": earlier})
     trace = named(trace, source, settings.get("before"))
     save_trace(trace, output)
     for sentence in trace.meta["assumed"]:
@@ -107,12 +102,6 @@ def _imported_from_a_file(path: Path) -> bool:
     except (TreeoptError, AttributeError):
         return False
     return bool(source) and source != shown("-") and "://" not in source
-
-
-def _saved(path: Path) -> Any:
-    from executor.checkpoints.tensors.find_tensor_files import read_saved
-
-    return read_saved(path)
 
 
 COLLECT_EXAMPLES = examples(

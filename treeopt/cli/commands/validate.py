@@ -1,6 +1,5 @@
 """`treeopt validate`: predicted against measured."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,11 @@ from treeopt.api import validate_plan
 from treeopt.api.validate_plan import ValidateSettings
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import MODELS, options_of
 from treeopt.cli.options.setup_file import setup_options
 from treeopt.errors import UsageError
 from treeopt.storage import work_file
-from treeopt.storage.atomic_files import write_text
 
 REPLAY = "replay:"
 SECTIONS = {
@@ -53,15 +52,9 @@ TYPES = {**MODELS, **dict.fromkeys(("plan", "trace", "profile"), general.FILE), 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @options_of(ValidateSettings, types=TYPES, without=("texts",))
 @setup_options()
-@click.option("--output", type=general.FILE, help="Write the comparison to this file (.json).")
-@general.table
+@output_files.result_options("comparison")
 @general.force
-@general.as_json
-@general.verbose
-@general.quiet
-def validate(
-    settings: ValidateSettings, output: Path | None, table_file: Path | None, as_json: bool, *, force: bool
-) -> None:
+def validate(settings: ValidateSettings, files: ResultFiles, *, force: bool) -> None:
     """Run trees in the real loop and print predicted beside measured, for each batch size.
 
     Use prompts that are not in the trace (--skip), and the trace's rule and temperature; rules that draw their
@@ -76,26 +69,19 @@ def validate(
     Finished runs stay in OUTPUT.work until the comparison is written: after an interruption the same command resumes
     there.
     """
-    printing.hold_warnings()
+    output = files.output
     work = None if output is None else work_file.beside(output)
     written = settings.plan is not None or settings.trace is not None
     if output and settings.predictions is None and written:
         settings = settings.changed(predictions=output.with_suffix(".predictions.json"))
     reads = {"acceptance": settings.replay, "predictions": None if written else settings.predictions}
-    output_files.check_output(output, reads=reads, force=force)
-    output_files.check_output(table_file, "--table", reads=reads, force=force)
+    files.check(reads=reads, force=force)
     if written:  # predictions of a validation that resumes are made again
         resumed = work is not None and work.exists()
         output_files.check_output(settings.predictions, "--predictions", reads=reads, force=force or resumed)
     record = validate_plan.validate(settings=settings, work=work, progress=printing.progress)
     if not printing.is_main_process():
         return
-    if output:
-        write_text(output, json.dumps(record, indent=1) + "\n")
-    output_files.write_table(table_file, record.frame)
+    files.give("validation", record, plan=None if settings.plan is None else str(settings.plan))
     if work is not None:
         work.unlink(missing_ok=True)
-    if as_json:
-        printing.print_json(record)
-        return
-    printing.show("validation", record, plan=None if settings.plan is None else str(settings.plan))

@@ -1,6 +1,5 @@
 """`treeopt whatif`: the best tree on devices, batch sizes and contexts that were not measured."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ from simulate.whatif.whatif_settings import LINKS, PRICES, WhatIfSettings
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
+from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.trace_or_figure import trace_source
 from treeopt.cli.options.value_types import LIMITING, Devices, Model
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import SCHEMA as PLAN
 from treeopt.plans.plan_json import save_plan
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import look
 from treeopt.storage.user_files import read_text
@@ -107,19 +106,13 @@ TYPES = {
     type=FOLDER,
     help="Write the step times of each device to this folder, for --profile of search, compare and simulate.",
 )
-@click.option("--output", type=general.FILE, help="Write the result to this file (.json).")
-@general.table
-@general.as_json
-@general.verbose
-@general.quiet
+@output_files.result_options()
 def whatif(
     trace_file: Path | Trace,
     settings: WhatIfSettings,
     plans: Path | None,
     tables: Path | None,
-    output: Path | None,
-    table_file: Path | None,
-    as_json: bool,
+    files: ResultFiles,
 ) -> None:
     """Choose a tree for each device, context and batch size, and say where speculation stops paying.
 
@@ -127,36 +120,28 @@ def whatif(
     another device, scaled to each. Acceptance is the trace's everywhere. With --price per hour, in any currency, also
     the price of a million tokens, and the cheapest configuration.
     """
-    printing.hold_warnings()
-    output_files.check_output(output)
-    output_files.check_output(table_file, "--table")
+    files.check()
     for folder, option in ((plans, "--plans"), (tables, "--profiles")):
         if folder is not None:
             output_files.check_output(folder / "x" if folder.is_dir() else folder, option)
     question = WhatIf.prepare(trace_file, settings)
     _check_files(plans, question.plan_files(), PLAN, "--plans")
     _check_files(tables, question.profile_files(), PROFILE, "--profiles")
-    answer = question.answer(printing.progress)
-    record = answer.record
+    record = question.answer(printing.progress)
     if plans is not None:
         plans.mkdir(exist_ok=True)
-        for name, plan in answer.plans().items():
+        for name, plan in record.plans().items():
             save_plan(plan, plans / name)
             printing.say(f"plan written to {plans / name}")
     if tables is not None:
         tables.mkdir(exist_ok=True)
-        for name, times in answer.profiles().items():
+        for name, times in record.profiles().items():
             save_profile(times, tables / name)
             printing.say(f"step times written to {tables / name}")
-    if output:
-        write_text(output, json.dumps(record, indent=1) + "\n")
-    output_files.write_table(table_file, record.frame)
-    if as_json:
+    if files.as_json:
         printing.warn(record["warnings"])
-        printing.print_json(record)
-        return
     written = () if plans is None else [str(plans / name) for name in question.plan_files()]
-    printing.show("whatif", record, plans=written)
+    files.give("whatif", record, plans=written)
 
 
 def _check_files(folder: Path | None, names: list[str], schema: str, option: str) -> None:

@@ -5,18 +5,22 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zipfile import is_zipfile
 
 import click
 
+from treeopt.cli.options import general, printing
 from treeopt.errors import UsageError
+from treeopt.registry import load
 from treeopt.storage.atomic_files import is_special
 from treeopt.storage.table_files import save_table
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from treeopt.results.kinds import ResultKind
 
 # Parameters that name what is written; others are read.
 WRITTEN = ("output", "rest", "predictions", "parts", "write_setup", "plans", "tables", "table_file")
@@ -109,7 +113,59 @@ def _read() -> Iterator[tuple[str, Path]]:
                     yield name.removesuffix("_file").replace("_", " "), item
 
 
-def write_table(path: Path | None, frame: Callable[[], "pd.DataFrame"]) -> None:
-    """Write the table of results to the file of `--table`, if it was given."""
-    if path is not None:
-        save_table(frame(), path)
+@dataclass(frozen=True)
+class ResultFiles:
+    """Where a result goes.
+
+    Attributes:
+        output: file of `--output`.
+        table: file of `--table`.
+        as_json: whether stdout gets JSON.
+    """
+
+    output: Path | None
+    table: Path | None
+    as_json: bool
+
+    def check(self, *, reads: Mapping[str, Path | None] = NOTHING, force: bool | None = None) -> None:
+        """Hold warnings until the result is printed, and fail before any work; see `check_output`."""
+        printing.hold_warnings()
+        check_output(self.output, reads=reads, force=force)
+        check_output(self.table, "--table", reads=reads, force=force)
+
+    def give(self, kind: str, value: Any, *, json_text: str = "", **beside: Any) -> None:
+        """Write a result to its files, and print it.
+
+        Args:
+            kind: the kind of result, a name of `RESULTS`.
+            value: the result.
+            json_text: the result as JSON, where it is no JSON value itself.
+            beside: what is known beside it; see `ResultKind`.
+        """
+        entry: ResultKind = load(f"treeopt.results.{kind}:ENTRY")
+        if self.output is not None:
+            entry.save(value, self.output)
+        if self.table is not None:
+            save_table(entry.frame(value), self.table)
+        if not self.as_json:
+            printing.show(entry, value, **beside)
+        elif json_text:
+            click.echo(json_text)
+        else:
+            printing.print_json(value)
+
+
+def result_options(noun: str = "result") -> Callable[[Any], Any]:
+    """Return a decorator that adds `--output`, `--table`, `--json`, `--verbose` and `--quiet`; `files` holds them."""
+    output = click.option("--output", type=general.FILE, help=f"Write the {noun} to this file (.json).")
+
+    def decorate(command: Any) -> Any:
+        @wraps(command)
+        def asked(output: Path | None, table_file: Path | None, as_json: bool, **values: Any) -> Any:
+            return command(files=ResultFiles(output, table_file, as_json), **values)
+
+        for option in (general.quiet, general.verbose, general.as_json, general.table, output):
+            asked = option(asked)
+        return asked
+
+    return decorate

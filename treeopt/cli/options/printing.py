@@ -73,17 +73,17 @@ def _on_stderr(text: str) -> None:
     click.echo("\n".join(lines), err=True)
 
 
-def show(kind: str, value: Any, **beside: Any) -> None:
+def show(kind: "ResultKind | str", value: Any, **beside: Any) -> None:
     """Print a result on stdout, with its details if --verbose asks for them.
 
     Args:
-        kind: the kind of result, a name of `RESULTS`; its module is imported alone.
+        kind: the kind of result, or its name in `RESULTS`; its module is imported alone.
         value: the result.
         beside: what is known beside it, such as files; see `ResultKind`.
     """
     from treeopt.terminal import print_blocks
 
-    entry: ResultKind = load(f"treeopt.results.{kind}:ENTRY")
+    entry: ResultKind = load(f"treeopt.results.{kind}:ENTRY") if isinstance(kind, str) else kind
     print_blocks(entry.blocks(value, **beside), verbose=is_set("verbose"))
 
 

@@ -58,9 +58,6 @@ class Whole(click.IntRange):
         return number
 
 
-SECONDS = Real(0, 1e9)  # sums of them over all requests and tokens stay finite
-
-
 class Tokens(Whole):
     """A number of tokens within bounds, such as 8192, 8k or 1M (k: 1024, M: 1024 k)."""
 

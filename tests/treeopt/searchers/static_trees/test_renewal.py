@@ -90,7 +90,7 @@ def test_the_worst_domain_gains_what_the_others_lose():
 
 
 @given(small)
-@settings(max_examples=60)
+@settings(max_examples=examples(100))
 def test_never_above_the_best_of_all_trees(trace):
     some = all_trees(list(prefixes(trace)), 5)  # nodes that no anchor follows never match
     best = max(replay_tree(Tree.from_paths(paths), trace).tau for paths in some)
@@ -108,8 +108,8 @@ def test_strictly_better_where_requests_differ(seed, nodes):
 
 
 def test_regret_on_instances_like_those_of_the_benchmark():
-    # The shipped figures are of 400 instances; here 24, with fixed seeds: 0.1 % in the mean is the target.
-    found = [regrets(instance(family, seed), nodes=5) for family in FAMILIES for seed in range(6)]
+    # The shipped figures are of 400 instances; here 12, with fixed seeds: 0.1 % in the mean is the target.
+    found = [regrets(instance(family, seed), nodes=5) for family in FAMILIES for seed in range(3)]
     for each in found:
         for objective in each.values():
             assert 0 <= objective["improved"] <= objective["averaged"] + 1e-12

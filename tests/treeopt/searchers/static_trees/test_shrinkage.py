@@ -184,7 +184,7 @@ def slow_likelihood(trace: Trace, nodes: int, shrink: float) -> float:
 
 
 @given(traces(requests=(2, 5), length=12, depth=3, width=3), st.integers(1, 12))
-@settings(max_examples=50)
+@settings(max_examples=examples(100))
 def test_the_likeliest_is_taken(trace, nodes):
     likelihood = [slow_likelihood(trace, nodes, shrink) for shrink in TRIED]
     found = fit_strength(trace, nodes=nodes, depth=trace.depth)
