@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed, themed_spec
+from treeopt.errors import visible
 from treeopt.results.blocks import Blocks, Line, Table, notes_once
 from treeopt.results.kinds import ResultKind
 
@@ -117,18 +118,23 @@ def _environment() -> "Environment":
 
     loader = FileSystemLoader(FOLDER)
     environment = Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=_plain
     )
     environment.globals["zip"] = zip
     environment.filters["figures"] = _unbroken
     return environment
 
 
+def _plain(value: Any) -> Any:
+    """Return a text with control characters as escapes; other values, and markup, as they are."""
+    return visible(value, lines=True) if type(value) is str else value
+
+
 def _unbroken(text: str) -> "Markup":
     """Return a sentence whose values stay on one line with their intervals and units."""
     from markupsafe import Markup, escape
 
-    return Markup(FIGURES.sub(r'<span class="figures">\g<0></span>', str(escape(text))))  # noqa: S704
+    return Markup(FIGURES.sub(r'<span class="figures">\g<0></span>', str(escape(visible(text)))))  # noqa: S704
 
 
 def _scripts(*, sliders: bool) -> Iterator[str]:
