@@ -20,7 +20,7 @@ from treeopt.results.kinds import RESULTS, ResultKind
 from treeopt.storage.atomic_files import checksum, why
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.provenance import this_run
-from treeopt.storage.user_files import check_pointer, read_bytes
+from treeopt.storage.user_files import check_pointer, open_regular, read_bytes
 from treeopt.traces.resumable_shards import MANIFEST, ranks_of
 from treeopt.traces.trace import Trace, load_trace
 
@@ -103,7 +103,9 @@ def _read(path: Path) -> tuple[ResultKind, Any]:
         if not (path / MANIFEST).is_file():
             raise UsageError(f"a folder without parts of a trace (it has no {MANIFEST}): name the files")
         return RESULTS["trace"], ranks_of(path)
-    if is_zipfile(path):
+    with open_regular(path) as file:
+        packed = is_zipfile(file)
+    if packed:
         return RESULTS["trace"], load_trace(path)
     data = read_bytes(path)
     check_pointer(data, path)

@@ -19,6 +19,7 @@ from treeopt.tree import MAX_NODES, MAX_RANK, Tree
 
 MAX_ARRAY_BYTES = 16 * 2**30
 MAX_META_BYTES = 2**24
+FEW = 2**20  # rows that are read whatever other arrays have: checks of values say more
 
 Array = NDArray[Any]
 
@@ -66,9 +67,10 @@ def read_arrays(path: Path, wanted: Collection[str] = FORMAT) -> dict[str, Array
             for name, member in members.items():
                 if name not in FORMAT:
                     raise TraceError(f"unknown array `{name}`")
-                shapes[name] = _shape(archive, member, name)
+                if name in wanted:
+                    shapes[name] = _shape(archive, member, name)
             _check_lengths(shapes)
-            for name in members.keys() & wanted:
+            for name in shapes:
                 with archive.open(members[name]) as stream:
                     array: Array = np.lib.format.read_array(stream, allow_pickle=False)
                 arrays[name] = array.astype(FORMAT[name][0], copy=False)
@@ -115,7 +117,7 @@ def _check_lengths(shapes: Mapping[str, tuple[int, ...]]) -> None:
     candidates = min([anchors * MAX_RANK, *(shapes[name][0] for name in listed)])
     for name, (rows, *columns) in shapes.items():
         most = MAX_META_BYTES if name == "meta" else candidates if name in listed else anchors + 1
-        if rows > most or max(columns, default=0) > MAX_NODES:
+        if rows > max(most, FEW) or max(columns, default=0) > MAX_NODES:
             raise TraceError(f"`{name}` must have at most {most} rows and {MAX_NODES} columns, found {shapes[name]}")
 
 
