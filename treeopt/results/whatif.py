@@ -63,14 +63,14 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
         yield _pays(limit, record)
 
 
-def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), **_: Any) -> Iterator[Line]:
-    """Yield the export of a plan, if plans were written to files."""
+def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), written: bool = False, **_: Any) -> Iterator[Line]:
+    """Yield the export of a plan, which the same command writes with `--plans`."""
     if not plans:
-        yield Line("next", "Next: write the plans with --plans FOLDER, and hand one to an engine with treeopt export.")
         return
     engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
     engine = engine if engine in ENGINES.exporting() else None
-    text = f"Next: hand a plan to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
+    keep = "" if written else "write the plans with --plans plans, and "
+    text = f"Next: {keep}hand one to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
     yield Line("next", text, export_command(plans[0], engine, kind=kind))
 
 
