@@ -25,6 +25,18 @@ def replayed_on(trace: Any, search: Any) -> str:
     return f"Predictions: by replay on {judged} requests held out, trees chosen on {chosen} others (seed {seed})"
 
 
+def other_model(trace: Any) -> list[str]:
+    """Return that acceptance was recorded with another target than the one asked for, if both have names.
+
+    >>> other_model({"target": {"name": "stdlib-llama"}, "asked_for": "70b"})
+    ['Acceptance was recorded with stdlib-llama; asked for 70b: that of another target differs.']
+    """
+    recorded, asked = target_name(trace), look(trace, "asked_for")
+    if not recorded or not asked or recorded.rpartition("/")[2] == str(asked).rpartition("/")[2]:
+        return []
+    return [f"Acceptance was recorded with {recorded}; asked for {asked}: that of another target differs."]
+
+
 def interval(estimate: Estimate, digits: int = 2) -> str:
     """Return a value and its interval.
 
