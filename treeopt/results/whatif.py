@@ -24,7 +24,7 @@ from treeopt.results.blocks import (
     word,
 )
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import export_command, method_advice, other_model, shape_words
+from treeopt.results.words import export_command, method_advice, never_ran, other_model, shape_words
 from treeopt.storage.provenance import look
 
 Cells = Sequence[Mapping[str, Any]]
@@ -62,6 +62,7 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     for limit in record["limits"]:
         yield _pays(limit, record)
     yield from other_model(look(record, "meta", "trace"))
+    yield from never_ran(look(record, "meta", "settings", "engine"))
 
 
 def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), written: bool = False, **_: Any) -> Iterator[Line]:

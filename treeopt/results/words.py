@@ -37,6 +37,18 @@ def other_model(trace: Any) -> list[str]:
     return [f"Acceptance was recorded with {recorded}; asked for {asked}: that of another target differs."]
 
 
+def never_ran(engine: Any) -> list[str]:
+    """Return that an engine never ran here, for the answers about it; empty for other engines, and without one.
+
+    >>> never_ran("vllm"), never_ran("lmdeploy")[0][:36]
+    ([], 'LMDeploy 0.18.0 never ran in treeopt')
+    """
+    entry = ENGINES.get(engine)
+    if entry is None or not entry.never_ran:
+        return []
+    return [f"{entry.title} never ran in treeopt's tests: its rules were read in its code, and no time was measured."]
+
+
 def interval(estimate: Estimate, digits: int = 2) -> str:
     """Return a value and its interval.
 
