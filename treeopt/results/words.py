@@ -43,10 +43,10 @@ def never_ran(engine: Any) -> list[str]:
     >>> never_ran("vllm"), never_ran("lmdeploy")[0][:36]
     ([], 'LMDeploy 0.18.0 never ran in treeopt')
     """
-    entry = ENGINES.get(engine)
-    if entry is None or not entry.never_ran:
+    if engine not in ENGINES or not ENGINES[engine].never_ran:
         return []
-    return [f"{entry.title} never ran in treeopt's tests: its rules were read in its code, and no time was measured."]
+    title = ENGINES[engine].title
+    return [f"{title} never ran in treeopt's tests: its rules were read in its code, and no time was measured."]
 
 
 def interval(estimate: Estimate, digits: int = 2) -> str:
