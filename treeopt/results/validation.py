@@ -128,9 +128,13 @@ def next_lines(
     """
     coverage = record["coverage"]
     if not all(best["within"] for best in record["best"]) or coverage["covered"]["high"] < coverage["nominal"]:
-        yield Line("next", "Next: measure step times again, and search with them:", profile)
+        yield Line("next", f"Next: measure step times again, and search with them{':' if profile else '.'}", profile)
     elif plan is None:
-        yield Line("next", "Next: write the plan to a file, and hand it on with treeopt export:", search)
+        yield Line(
+            "next",
+            f"Next: write the plan to a file, and hand it on with treeopt export{':' if search else '.'}",
+            search,
+        )
     else:
         yield Line("next", "Next: hand the plan to an engine:", export_command(plan))
 

@@ -17,7 +17,7 @@ SECTIONS = {
     "Input": "trace_file acceptance profile_file",
     "Run": "plan tree batch prompt_tokens",
     "Server": "arrivals capacity ttft_s tpot_s",
-    "Output": "output as_json",
+    "Output": "output",
 }
 EXAMPLES = examples(
     "treeopt simulate --trace data/traces/medusa-t0.npz --tree 2 --batch 4",

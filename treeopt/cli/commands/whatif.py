@@ -27,7 +27,7 @@ SECTIONS = {
     "Input": "trace_file acceptance target drafter kind",
     "Devices": "hardware prices",
     "Question": "batch context engine",
-    "Output": "plans output as_json",
+    "Output": "plans output",
 }
 EXAMPLES = examples(
     "treeopt whatif --trace data/traces/medusa-t0.npz --hardware h100,l40s --target data/models/stdlib-llama "
