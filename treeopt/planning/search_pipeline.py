@@ -132,7 +132,7 @@ def search(
         *(context_warnings(trace, measured.priced_at()) if measured and asked.context is None else ()),
         *assumption(trace.meta),
         *fitting_warnings(fit, largest),
-        *reporting_warnings(held),
+        *reporting_warnings(held, fit),
         *plain_steps(judge, chosen),
         *unpriced_policies(entries, cost),
         *unjudged_policies(entries, rivals.trees),

@@ -570,7 +570,7 @@ def test_nothing_is_called_optimal_that_is_not_proved():
             labels = [line.partition(": ")[0] for line in lines]
             assert labels[1:-1] == ([] if method == "hydra" else ["Proved"] * (1 if cost.separable else 2))
             widths = not cost.separable and method != "hydra"
-            assert ("depends on level widths" in entry.proof.statement) == widths
+            assert ("depend on level widths" in entry.proof.statement) == widths
             assert ("Proved: by integer programme, one candidate is the best tree" in entry.proof.statement) == widths
 
 
