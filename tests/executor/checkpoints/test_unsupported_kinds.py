@@ -116,7 +116,7 @@ def test_a_prefix_that_no_reader_knows_is_found_by_what_follows(tmp_path, target
 def test_other_names_beside_a_prefix_are_refused(tmp_path, target, eagle3):
     _, tensors, config = eagle3
     put_down(tmp_path, {f"a.{name}": t for name, t in tensors.items()} | {"other.weight": torch.ones(2)}, config)
-    assert "neither a drafter that treeopt knows nor a whole language model" in refused(tmp_path, target)
+    assert "Eagle3LlamaForCausalLM in config.json names EAGLE-3, not a language model" in refused(tmp_path, target)
 
 
 def test_an_unknown_drafter_with_embeddings_is_refused_with_the_names_of_its_tensors(tmp_path, target):
