@@ -190,9 +190,8 @@ class _Run:
         record, replayed = self.runner.record, self.material.replayed
         if "engine" in record:
             return  # it loads files of its own
-        longest = [
-            len(prompt) + limit for prompt, limit in zip(self.requests.prompts, self.requests.limits, strict=True)
-        ]
+        requests = zip(self.requests.prompts, self.requests.limits, strict=True)
+        longest = [len(prompt) + limit for prompt, limit in requests]
         warn(position_warnings(look(record, "drafter", "positions"), longest, "may pass"))
         source: Literal["trace", "cost"] = "trace" if replayed is None else "cost"
         warn(plan_model_warnings(plan, record, source=source, graphs=record["graphs"]))
