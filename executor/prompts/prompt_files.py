@@ -233,12 +233,10 @@ def read_prompts(path: Path, report: Report | None = None) -> list[Prompt]:
 
 def _requests(record: Any) -> list[Any]:
     """Return the requests of a record; one of OpenAI's completions may hold several texts."""
-    body = record.get("body") if isinstance(record, dict) else None
-    texts = body.get("prompt") if isinstance(body, dict) else None
+    body: Any = record.get("body") if isinstance(record, dict) else None
+    texts: Any = body.get("prompt") if isinstance(body, dict) else None
     several = isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
-    if not (isinstance(body, dict) and isinstance(texts, list) and several):
-        return [record]
-    return [{**body, "prompt": text} for text in texts]
+    return [{**body, "prompt": text} for text in texts] if several else [record]
 
 
 def prompt_of(record: Any, where: str, report: Report) -> Prompt:
