@@ -21,6 +21,7 @@ from treeopt.planning.search_warnings import (
     depth_warnings,
     fitting_warnings,
     plain_steps,
+    position_warnings,
     reporting_warnings,
     split_by_price,
     unjudged_policies,
@@ -32,7 +33,7 @@ from treeopt.policies import Policy
 from treeopt.replay.objective import THROUGHPUT, WORST_DOMAIN
 from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
 from treeopt.settings import takes
-from treeopt.storage.provenance import assumption, this_run
+from treeopt.storage.provenance import assumption, look, this_run
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
@@ -129,6 +130,10 @@ def search(
         *too_slow,
         *limited,
         *depth_warnings(trace, chosen),
+        *position_warnings(
+            look(trace.meta, "drafter", "positions"),
+            [] if trace.prompt_tokens is None else (trace.prompt_tokens + trace.lengths).tolist(),
+        ),
         *(context_warnings(trace, measured.priced_at()) if measured and asked.context is None else ()),
         *assumption(trace.meta),
         *fitting_warnings(fit, largest),

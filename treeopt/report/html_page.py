@@ -169,9 +169,10 @@ def _answers(page: Page, kind: ResultKind) -> list[str]:
     several = len(findings) > 1
     most, lines = SHARED if several or kind.name == "predictions" else ANSWERS, []
     for finding in findings:
-        texts = finding.answers
-        more = [f"{len(texts) - most} more below."] if len(texts) > most else []
-        lines += [f"{finding.source.split(',')[0]}: {text}" if several else text for text in [*texts[:most], *more]]
+        texts = list(finding.answers[:most])
+        if left := len(finding.answers) - len(texts):
+            texts[-1] += f" ({left} more below)"
+        lines += [f"{finding.source.split(',')[0]}: {text}" if several else text for text in texts]
     return lines
 
 

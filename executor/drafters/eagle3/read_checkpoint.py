@@ -343,6 +343,8 @@ def taps_of(stored: Stored, wide: int, target: Target) -> tuple[int, ...]:
         return ()
     config = target.model.config.get_text_config()
     layers = int(config.num_hidden_layers)
+    if (stated := stored.config.get("num_target_layers")) not in (None, layers):
+        raise ExecutorError(f"{stored.where}: num_target_layers is {stated!r:.40}, the target has {layers} layers")
     ids, convention = _named_layers(stored, layers, str(config.model_type))
     count = 3 if ids is None else len(ids)
     if count * target.hidden != wide:
@@ -401,7 +403,8 @@ def _named_layers(stored: Stored, layers: int, target: str) -> tuple[list[int] |
         return ids, str(stored.facts.get("aux_convention"))
     nested = eagle_fields(stored)
     inputs = _lists(stored, stored.config, LAYER_LISTS) + _lists(stored, nested, ("layer_ids",), "eagle_config.")
-    inputs += [(name, [i + 1 for i in ids]) for name, ids in _lists(stored, stored.config, OUTPUT_LISTS)]
+    outputs = _lists(stored, stored.config, OUTPUT_LISTS) + _lists(stored, nested, OUTPUT_LISTS, "eagle_config.")
+    inputs += [(name, [i + 1 for i in ids]) for name, ids in outputs]
     others = _lists(stored, nested, LAYER_LISTS, "eagle_config.")
     _check_same(stored, inputs, others)
     if inputs or not others or target in BOUNDARIES:
