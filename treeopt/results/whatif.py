@@ -58,7 +58,7 @@ COLUMNS = (
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is cheapest, and where speculation pays."""
     for best in record.get("cheapest", ()):  # missing in older records
-        if best["planned"] is not None or best["plain"] is not None:
+        if any(cell["fits"] is not False for cell in record["cells"] if cell["context"] == best["context"]):
             yield _cheapest(best, record)
     for limit in record["limits"]:
         yield _pays(limit, record)
