@@ -18,7 +18,7 @@ from click_didyoumean import DYMGroup
 
 from treeopt.cli.commands import COMMANDS
 from treeopt.cli.options.printing import say, warn
-from treeopt.errors import TreeoptError
+from treeopt.errors import TreeoptError, visible
 
 # Packages that only some commands need -> the extra that installs them.
 EXTRAS = {
@@ -54,6 +54,11 @@ class Commands(DYMGroup):  # type: ignore[misc]
             with messages_on_stderr():
                 code = super().main(*args, **(settings | {"standalone_mode": False}))
             leave_group()
+            click.echo(nl=False)  # flushes
+        except BrokenPipeError:  # whoever read the output has enough, as `head` does
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            sys.exit(1)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(error.exit_code)
@@ -126,7 +131,7 @@ def _with_suggestions(message: str) -> str:
 
 def fail(message: str, code: int) -> None:
     """Print the error on stderr in one line, and exit."""
-    click.echo(f"Error: {' '.join(message.split())}", err=True)
+    click.echo(f"Error: {visible(' '.join(message.split()))}", err=True)
     sys.exit(code)
 
 

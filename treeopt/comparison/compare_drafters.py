@@ -207,7 +207,7 @@ def compare(
         name: (
             *assumption(fit.meta),
             *advice(fit, max((size.nodes for size in sizes), default=1)),
-            *reporting_warnings(held),
+            *reporting_warnings(held, fit),
         )
         for name, (fit, held) in parts.items()
     }

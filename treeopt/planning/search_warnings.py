@@ -216,11 +216,13 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def reporting_warnings(held: Trace) -> tuple[str, ...]:
-    """Warn of weak spots of the requests that results are reported on."""
+def reporting_warnings(held: Trace, fit: Trace) -> tuple[str, ...]:
+    """Warn of weak spots of the requests that results are reported on; rare easy ones may be in the others alone."""
     if from_figure(held.meta):
         return ()
-    return (*(f"in the requests held out, {warning}" for warning in interval_warnings(held)), *resemblance(held))
+    parts = {"in the requests held out": held, "in the requests used to choose trees": fit}
+    warnings = [f"{where}, {warning}" for where, part in parts.items() for warning in interval_warnings(part)]
+    return (*warnings[:1], *resemblance(held))
 
 
 def interval_warnings(trace: Trace) -> tuple[str, ...]:

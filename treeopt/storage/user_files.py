@@ -47,6 +47,18 @@ def open_regular(path: Path | str) -> BufferedReader:
     raise OSError(errno.EINVAL, "not a regular file but a pipe or a device: copy its content to a file first", path)
 
 
+def real_path(path: Path | str) -> Path:
+    """Return the absolute path to which links lead.
+
+    Raises:
+        OSError: a link leads to itself.
+    """
+    real = Path(os.path.realpath(path))
+    if real.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return real
+
+
 def read_bytes(path: Path | str, *, limit: int = LIMIT) -> bytes:
     """Return the bytes of a regular file.
 
@@ -58,6 +70,8 @@ def read_bytes(path: Path | str, *, limit: int = LIMIT) -> bytes:
         parts = [file.read(size + 1)] if size <= limit else []
         while parts and parts[-1] and sum(map(len, parts)) <= limit:  # files of /proc have size 0
             parts.append(file.read(CHUNK))
+        if None in parts:
+            raise OSError(errno.EAGAIN, "waits for what is written later, and is no file that ends", str(path))
         if not parts or parts[-1]:
             raise OSError(errno.EFBIG, f"larger than {limit} bytes, the most that is read here", str(path))
         return b"".join(parts)
