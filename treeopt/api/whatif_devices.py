@@ -11,7 +11,7 @@ from treeopt.api.file_loading import as_trace, load_profile
 from treeopt.api.messages import Progress, silent, warn
 from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.defaults import BYTES, NODES
-from treeopt.engines import engine_rules
+from treeopt.engines import ENGINES, engine_rules
 from treeopt.errors import UsageError
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Plan
@@ -106,8 +106,8 @@ class WhatIf:
         prices = None if settings.prices is None else prices_of_devices(settings.prices, places)
         recorded = look(trace.meta, "drafter", "positions")
         positions = recorded if drafter is None else context_limit(drafter)
-        beyond = tuple(context_warnings(settings.target, settings.context, positions))
-        return cls(trace, settings, places, settings.search, prices, beyond)
+        beyond = _dynamic_trees(settings.engine) + context_warnings(settings.target, settings.context, positions)
+        return cls(trace, settings, places, settings.search, prices, tuple(beyond))
 
     def plan_files(self) -> list[str]:
         """Return a file name for the plan of each device and context, in their order."""
@@ -151,6 +151,16 @@ class WhatIf:
             },
         )
         return WhatIfRecord(record, self, scenarios)
+
+
+def _dynamic_trees(engine: str | None) -> list[str]:
+    """Return that chains alone are compared for an engine that also grows dynamic trees, and how to try them."""
+    if engine is None or ENGINES[engine].cannot_run is None:
+        return []
+    return [
+        f"{engine} also grows dynamic trees, which no data sheet prices: `treeopt search --for {engine}` tries them with "
+        "a trace of --candidates and a profile with --policies"
+    ]
 
 
 def named_target(config: Any) -> str:
