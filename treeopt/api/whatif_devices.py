@@ -158,8 +158,8 @@ def _dynamic_trees(engine: str | None) -> list[str]:
     if engine is None or ENGINES[engine].cannot_run is None:
         return []
     return [
-        f"{engine} also grows dynamic trees, which no data sheet prices: `treeopt search --for {engine}` tries them with "
-        "a trace of --candidates and a profile with --policies"
+        f"{engine} also grows dynamic trees, which no data sheet prices: `treeopt search --for {engine}` tries them, "
+        "with a trace of --candidates and a profile of --policies"
     ]
 
 
