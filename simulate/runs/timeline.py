@@ -35,16 +35,46 @@ class Emissions:
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
-    """A run of R requests in N steps; seconds are since its beginning.
+class RequestTimes:
+    """Times of R requests; seconds are since the beginning.
 
     Attributes:
         tokens: int64 (R,), tokens committed to each request.
-        steps: int64 (R,), steps that each took part in.
         arrived_s: float64 (R,).
         admitted_s: float64 (R,), when a row was free and prefill began.
         first_s: float64 (R,), end of its first step.
         done_s: float64 (R,), end of its last.
+    """
+
+    tokens: Ints
+    arrived_s: Floats
+    admitted_s: Floats
+    first_s: Floats
+    done_s: Floats
+
+    @property
+    def ttft_s(self) -> Floats:
+        """Time to first token, float64 (R,)."""
+        return self.first_s - self.arrived_s
+
+    @property
+    def tpot_s(self) -> Floats:
+        """Time per output token after the first, (end − first) / (tokens − 1), float64 (R,); nan for one token."""
+        after = np.where(self.tokens > 1, self.tokens - 1, np.nan)
+        return np.asarray((self.done_s - self.first_s) / after)
+
+    @property
+    def e2e_s(self) -> Floats:
+        """Seconds from arrival to the last token, float64 (R,)."""
+        return self.done_s - self.arrived_s
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline(RequestTimes):
+    """A run of R requests in N steps.
+
+    Attributes:
+        steps: int64 (R,), steps that each took part in.
         share_s: float64 (R,), share of the machine's time: its own prefill, and an equal part of each step it was in.
         gap_s: float64 (G,), between the ends of a request's successive steps.
         gap_request: int64 (G,).
@@ -54,12 +84,7 @@ class Timeline:
         committed: int64 (N,), tokens committed to all of them.
     """
 
-    tokens: Ints
     steps: Ints
-    arrived_s: Floats
-    admitted_s: Floats
-    first_s: Floats
-    done_s: Floats
     share_s: Floats
     gap_s: Floats
     gap_request: Ints
@@ -133,22 +158,6 @@ class Timeline:
         The interval is clustered by request: a request brings its tokens and its share of the machine's time.
         """
         return ratio(self.tokens, self.share_s)
-
-    @property
-    def ttft_s(self) -> Floats:
-        """Time to first token, float64 (R,)."""
-        return self.first_s - self.arrived_s
-
-    @property
-    def tpot_s(self) -> Floats:
-        """Time per output token after the first, (end − first) / (tokens − 1), float64 (R,); nan for one token."""
-        after = np.where(self.tokens > 1, self.tokens - 1, np.nan)
-        return np.asarray((self.done_s - self.first_s) / after)
-
-    @property
-    def e2e_s(self) -> Floats:
-        """Seconds from arrival to the last token, float64 (R,)."""
-        return self.done_s - self.arrived_s
 
     def percentiles(self, latency: str, shares: tuple[float, ...], *, seed: int = 0) -> tuple[Estimate, ...]:
         """Return percentiles of a latency over requests, of `itl` over tokens, with 95 % intervals.
