@@ -54,7 +54,7 @@ def shape_fields(name: str) -> Mapping[str, Any]:
     >>> shape_fields("8b")["num_hidden_layers"]
     32
     """
-    return {"model_type": "llama", **dict(zip(FIELDS, SHAPES[name], strict=True))}
+    return {"_name_or_path": name, "model_type": "llama", **dict(zip(FIELDS, SHAPES[name], strict=True))}
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def read_sources(sources: Sources, *, skip: int = 0, requests: int | None = None
     trace = load_trace(sources.trace) if isinstance(sources.trace, Path) else sources.trace
     notes: tuple[str, ...] = ()
     if sources.profile is None:
-        profile, note = profile_of_trace(trace, trace_file)
+        profile, note = profile_of_trace(trace.meta, trace_file)
         notes = (note,)
     else:
         profile = load_profile(sources.profile) if isinstance(sources.profile, Path) else sources.profile

@@ -77,7 +77,7 @@ def test_traces_are_as_large_as_promised(name):
 def test_a_trace_finds_the_profile_of_its_drafter(name):
     """Of one thread, measured as the others were; a drafter may have others, of policies or two threads."""
     file = shipped(f"traces/{name}-t0.npz")
-    found, _ = profile_of_trace(load_trace(file), file)
+    found, _ = profile_of_trace(load_trace(file).meta, file)
     assert found == load_profile(shipped(f"profiles/{name}-cpu.json"))
     assert found.meta["device"] == "cpu, 1 threads"
     assert found.prefill.reach[0] <= 20

@@ -157,7 +157,7 @@ def as_profile(
     from simulate.profiles.find_profile import profile_of_trace
 
     if profile is None:
-        found, name = profile_of_trace(trace, trace_file, engine=engine)
+        found, name = profile_of_trace(trace.meta, trace_file, engine=engine)
         note([name])
         return found
     return load_profile(profile) if isinstance(profile, Path | str) else profile

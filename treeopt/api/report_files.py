@@ -228,7 +228,7 @@ def _sliders(inputs: Inputs) -> dict[str, Any] | None:
             continue
         given = [profile for profile in inputs.of_kind("profile") if not differing_models(profile.meta, trace.meta)]
         try:
-            profile = given[0] if given else profile_of_trace(trace)[0]
+            profile = given[0] if given else profile_of_trace(trace.meta)[0]
             data = slider_data(with_drawn_ranks(trace, 0), profile, name=file.name)
         except TreeoptError:
             continue

@@ -17,7 +17,7 @@ from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Plan
 from treeopt.policies.beam import reach
-from treeopt.policies.eagle2 import EAGLE2
+from treeopt.policies.eagle2 import DYNAMIC_TREE, EAGLE2
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.settings import takes
@@ -58,7 +58,9 @@ def search(
         ['batch', 'name', 'chosen', 'tree', 'nodes']
     """
     engine, policies, dynamic = settings.engine, settings.policies, settings.dynamic
-    trace, trace_file = as_trace(trace, ranks_only=not policies and not dynamic)
+    known = None if engine is None else ENGINES[engine]
+    grows = known is not None and known.cannot_run is not None
+    trace, trace_file = as_trace(trace, ranks_only=not policies and not dynamic and not grows)
     cost: CostModel = as_profile(profile, trace, trace_file, engine=engine)
     warn(model_warnings("trace and profile", trace.meta, cost.meta))
     if settings.max_depth is not None and settings.max_depth > trace.depth:
@@ -68,8 +70,9 @@ def search(
         )
     if dynamic:
         reach(trace)  # raises where the trace holds no candidates
-    known = None if engine is None else ENGINES[engine]
-    if known is not None and known.cannot_run is None and (policies or dynamic):
+    if grows and not policies and not dynamic:
+        policies = _dynamic_trees(trace, cost, engine)
+    if known is not None and not grows and (policies or dynamic):
         warn([f"{engine} runs no dynamic trees: they are judged for comparison alone"])
     trace, own_rules = ranks_and_rules(trace, settings.seed)
     judged, reasons = _kept_by(baselines() if settings.compare is None else settings.compare, own_rules)
@@ -87,6 +90,18 @@ def search(
     if settings.target_interval is None:
         return plan
     return replace(plan, meta={**plan.meta, "missing": more_requests(plan, settings.target_interval)})
+
+
+def _dynamic_trees(trace: Trace, cost: CostModel, engine: str | None) -> tuple[str, ...]:
+    """Return the policy of an engine that grows trees, to be tried beside chains; a note says what it takes."""
+    if trace.width < 2:
+        return ()
+    if trace.candidates is not None and DYNAMIC_TREE in cost.growths:
+        note([f"{engine} grows dynamic trees: they are tried beside chains (--policy {EAGLE2})"])
+        return (EAGLE2,)
+    missing = "a trace with --candidates" if trace.candidates is None else "a profile with --policies"
+    note([f"{engine} also grows dynamic trees: to try them, record {missing} (`treeopt trace collect`, `profile`)"])
+    return ()
 
 
 def _kinds(policies: Sequence[str], engine: str | None) -> tuple[str, ...]:

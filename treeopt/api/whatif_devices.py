@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,7 @@ class WhatIf:
         from simulate.whatif.priced_devices import context_warnings, drafter_kind, places_of, prices_of_devices
 
         trace, _ = as_trace(trace)
+        trace = replace(trace, meta={**trace.meta, "asked_for": named_target(settings.target)})
         kind, warnings = drafter_kind(trace, settings.kind, settings.drafter)
         drafter = None if str(settings.drafter) in without_sizes() else settings.drafter
         _check_drafter(kind, drafter, settings.draft_bytes)
@@ -145,6 +146,18 @@ class WhatIf:
             },
         )
         return WhatIfRecord(record, self, scenarios)
+
+
+def named_target(config: Any) -> str:
+    """Return the name of a target: of its shape, its folder, or what its config.json says; empty if it has none.
+
+    >>> named_target("8b"), named_target("models/llama/config.json"), named_target({"_name_or_path": "org/llama"})
+    ('8b', 'llama', 'org/llama')
+    """
+    if isinstance(config, Mapping):
+        return str(config.get("_name_or_path", ""))
+    path = Path(config)
+    return (path.parent if path.name == "config.json" else path).resolve().name if path.exists() else path.name
 
 
 class WhatIfRecord(Record):

@@ -93,6 +93,7 @@ class Engine:
         driver: `module:Class` that makes its driver from `DriverSettings`; empty: treeopt does not run it.
         launched: True if treeopt starts it; False: a server that runs already, known by its address.
         metrics: names of the counters that it reports.
+        never_ran: True if nothing of it ever ran here: what is known of it was read in its code.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Engine:
     driver: str = ""
     launched: bool = True
     metrics: CounterNames | None = None
+    never_ran: bool = False
 
     @property
     def cannot_run(self) -> CannotRun | None:

@@ -31,6 +31,7 @@ def write(job: ExportJob) -> Export:
 ENTRY = Engine(
     name="lmdeploy",
     title=TITLE,
+    never_ran=True,
     metrics=CounterNames("lmdeploy:spec_decode_"),
     rules=(ChainOnly(source="num_speculative_tokens of SpeculativeConfig"),),
     methods={  # values of `--speculative-algorithm`

@@ -154,6 +154,7 @@ METHODS = {  # values of `decoding_type`
 ENTRY = Engine(
     name="tensorrt-llm",
     title=TITLE,
+    never_ran=True,
     metrics=CounterNames(
         "trtllm_spec_decode_", "accepted_tokens_total", "token_position", "drafted_tokens_total", steps=None
     ),

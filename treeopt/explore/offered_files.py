@@ -111,7 +111,7 @@ class Offer:
         """
         meta, best = self.trace(trace).meta, None
         with suppress(CostError):
-            best = profile_of_trace(self.trace(trace))[0].meta
+            best = profile_of_trace(self.trace(trace).meta)[0].meta
 
         def place(name: str) -> tuple[bool, bool]:
             profile = self.profile(name)

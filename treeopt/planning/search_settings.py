@@ -63,7 +63,7 @@ class SearchSettings(Settings):
         above=0,
         option="--max-tpot-ms",
         scale=1e-3,
-        help="Recommend a batch size that takes at most this much time per token.",
+        help="Recommend a batch size that takes at most this much time per output token (TPOT).",
     )
     near: float = setting(
         0.01, least=0, below=1, help="Take the smallest tree within this share of the fastest, where intervals overlap."

@@ -20,6 +20,7 @@ from treeopt.storage.typed_records import Record
 from treeopt.tree import MAX_NODES
 
 EAGLE2 = "eagle2"  # the sweep of what inference engines run
+DYNAMIC_TREE = "dynamic-tree"  # its growth, by which profiles price it
 PROBABILITIES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5)
 FACTORS = (3, 1, 2, 5, 8)  # largest number of nodes per sequence over its share of a budget
 
@@ -76,7 +77,7 @@ class DynamicTree:
     @property
     def growth(self) -> str:
         """See `Policy.growth`."""
-        return "dynamic-tree" if self.calibration is None else "calibrated-tree"
+        return DYNAMIC_TREE if self.calibration is None else "calibrated-tree"
 
     @property
     def alone(self) -> bool:

@@ -35,6 +35,8 @@ from treeopt.results.words import (
     export_command,
     interval,
     method_advice,
+    never_ran,
+    other_model,
     percent,
     replayed_on,
     shape_words,
@@ -88,6 +90,8 @@ def rows(plan: Plan) -> Iterator[dict[str, Any]]:
 def answers(plan: Plan) -> Iterator[str]:
     """Yield the choice for each batch size, the one that the objective prefers, and why slower ones were preferred."""
     yield from map(_answer, plan.entries)
+    yield from other_model(look(plan.meta, "trace"))
+    yield from never_ran(look(plan.meta, "search", "engine"))
     if plan.best is not None:
         yield _preferred(plan, plan.entry(plan.best))
     yield from _near_rule(plan)

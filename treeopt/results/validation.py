@@ -113,7 +113,9 @@ def _coverage(record: Mapping[str, Any]) -> str:
     )
 
 
-def next_lines(record: Mapping[str, Any], *, plan: str | None = None, **_: Any) -> Iterator[Line]:
+def next_lines(
+    record: Mapping[str, Any], *, plan: str | None = None, profile: str = "", search: str = "", **_: Any
+) -> Iterator[Line]:
     """Yield what follows: the export of a plan that holds, or another profile.
 
     A plan does not hold where another tree is better than predicted, or where intervals miss more than chance explains.
@@ -121,13 +123,18 @@ def next_lines(record: Mapping[str, Any], *, plan: str | None = None, **_: Any) 
     Args:
         record: the validation.
         plan: the file of the plan that was checked; None if it is in no file.
+        profile: the command that measures step times of these models again.
+        search: the command that writes the plan of the trace.
     """
     coverage = record["coverage"]
     if not all(best["within"] for best in record["best"]) or coverage["covered"]["high"] < coverage["nominal"]:
-        yield Line("next", "Next: measure step times again (treeopt profile), and search with them.")
+        yield Line("next", f"Next: measure step times again, and search with them{':' if profile else '.'}", profile)
     elif plan is None:
-        text = "Next: write the plan with treeopt search --output, and hand it on with treeopt export."
-        yield Line("next", text)
+        yield Line(
+            "next",
+            f"Next: write the plan to a file, and hand it on with treeopt export{':' if search else '.'}",
+            search,
+        )
     else:
         yield Line("next", "Next: hand the plan to an engine:", export_command(plan))
 

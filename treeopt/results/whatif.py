@@ -24,7 +24,7 @@ from treeopt.results.blocks import (
     word,
 )
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import export_command, method_advice, shape_words
+from treeopt.results.words import export_command, method_advice, never_ran, other_model, shape_words
 from treeopt.storage.provenance import look
 
 Cells = Sequence[Mapping[str, Any]]
@@ -61,16 +61,18 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
         yield _cheapest(best, record)
     for limit in record["limits"]:
         yield _pays(limit, record)
+    yield from other_model(look(record, "meta", "trace"))
+    yield from never_ran(look(record, "meta", "settings", "engine"))
 
 
-def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), **_: Any) -> Iterator[Line]:
-    """Yield the export of a plan, if plans were written to files."""
+def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), written: bool = False, **_: Any) -> Iterator[Line]:
+    """Yield the export of a plan, which the same command writes with `--plans`."""
     if not plans:
-        yield Line("next", "Next: write the plans with --plans FOLDER, and hand one to an engine with treeopt export.")
         return
     engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
     engine = engine if engine in ENGINES.exporting() else None
-    text = f"Next: hand a plan to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
+    keep = "" if written else "write the plans with --plans plans, and "
+    text = f"Next: {keep}hand one to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
     yield Line("next", text, export_command(plans[0], engine, kind=kind))
 
 

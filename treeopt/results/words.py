@@ -25,6 +25,30 @@ def replayed_on(trace: Any, search: Any) -> str:
     return f"Predictions: by replay on {judged} requests held out, trees chosen on {chosen} others (seed {seed})"
 
 
+def other_model(trace: Any) -> list[str]:
+    """Return that acceptance was recorded with another target than the one asked for, if both have names.
+
+    >>> other_model({"target": {"name": "stdlib-llama"}, "asked_for": "70b"})
+    ['Acceptance was recorded with stdlib-llama; asked for 70b: that of another target differs.']
+    """
+    recorded, asked = target_name(trace), look(trace, "asked_for")
+    if not recorded or not asked or recorded.rpartition("/")[2] == str(asked).rpartition("/")[2]:
+        return []
+    return [f"Acceptance was recorded with {recorded}; asked for {asked}: that of another target differs."]
+
+
+def never_ran(engine: Any) -> list[str]:
+    """Return that an engine never ran here, for the answers about it; empty for other engines, and without one.
+
+    >>> never_ran("vllm"), never_ran("lmdeploy")[0][:36]
+    ([], 'LMDeploy 0.18.0 never ran in treeopt')
+    """
+    if engine not in ENGINES or not ENGINES[engine].never_ran:
+        return []
+    title = ENGINES[engine].title
+    return [f"{title} never ran in treeopt's tests: its rules were read in its code, and no time was measured."]
+
+
 def interval(estimate: Estimate, digits: int = 2) -> str:
     """Return a value and its interval.
 

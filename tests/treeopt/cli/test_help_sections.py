@@ -83,6 +83,6 @@ def test_examples_fit_and_are_the_same_commands(words, command, columns):
 
 def test_the_most_used_options_come_first_in_their_sections():
     text = shown(["search"], "--help")
-    assert OPTION.findall(text)[:4] == ["--trace", "--profile", "--batch", "--for"]
+    assert OPTION.findall(text)[:4] == ["--trace", "--acceptance", "--profile", "--batch"]
     assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Input", "Question", "Output", "Help"]
     assert "One of " in " ".join(text.split())

@@ -34,7 +34,7 @@ def test_untouched_sliders_show_the_library_s_figures(inputs):
     assert [chain.nodes for chain in chains] == list(range(1, trace.depth + 1))
     for chain in chains:
         counts = replay_tree(Tree.chain(chain.nodes), trace)
-        tau = ratio(counts.committed, counts.steps)
+        tau = ratio(counts.committed, counts.steps, trace.domain)
         for batch, step_s in chain.step_s.items():
             plain_s = data["plain_s"][str(batch)]
             outcome = recompute(chain, plain_s, Setting(batch, price=3.0))

@@ -251,8 +251,8 @@ def test_why_a_slower_line_was_preferred_stands_with_the_answers():
     lines = shown(PLAN_KIND.blocks, replace(PLAN, meta=PLAN.meta | {"search": search}))
     answers = lines[: lines.index("")]
     assert answers[2:] == [
-        "Batch 4: a tree of 9 was 0.4% faster on the requests that trees were chosen on; within 1%, where intervals "
-        "overlap, the smallest is preferred (--near).",
+        "Batch 4: a tree of 9 was 0.4% faster on the requests that trees were chosen on; within the error or 1% "
+        "(--near), the highest lower bound is preferred, then the smaller tree.",
         "Batch 32: best chain is 35.1% faster on the requests held out; the choice was made on the others, which keeps "
         "its prediction fair.",
     ]
@@ -263,7 +263,7 @@ def test_why_a_slower_line_was_preferred_stands_with_the_answers():
 def test_a_speedup_that_may_be_none_is_called_within_the_noise(low, unsure):
     choice = replace(CHOSEN, speedup=Estimate(1.1, low, 1.2))
     lines = shown(PLAN_KIND.blocks, replace(PLAN, entries=(replace(PLAN.entries[0], choice=choice),), best=None))
-    assert ("times plain decoding, a difference within the noise" in lines[0]) == unsure
+    assert ("times plain decoding, within the error" in lines[0]) == unsure
 
 
 def test_a_tree_that_repeats_is_named_with_its_first_batch_size():

@@ -9,7 +9,7 @@ from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import options_of
-from treeopt.cli.options.trace_or_figure import FIGURE, Figure, option_of
+from treeopt.cli.options.trace_or_figure import FIGURE, Figure, options_of_source
 from treeopt.comparison.compare_drafters import CompareSettings
 from treeopt.traces.trace import Trace
 
@@ -50,4 +50,9 @@ def compare(
     files.check()
     sources = compare_traces.names_of_files(traces) | compare_traces.names_of_figures(figures)
     record = compare_traces.compare(sources, profiles or None, settings=settings).record()
-    files.give("comparison", record, files={name: option_of(source) for name, source in sources.items()})
+    times = profiles or [None] * len(sources)
+    options = {
+        name: options_of_source(source, record["meta"]["trace"][name], profile)
+        for (name, source), profile in zip(sources.items(), times, strict=True)
+    }
+    files.give("comparison", record, files=options)

@@ -10,14 +10,14 @@ from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import options_of
-from treeopt.cli.options.trace_or_figure import option_of, trace_source
+from treeopt.cli.options.trace_or_figure import options_of_source, trace_source
 from treeopt.traces.trace import Trace
 
 SECTIONS = {
     "Input": "trace_file acceptance profile_file",
     "Run": "plan tree batch prompt_tokens",
     "Server": "arrivals capacity ttft_s tpot_s",
-    "Output": "output as_json",
+    "Output": "output",
 }
 EXAMPLES = examples(
     "treeopt simulate --trace data/traces/medusa-t0.npz --tree 2 --batch 4",
@@ -52,4 +52,5 @@ def simulate(
     if files.as_json:
         printing.warn(record["warnings"])
     kind, plan = record["schema"].split(".")[1].split("/")[0], None if settings.plan is None else str(settings.plan)
-    files.give(kind, record, trace=option_of(trace_file), plan=plan)
+    options = options_of_source(trace_file, record["meta"]["trace"], profile_file)
+    files.give(kind, record, trace=options, plan=plan)

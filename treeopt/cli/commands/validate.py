@@ -1,5 +1,6 @@
 """`treeopt validate`: predicted against measured."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import MODELS, options_of
 from treeopt.cli.options.setup_file import setup_options
+from treeopt.cli.options.trace_or_figure import options_of_source
 from treeopt.errors import UsageError
 from treeopt.storage import work_file
+from treeopt.traces.trace import load_trace
 
 REPLAY = "replay:"
 SECTIONS = {
@@ -30,6 +33,24 @@ EXAMPLES = examples(
     "--blocks 2 --trace data/traces/medusa-t0.npz --profile data/profiles/medusa-cpu.json "
     "--acceptance replay:data/traces/medusa-t0.npz --batch 1 --shapes chain:1",
 )
+
+
+def _profile(settings: ValidateSettings) -> str:
+    """Return the command that measures the step times of these models again; empty for those of an engine."""
+    models = settings.models
+    named = {"target": models.target, "drafter": models.drafter, "prompts": settings.source.prompts}
+    words = [f"--{name} {shlex.quote(str(value))}" for name, value in named.items() if value is not None]
+    drawn = ["--random-weights", f"--prompt-tokens {settings.source.prompt_tokens}"] if models.random_weights else []
+    return "" if settings.engine.engine else " ".join(["treeopt profile", *words, *drawn, "--output profile.json"])
+
+
+def _search(settings: ValidateSettings) -> str:
+    """Return the command that writes the plan of the trace; empty without a trace."""
+    trace, profile = settings.trace, settings.profile
+    if not isinstance(trace, Path):
+        return ""
+    named = options_of_source(trace, load_trace(trace).meta, profile if isinstance(profile, Path) else None)
+    return f"treeopt search {named} --batch {','.join(map(str, settings.batch)) or '1,4'} --output plan.json"
 
 
 class Acceptance(click.ParamType):  # type: ignore[type-arg]
@@ -82,6 +103,7 @@ def validate(settings: ValidateSettings, files: ResultFiles, *, force: bool) -> 
     record = validate_plan.validate(settings=settings, work=work, progress=printing.progress)
     if not printing.is_main_process():
         return
-    files.give("validation", record, plan=None if settings.plan is None else str(settings.plan))
+    plan = None if settings.plan is None else str(settings.plan)
+    files.give("validation", record, plan=plan, profile=_profile(settings), search=_search(settings))
     if work is not None:
         work.unlink(missing_ok=True)

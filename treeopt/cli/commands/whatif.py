@@ -27,7 +27,7 @@ SECTIONS = {
     "Input": "trace_file acceptance target drafter kind",
     "Devices": "hardware prices",
     "Question": "batch context engine",
-    "Output": "plans output as_json",
+    "Output": "plans output",
 }
 EXAMPLES = examples(
     "treeopt whatif --trace data/traces/medusa-t0.npz --hardware h100,l40s --target data/models/stdlib-llama "
@@ -140,8 +140,8 @@ def whatif(
             printing.say(f"step times written to {tables / name}")
     if files.as_json:
         printing.warn(record["warnings"])
-    written = () if plans is None else [str(plans / name) for name in question.plan_files()]
-    files.give("whatif", record, plans=written)
+    named = [str((plans or Path("plans")) / name) for name in question.plan_files()]
+    files.give("whatif", record, plans=named, written=plans is not None)
 
 
 def _check_files(folder: Path | None, names: list[str], schema: str, option: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from treeopt.errors import UsageError
+from treeopt.errors import CostError, UsageError
 from treeopt.storage.provenance import from_figure
 from treeopt.traces.trace import Trace
 
@@ -43,9 +43,25 @@ class Figure(click.ParamType):  # type: ignore[type-arg]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def option_of(source: Path | Trace) -> str:
-    """Return the option of a command that names a source of acceptance, for the commands that are printed."""
-    return from_figure(source.meta) if isinstance(source, Trace) else f"--trace {shlex.quote(str(source))}"
+def options_of_source(source: Path | Trace, meta: Any, profile: Path | None = None) -> str:
+    """Return the options that name a source of acceptance and its step times, for the commands that are printed.
+
+    Args:
+        source: the file, or the trace of a figure.
+        meta: the provenance of the trace.
+        profile: the step times that were given; None: the command has to find them, or PROFILE is left to the user.
+    """
+    from simulate.profiles.find_profile import profile_of_trace
+
+    figure = from_figure(meta)
+    named = figure or f"--trace {shlex.quote(str(source))}"
+    if profile is not None:
+        return f"{named} --profile {shlex.quote(str(profile))}"
+    try:
+        profile_of_trace(meta, None if isinstance(source, Trace) else source)
+    except CostError:
+        return f"{named} --profile PROFILE"
+    return named
 
 
 def trace_source(kind: click.Path, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

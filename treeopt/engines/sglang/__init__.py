@@ -149,6 +149,7 @@ def _adaptive_notes(steps: Sequence[tuple[int, int]], longest: int) -> list[str]
 ENTRY = Engine(
     name="sglang",
     title=TITLE,
+    never_ran=True,
     rules=(ChainOnly(source="no tree option in srt/arg_groups/fields/spec.py"),),
     trees=TREES,
     methods={  # algorithms that obey steps, topk and draft tokens; NEXTN is another name for EAGLE

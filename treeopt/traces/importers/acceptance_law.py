@@ -71,7 +71,7 @@ def from_positions(rates: Sequence[float], length: int) -> Curves:
     The law's two numbers are estimated from the given positions, with the published slopes as the prior.
 
     >>> from_positions([0.8, 0.6], 4).expected.round(2).tolist()
-    [0.8, 0.6, 0.43, 0.29]
+    [0.8, 0.6, 0.43, 0.3]
     """
     known = np.asarray(rates, dtype=np.float64)
     before = np.append(1.0, known[:-1])

@@ -151,8 +151,8 @@ def formats() -> tuple[str, ...]:
 def meaning(setting: str) -> str:
     """Return what a setting means to the kinds of sources that take it, for help.
 
-    >>> meaning("column")
-    'table: acceptance of each rank by itself (rank), or of this rank or a better one (recall).'
+    >>> meaning("uneven")
+    'bench-serve, counters, responses: count what short drafts left out as rejected.'
     """
     kinds: dict[str, list[str]] = {}
     for name, source in SOURCES.items():
