@@ -361,6 +361,9 @@ def save_profile(profile: Profile, path: Path) -> None:
     """Write a profile as JSON, whole or not at all."""
     basis = profile.basis
     record = {"schema": SCHEMA, **asdict(replace(profile, basis=None))}
+    for times in record["batches"]:
+        if not times["errors"]:
+            del times["errors"]
     if basis is not None:
         experts = None if basis.experts is None else asdict(basis.experts)
         record["basis"] = {"seconds": dict(basis.seconds), "experts": experts, "spread": basis.spread}

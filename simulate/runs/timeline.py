@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
-from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, ratio
+from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, Groups, ratio
 
 RESAMPLES = 200
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
@@ -151,13 +151,13 @@ class Timeline(RequestTimes):
         """Mean number of requests in a step, weighted by the step's time."""
         return float(self.occupancy @ self.step_s / self.step_s.sum())
 
-    @property
-    def rate(self) -> Estimate:
-        """Tokens per second of all requests together while the machine is busy, a ratio of sums.
+    def rate(self, group: Groups = None) -> Estimate:
+        """Return tokens per second of all requests together while the machine is busy, a ratio of sums.
 
-        The interval is clustered by request: a request brings its tokens and its share of the machine's time.
+        The interval is clustered by request: a request brings its tokens and its share of the machine's time. With
+        `group`, such as domains, it is clustered by group where that is wider; see `ratio`.
         """
-        return ratio(self.tokens, self.share_s)
+        return ratio(self.tokens, self.share_s, group)
 
     def percentiles(self, latency: str, shares: tuple[float, ...], *, seed: int = 0) -> tuple[Estimate, ...]:
         """Return percentiles of a latency over requests, of `itl` over tokens, with 95 % intervals.
@@ -205,13 +205,14 @@ class Speedup:
     throughput: Estimate
 
 
-def speedup(run: Timeline, plain: Timeline, *, relative_error: float = 0.0) -> Speedup:
-    """Return how much faster `run` is than `plain`, with intervals clustered by request.
+def speedup(run: Timeline, plain: Timeline, *, relative_error: float = 0.0, group: Groups = None) -> Speedup:
+    """Return how much faster `run` is than `plain`, with intervals clustered by request, or by group where wider.
 
     Args:
         run: a run of the same requests as `plain`, in the same order.
         plain: the run that it is compared with.
         relative_error: the cost model's, of a ratio of step times, 95 % half-width.
+        group: int (R,), such as domains; see `ratio`.
 
     Raises:
         UsageError: the runs have different requests.
@@ -220,8 +221,8 @@ def speedup(run: Timeline, plain: Timeline, *, relative_error: float = 0.0) -> S
         raise UsageError("a speedup compares runs of the same requests, these committed different numbers of tokens")
     quotients = (plain.done_s - plain.admitted_s) / (run.done_s - run.admitted_s)
     return Speedup(
-        ratio(quotients, np.ones(len(quotients))).times(1.0, relative_error=relative_error),
-        ratio(plain.share_s, run.share_s).times(1.0, relative_error=relative_error),
+        ratio(quotients, np.ones(len(quotients)), group).times(1.0, relative_error=relative_error),
+        ratio(plain.share_s, run.share_s, group).times(1.0, relative_error=relative_error),
     )
 
 
