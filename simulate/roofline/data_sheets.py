@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -143,9 +143,13 @@ def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
     """
     path = shipped("hardware.json") if path is None else Path(path)
     try:
-        entries = read_record(check_schema(json.loads(read_text(path)), SCHEMA), HardwareFile).devices
+        content = check_schema(json.loads(read_text(path)), SCHEMA)
+        entries = read_record(content, HardwareFile).devices
     except (OSError, ValueError, RecursionError) as error:
         raise CostError(f"{path}: {error}") from error
+    for device in content["devices"]:
+        if unknown := set(device) - {field.name for field in fields(Hardware)}:
+            raise CostError(f"{path}: {device['name']} has a field {min(unknown)!r:.40}, which is unknown")
     devices = {device.name: device for device in entries}
     if len({name.casefold() for name in devices}) < len(entries):
         raise CostError(f"{path}: devices must have different names; upper and lower case count as the same")

@@ -91,6 +91,7 @@ def test_a_file_of_ones_own(write):
         ({"fitted": FITTED | {"bandwidth_share": 1.2}}, r"devices\[1\].fitted.bandwidth_share: Expected .* <= 1.0"),
         ({"link": LINK | {"share": 0}}, r"devices\[1\].link.share: Expected `float` > 0.0, found 0"),
         ({"name": "x0"}, "devices must have different names"),
+        ({"memory_byte": 3}, ".* has a field 'memory_byte', which is unknown"),
     ],
 )
 def test_a_wrong_entry_is_named_with_file_and_field(write, change, message):

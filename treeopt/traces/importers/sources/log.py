@@ -14,7 +14,6 @@ from treeopt.traces.importers.sources.llama_trace import holds_lines as holds_st
 from treeopt.traces.importers.trace_source import Content, Output, TraceSource
 
 ROUNDING = 5e-4  # largest error of a printed rate
-MOST_GUESSES = 2000  # numbers of steps that are tried to explain rounded rates
 ROUNDED = "rates have three decimals"
 UNEVEN = (
     "drafts had different lengths, {:.1%} of the tokens that full drafts would have were not drafted: they count as "
