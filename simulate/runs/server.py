@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.runs.run_costs import PAD, Seconds, Together, divide_prefill, per_request, price_steps
+from simulate.runs.run_costs import PAD, Seconds, Together, by_parabolas, divide_prefill, per_request, price_steps
 from simulate.runs.server_load import Workload
 from simulate.runs.timeline import Emissions, Floats, Ints, RequestTimes, Timeline
 from treeopt.cost_model import CostModel
@@ -223,6 +223,7 @@ class Decoding:
             )
             for tree in switching.trees
         ]
+        self.along = [by_parabolas(known, cost) for known in self.seconds]
 
     @cached_property
     def whole(self) -> Texts:
@@ -242,22 +243,26 @@ class Decoding:
             self._cut = {key: Texts.of(self._advance[:, places], work.tokens)}
         return self._cut[key], self._cut[key].begins
 
-    def faster(self, error: Callable[[Tree, int, int | None], float], side: int) -> "Decoding":
+    def faster(self, error: Callable[[Tree, int], float], side: int) -> "Decoding":
         """Return the same with steps that are faster (`side` 1) or slower (−1) by an error, those of plain decoding as
         they are.
 
         Args:
-            error: of tree, batch size and context: half-width of the 95 % interval of plain step / step, as a share.
+            error: of tree and batch size: half-width of the 95 % interval of plain step / step, as a share.
             side: 1 or −1.
         """
         other = copy(self)
 
-        def seconds(tree: Tree | None, known: Seconds) -> Seconds:
-            if tree is None or not tree.nodes:
-                return known
-            return cache(lambda batch, context: known(batch, context) / (1 + side * error(tree, batch, context)))
+        @cache
+        def factor(tree: Tree | None, batch: int) -> float:
+            return 1.0 if tree is None or not tree.nodes else 1 + side * error(tree, batch)
 
-        other.seconds = [seconds(tree, known) for tree, known in zip(self.switching.trees, self.seconds, strict=True)]
+        def changed(tree: Tree | None, known: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda batch, context: known(batch, context) / factor(tree, batch)
+
+        trees = self.switching.trees
+        other.seconds = [cache(changed(tree, known)) for tree, known in zip(trees, self.seconds, strict=True)]
+        other.along = [changed(tree, known) for tree, known in zip(trees, self.along, strict=True)]
         return other
 
 
@@ -341,7 +346,7 @@ class _Server:
         """Lay out the texts."""
         self.work, self.switching, self.rows, self.prefill_s = work, decoding.switching, rows, prefill_s.copy()
         self.together, self.by_context = together, by_context and work.prompt_tokens is not None
-        self.seconds, self.read_s = decoding.seconds, decoding.read_s
+        self.seconds, self.along, self.read_s = decoding.seconds, decoding.along, decoding.read_s
         self.texts, self.start = decoding.texts(work)
         self.anchor = self.start.copy()  # of the step `since`
         self.since = np.zeros(len(work.tokens), dtype=np.int64)
@@ -454,7 +459,7 @@ class _Server:
 
         An error names the number of requests and the longest of them.
         """
-        batch, contexts = len(self.due), list[int | None]([None])
+        batch = len(self.due)
         running = np.array([request for _, request in self.due]) if self.by_context else None
         if running is not None:
             assert self.work.prompt_tokens is not None
@@ -463,9 +468,10 @@ class _Server:
             for _ in range(min(self.due[0][0] - self.step, STRETCH) - 1):
                 anchors.append(self.texts.next[index][anchors[-1]])
             cached = np.array(anchors) + (self.work.prompt_tokens - self.start)[running]
-            contexts = np.rint(cached.mean(axis=1)).astype(int).tolist()
         try:
-            return [self.seconds[index](batch, context) for context in contexts]
+            if running is None:
+                return [self.seconds[index](batch, None)]
+            return list(self.along[index](batch, np.rint(cached.mean(axis=1)).astype(np.int64)).tolist())
         except CostError as error:
             load = f"{counted(batch, 'request')} came to decode together"
             if running is not None:

@@ -228,7 +228,10 @@ def simulated_server(
     if load.capacity is None:
         schema, record = "treeopt.serving/2", _serving(decodings, load, day, rows=rows, seed=seed)
     else:
-        schema, record = "treeopt.capacity/2", _capacity(decodings, load, day, profile, seed=seed, progress=progress)
+        schema, record = (
+            "treeopt.capacity/2",
+            _capacity(decodings, load, day, profile, prompts.context, seed=seed, progress=progress),
+        )
     conditions = [load.description(trace), *run_conditions(trace, profile, prompts.description(), pad=pad)]
     return {"schema": schema, "rows": rows, **record, "conditions": conditions}
 
@@ -290,7 +293,14 @@ def _serving(decodings: Mapping[str, Decoding], load: Load, day: Day, *, rows: i
 
 
 def _capacity(
-    decodings: Mapping[str, Decoding], load: Load, day: Day, profile: Profile, *, seed: int, progress: Progress
+    decodings: Mapping[str, Decoding],
+    load: Load,
+    day: Day,
+    profile: Profile,
+    context: int | None,
+    *,
+    seed: int,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Return the highest rate that every configuration carries, and its ratio to that of the last one.
 
@@ -300,7 +310,7 @@ def _capacity(
     """
     assert load.capacity is not None
     share, near, replications = load.capacity, MOST, load.settings["replications"]
-    runs = {name: _off(decoding, profile) for name, decoding in decodings.items()}
+    runs = {name: _off(decoding, profile, context) for name, decoding in decodings.items()}
 
     def rates(decoding: Decoding) -> tuple[Estimate, list[float]]:
         of_days: list[float] = []
@@ -336,7 +346,7 @@ def _capacity(
     return {"share": share, "slo": asdict(load.slo), "configurations": records, "warnings": warnings}
 
 
-def _off(decoding: Decoding, profile: Profile) -> tuple[Decoding, ...]:
+def _off(decoding: Decoding, profile: Profile, context: int | None) -> tuple[Decoding, ...]:
     """Return the trees as predicted; if they draft, also with steps that are slower and faster by the error.
 
     The error is that of a step over a plain step, and of tokens per step, which depend on the requests of the trace.
@@ -348,7 +358,7 @@ def _off(decoding: Decoding, profile: Profile) -> tuple[Decoding, ...]:
     trees = zip(decoding.switching.trees, steps, strict=True)
     taus = {tree: ratio(trace.lengths, of_tree, trace.domain).relative for tree, of_tree in trees}
 
-    def error(tree: Tree, batch: int, context: int | None) -> float:
+    def error(tree: Tree, batch: int) -> float:
         shape = StepShape.of(tree, batch=max(batch, smallest), context=context)
         return min(math.hypot(profile.error(shape), taus[tree]), LARGEST)
 
