@@ -39,6 +39,7 @@ from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
+STEADIER = 0.05  # most of the speed that is given up for a higher lower bound
 Chosen = Mapping[int, Tree | None]  # by batch size; None decodes plainly
 Configuration = Tree | Policy | None
 
@@ -303,9 +304,9 @@ def _fastest(judge: Judge, trees: Sequence[Tree], batch: int, settings: SearchSe
 def _preferred_tree(judge: Judge, trees: Sequence[Tree], best: Tree, batch: int, settings: SearchSettings) -> Tree:
     """Return the steadiest of the trees that are as fast as `best`, or the smallest that is within `near` of it.
 
-    As fast is a tree that is slower by at most `near`, or by a paired difference whose interval holds 0 and can be
-    trusted; within `max_tpot_s` if `best` is, and no slower than plain decoding. The steadiest has the highest lower
-    bound. Ties go to the shallower tree, then to the faster one.
+    As fast is a tree that is slower by at most `near`, or by at most `STEADIER` with a paired difference whose interval
+    holds 0 and can be trusted; within `max_tpot_s` if `best` is, and no slower than plain decoding. The steadiest has
+    the highest lower bound. Ties go to the shallower tree, then to the faster one.
     """
     plain, ceiling = judge.rate(None, batch), settings.max_tpot_s
     least = max(plain, 0.0 if ceiling is None else min(1 / ceiling, judge.rate(best, batch)))
@@ -314,7 +315,8 @@ def _preferred_tree(judge: Judge, trees: Sequence[Tree], best: Tree, batch: int,
     def as_fast(tree: Tree) -> bool:
         if rates[tree] >= (1 - settings.near) * rates[best]:
             return True
-        return judge.fit.requests >= FEW_REQUESTS and judge.fitted_loss(tree, best, batch).low <= 0
+        close = judge.fit.requests >= FEW_REQUESTS and rates[tree] >= (1 - STEADIER) * rates[best]
+        return close and judge.fitted_loss(tree, best, batch).low <= 0
 
     low = {tree: judge.fitted(tree, batch).low for tree in rates if tree == best or as_fast(tree)}
     steadiest = max(low, key=lambda tree: (low[tree], tree == best))

@@ -173,9 +173,11 @@ def _facts(stored: Stored) -> str:
 
 
 def _check_language_model(stored: Stored) -> None:
-    """Refuse tensors that are no whole language model, and classes that name a drafter."""
+    """Refuse tensors that are no whole language model, and classes and fields that name a drafter."""
     tensors = shorten(sorted(entry.key for entry in stored.entries.values())) or "no tensors"
-    if (drafter := named_drafter(stored.config)) is not None:
+    own = [(name, each) for each in by_priority() if each.files and each.files.needs for name in each.fields]
+    fields = ((name, each.title, each) for name, each in own if stored.config.get(name) is not None)
+    if (drafter := named_drafter(stored.config) or next(fields, None)) is not None:
         word, title, kind = drafter
         needs = f"such a drafter has {', '.join(kind.files.needs)}" if kind and kind.files else HEADS
         raise ExecutorError(

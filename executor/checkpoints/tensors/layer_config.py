@@ -32,9 +32,9 @@ from treeopt.errors import ExecutorError
 POSITIONAL = re.compile(r"rope|rotary|position|window|alibi|neox_style")
 OF_TARGET = re.compile(r"layer_i(d|nd|dx)|target_layer|(capture|aux|tap|feature)\w*_layer")
 OF_LAYERS = re.compile(r"layer|hidden_state|feature|capture|taps?$|aux")
+TAPS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "layer_ids", "target_layer_ids")
 READ = {
-    *(*ROTARY, *WINDOWS, "max_position_embeddings"),
-    *("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "layer_ids", "target_layer_ids"),
+    *(*ROTARY, *WINDOWS, *TAPS, "max_position_embeddings"),
     *("max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "num_target_layers", "use_mrope"),
     *("qk_rope_head_dim", "qk_nope_head_dim"),
 }

@@ -33,6 +33,7 @@ from transformers import LlamaConfig
 
 from executor.checkpoints.tensors.detect_layout import plain
 from executor.checkpoints.tensors.layer_config import (
+    TAPS,
     check_layers,
     config_of,
     eagle_fields,
@@ -340,6 +341,10 @@ def taps_of(stored: Stored, wide: int, target: Target) -> tuple[int, ...]:
                 f"{stored.path}: fc.weight must read {target.hidden} features, the target's last ones, as "
                 f"{stored.where} has use_aux_hidden_state false, found {wide}"
             )
+        if stored.facts.get("aux_layers") is None and any(
+            part.get(name) for part in (stored.config, eagle_fields(stored)) for name in TAPS
+        ):
+            stored.assume("use_aux_hidden_state is false: the target's layers that it names are not read")
         return ()
     config = target.model.config.get_text_config()
     layers = int(config.num_hidden_layers)

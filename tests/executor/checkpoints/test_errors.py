@@ -259,6 +259,12 @@ def test_what_only_a_configuration_can_say(tmp_path, target, good, said, message
     refused(tmp_path, target, message)
 
 
+def test_layers_that_eagle_would_not_read(tmp_path, target, good):
+    tensors, config = good["eagle"]
+    put_down(tmp_path, tensors, config | {"target_layer_ids": [1, 2, 3]})
+    refused(tmp_path, target, "target_layer_ids: EAGLE reads the target's last feature alone")
+
+
 # --- files
 
 

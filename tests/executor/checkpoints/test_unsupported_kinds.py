@@ -69,6 +69,12 @@ def test_a_class_that_names_a_drafter_is_no_language_model(tmp_path, target, sai
         load_target(tmp_path)
 
 
+def test_a_field_of_a_drafter_in_a_language_model_is_named(tmp_path, target):
+    small_model().save_pretrained(tmp_path)
+    put_down(tmp_path, tensors_of(tmp_path), config_of(tmp_path) | {"draft_vocab_size": 40})
+    assert "draft_vocab_size in config.json names EAGLE-3, not a language model" in refused(tmp_path, target)
+
+
 def test_no_language_model_of_transformers_is_taken_for_a_drafter():
     names = [{"model_type": kind} for kind in CONFIG_MAPPING_NAMES]
     names += [{"architectures": [name]} for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]

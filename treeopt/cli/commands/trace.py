@@ -235,8 +235,8 @@ def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: i
     trace = load_file_or_shards(trace_file, ranks_only=True)
     ranked = with_drawn_ranks(trace, seed)
     warnings = _warnings(trace, ranked, max(nodes))
-    if learning_curve and takes_chains_only(look(trace.meta, "verification")):
-        raise TraceError("a learning curve needs trees, but the trace's rule verifies only chains")
+    if learning_curve and (trace.width == 1 or takes_chains_only(look(trace.meta, "verification"))):
+        raise TraceError("a learning curve needs trees, but the trace holds chains alone")
     curves = learning_curves(ranked, nodes=nodes, depth=trace.depth, seed=seed) if learning_curve else ()
     if as_json:
         stored = {"optional": optional_in(trace_file)} if trace_file.is_dir() else {}
