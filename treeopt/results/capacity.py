@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.results.blocks import Column, Table, ranged
-from treeopt.results.run import renamed, simulated, with_article
+from treeopt.results.run import simulated, with_article
 from treeopt.results.words import unsure
 
 COLUMNS = (
@@ -35,13 +35,10 @@ def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
 
 
 ENTRY = simulated(
-    name="capacity",
+    "capacity",
     title="Capacity of a server",
     question="How much does a server carry?",
     place=10,
-    schemas=("treeopt.capacity/2", "treeopt.capacity/1"),
-    upgrade=renamed,
-    record="simulate.runs.run_records:CapacityRecord",
     columns=COLUMNS,
     answers=_answers,
     tables=_tables,

@@ -176,7 +176,7 @@ def merge(traces: tuple[Path, ...], output: Path, *, force: bool) -> None:
 
 SPLIT_EXAMPLES = examples(
     "treeopt trace split data/traces/medusa-t0.npz --output part.npz --rest rest.npz",
-    "treeopt trace split data/traces/eagle-t0.npz --share 0.9 --seed 1 --output large.npz --rest small.npz",
+    "treeopt trace split data/traces/medusa-t0.npz --share 0.9 --seed 1 --output large.npz --rest small.npz",
 )
 
 
@@ -207,7 +207,7 @@ def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int, *
 
 INFO_EXAMPLES = examples(
     "treeopt trace info data/traces/medusa-t0.npz",
-    "treeopt trace info data/traces/eagle-t0.npz --learning-curve --nodes 4,16 --json",
+    "treeopt trace info data/traces/medusa-t0.npz --learning-curve --nodes 4,16 --json",
 )
 
 
@@ -235,8 +235,8 @@ def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: i
     trace = load_file_or_shards(trace_file, ranks_only=True)
     ranked = with_drawn_ranks(trace, seed)
     warnings = _warnings(trace, ranked, max(nodes))
-    if learning_curve and takes_chains_only(look(trace.meta, "verification")):
-        raise TraceError("a learning curve needs trees, but the trace's rule verifies only chains")
+    if learning_curve and (trace.width == 1 or takes_chains_only(look(trace.meta, "verification"))):
+        raise TraceError("a learning curve needs trees, but the trace holds chains alone")
     curves = learning_curves(ranked, nodes=nodes, depth=trace.depth, seed=seed) if learning_curve else ()
     if as_json:
         stored = {"optional": optional_in(trace_file)} if trace_file.is_dir() else {}
