@@ -18,6 +18,8 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
+# Characters that control a terminal, break lines, turn the order of letters, or stand for bytes that are no text.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 LONG_WORD = re.compile(r"(\S{200})\S{100,}(\S{80})")
 SHOWN = 3  # names of a list in a message
 
@@ -28,12 +30,12 @@ class TreeoptError(Exception):
     exit_code = 1
 
     def __init__(self, message: str = "") -> None:
-        """Keep a message, with words of damaged files shortened that are too long to be read.
+        """Keep a message, with control characters escaped, and words of damaged files shortened that are too long.
 
         >>> len(str(TreeoptError("the name " + "f" * 5000)))
         292
         """
-        super().__init__(LONG_WORD.sub(r"\1...\2", message))
+        super().__init__(LONG_WORD.sub(r"\1...\2", visible(message, lines=True)))
 
 
 class UsageError(TreeoptError):
@@ -68,6 +70,32 @@ class EngineError(TreeoptError):
 
 class ExecutorError(TreeoptError):
     """A model, checkpoint or request that the executor cannot run."""
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    r"""Return a text with control characters as escapes, which texts of other people may hold.
+
+    Args:
+        text: the text.
+        lines: leave tabs and line feeds as they are.
+
+    >>> print(visible("\x1b[2J\n"))
+    \x1b[2J\n
+    """
+
+    def escaped(found: re.Match[str]) -> str:
+        return found[0] if lines and found[0] in "\t\n" else found[0].encode("unicode_escape").decode()
+
+    return CONTROL.sub(escaped, text)
+
+
+def visible_in(value: Any) -> Any:
+    """Return a JSON value whose texts, keys among them, have control characters as escapes."""
+    if isinstance(value, dict):
+        return {visible(key): visible_in(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [visible_in(item) for item in value]
+    return visible(value, lines=True) if isinstance(value, str) else value
 
 
 def counted(number: int, noun: str) -> str:

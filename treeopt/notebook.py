@@ -6,11 +6,11 @@ HTML is escaped, and takes the colours of the page around it.
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from html import escape
+from html import escape as html_escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, visible
 from treeopt.results.blocks import Blocks, Cell, Line, Table, notes_once
 from treeopt.results.kinds import RESULTS, Record, ResultKind, Validation, kind_of_schema, known
 from treeopt.storage.atomic_files import why, write_text
@@ -39,12 +39,17 @@ def html_of(value: Any) -> str:
     return f'<div style="{FRAME}">{"".join(parts)}</div>'
 
 
+def escape(text: str) -> str:
+    """Return a text as HTML that shows it, control characters as escapes."""
+    return html_escape(visible(text))
+
+
 def text_of(value: Any) -> str:
     """Return a value as lines of text, as a terminal shows them."""
     from treeopt.terminal import PROSE, block_lines, width_of
 
     title, blocks = _shown(value)
-    return "\n".join([title, *(line for line, _ in block_lines(blocks, width_of(sys.stdout) or PROSE))])
+    return "\n".join(map(visible, [title, *(line for line, _ in block_lines(blocks, width_of(sys.stdout) or PROSE))]))
 
 
 def _shown(value: Any) -> tuple[str, Blocks]:

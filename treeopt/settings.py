@@ -44,6 +44,7 @@ class Setting:
         above: limit that a value must exceed.
         below: limit that a value must stay below.
         choices: the allowed texts; a function of none where they are a registry's.
+        otherwise: what to do about a text that is not allowed.
         option: the command line's option; "": none, only Python has the setting.
         scale: value of the field for an option's value of 1, such as 1e-3 where the option takes milliseconds.
         form: how an option's text is read where its type does not say so, such as "tokens" for 8k.
@@ -56,6 +57,7 @@ class Setting:
     above: float | None = None
     below: float | None = None
     choices: Collection[str] | Callable[[], Iterable[str]] = ()
+    otherwise: str = ""
     option: str | None = None
     scale: float = 1.0
     form: str = ""
@@ -196,7 +198,8 @@ def _item(value: Any, kind: Any, name: str, meaning: Setting) -> Any:
         noun = "a text" if kind is str else f"a {(get_origin(kind) or kind).__name__}"
         raise UsageError(f"{name} must be {noun}, got {value!r:.60}")
     elif isinstance(value, str) and not meaning.allows(value):
-        raise UsageError(f"{name} must be one of {', '.join(meaning.names())}, got {value!r:.60}")
+        otherwise = f": {meaning.otherwise}" if meaning.otherwise else ""
+        raise UsageError(f"{name} must be one of {', '.join(meaning.names())}, got {value!r:.60}{otherwise}")
     return value
 
 

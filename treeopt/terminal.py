@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
+from treeopt.errors import visible
 from treeopt.results.blocks import Block, Blocks, Cell, Column, Line, Row, Table, notes_once
 
 if TYPE_CHECKING:
@@ -109,11 +110,12 @@ def _pieces(command: str) -> list[str]:
 
 
 def encodable(text: str, encoding: str) -> str:
-    r"""Return text that an output of this encoding takes: other letters become `\x..` or `\u....`.
+    r"""Return text that an output of this encoding takes: other letters and controls become `\x..` or `\u....`.
 
     >>> encodable("── é", "ascii")
     '-- \\xe9'
     """
+    text = visible(text)
     try:
         text.encode(encoding)
     except UnicodeEncodeError:

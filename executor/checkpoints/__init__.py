@@ -25,6 +25,7 @@ from executor.target.load_hf_model import check_finite, dtype_name, load_target
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.target_model import Target
 from simulate.model_sizes.drafter_kinds import kind_of_name, known_kind
+from simulate.model_sizes.hf_config import other_format
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.registry import load
 
@@ -46,6 +47,8 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
     if (named := kind_of_name(str(path))) is not None:
         made: Drafter = load(named.named)(str(path), target)
         return made
+    if (reason := other_format(Path(path))) is not None:
+        raise ExecutorError(f"{path}: {reason}")
     stored = open_checkpoint(Path(path))
     if stored is None:
         raise ExecutorError(f"{path}: {_absence(Path(path))}")
@@ -79,8 +82,6 @@ def _absence(path: Path) -> str:
             "no such file or folder; nothing is downloaded: name the folder that `hf download NAME --local-dir FOLDER` "
             "fills"
         )
-    if any(path.glob("*.gguf")):
-        return "GGUF files are written, but not read: name the Hugging Face checkpoint that they were made from"
     return "holds no safetensors, .pt or .bin files of a drafter"
 
 

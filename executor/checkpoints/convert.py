@@ -21,6 +21,7 @@ from executor.drafters.eagle3.drafter import Eagle3
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.load_hf_model import DTYPES, dtype_name, load_target, prepare
 from treeopt.errors import EngineError, ExecutorError, TreeoptError, UsageError
+from treeopt.storage.user_files import real_path
 
 TYPES = {"float32": "fp32", "float16": "fp16"}  # of OpenVINO
 LIMIT_S = 3600  # of its export
@@ -53,7 +54,7 @@ def rewrite(
         UsageError: not a layout of this drafter.
         EngineError: optimum-intel failed.
     """
-    if output.resolve() in (source.resolve(), source.resolve().parent, target.resolve()):
+    if real_path(output) in (real_path(source), real_path(source).parent, real_path(target)):
         raise ExecutorError(f"{output}: this folder is read from; write to another one")
     if engine_python is not None and layout != "openvino":
         raise UsageError("--engine-python applies only to --layout openvino")

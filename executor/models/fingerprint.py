@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 
 from executor.drafters.base.drafter import Drafter
 from executor.target import fused_verification
+from executor.target.architectures import context_limit
 from executor.target.load_hf_model import dtype_name
 from executor.target.packed_linears import packed_choice, repack
 from executor.target.quantization import plain_tensors, quantization_of
@@ -44,9 +45,17 @@ def identity(target: Target, drafter: Drafter | None) -> dict[str, Any]:
             "kind": drafter.kind,
             **({} if name is None else {"name": name}),
             **getattr(drafter, "facts", {}),
+            **({} if (positions := drafter_positions(target, drafter)) is None else {"positions": positions}),
             **hashes,
         }
     return record
+
+
+def drafter_positions(target: Target, drafter: Drafter | None) -> int | None:
+    """Return the positions of a drafter with a layer, where the target takes longer texts; None without a limit."""
+    config = getattr(drafter, "config", None)
+    limit = None if config is None else context_limit(config)
+    return limit if limit and limit < (target.context_limit or limit + 1) else None
 
 
 def run_provenance(target: Target, drafter: Drafter | None) -> dict[str, Any]:

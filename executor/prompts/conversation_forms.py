@@ -7,8 +7,8 @@
 {"prompt": ..., "completion": ...}                           a text to continue; with `response` a question
 {"body": {"messages": [...]}}                                requests of OpenAI's batches, also with a `prompt`
 
-A `prompt` may be a list as in `turns` or `messages` too. Answers (`answer`, `response`, `completion`, `output`) are
-optional.
+A `prompt` may be a list as in `turns` or `messages` too; in a batch, its texts are as many requests. Answers
+(`answer`, `response`, `completion`, `output`) are optional.
 Where a record also has a `text`, that may be the rendered copy of its conversation, which is read instead.
 Beside them `system`, and what a chat template takes: `tools`, `documents`, `chat_template_kwargs`.
 """
@@ -68,18 +68,19 @@ class Conversation:
 
 
 def usual_form(record: Any) -> Any:
-    """Return a record with `messages`, `turns` or a `text` in the place of a question or a batch's request.
+    """Return a record with `messages` or a `text` in the place of a question or a batch's request.
+
+    Lists of questions stay where they are.
 
     >>> usual_form({"question": "1 + 1?", "answer": "2", "id": 7})["messages"][1]
     {'role': 'assistant', 'content': '2'}
     >>> usual_form({"prompt": ["a", "b"]}), usual_form({"prompt": "a", "completion": "b"})
-    ({'turns': ['a', 'b']}, {'completion': 'b', 'text': 'a'})
+    ({'prompt': ['a', 'b']}, {'completion': 'b', 'text': 'a'})
     """
     if not isinstance(record, Mapping):
         return record
-    body = record.get("body")
-    if isinstance(body, Mapping) and ("messages" in body or "prompt" in body):
-        return usual_form(body)
+    if isinstance(record.get("body"), Mapping):
+        return usual_form(record["body"])
     asked = next((key for key in QUESTIONS if record.get(key) not in (None, "")), None)
     if asked is None or any(_is_said(record.get(key)) for key in CONVERSATIONS):
         return record
@@ -88,9 +89,7 @@ def usual_form(record: Any) -> Any:
     answer = None if answered is None else record[answered]
     rest = {key: value for key, value in record.items() if key not in (asked, answered)}
     if isinstance(question, list) and any(isinstance(turn, dict) for turn in question):
-        return rest | {"messages": [*question, *(answer if isinstance(answer, list) else [])]}
-    if isinstance(question, list) and text is None:
-        return {key: value for key, value in record.items() if key != asked} | {"turns": question}
+        return rest | {asked: [*question, *(answer if isinstance(answer, list) else [])]}
     if not isinstance(question, str) or (text is not None and answer is None):
         return record
     if isinstance(answer, list) or (asked == "prompt" and answered != "response"):
@@ -108,12 +107,17 @@ def form_of(record: Any, where: str) -> str:
     Raises:
         ExecutorError: there is none.
     """
-    fields = [key for key in (*CONVERSATIONS, "text") if isinstance(record, Mapping) and record.get(key) is not None]
+    lists = [key for key in QUESTIONS if isinstance(record, Mapping) and isinstance(record.get(key), list)]
+    known = (*CONVERSATIONS, *lists, "text")
+    fields = [key for key in known if isinstance(record, Mapping) and record.get(key) is not None]
+    asked = next((key for key in QUESTIONS if isinstance(record, Mapping) and key in record), None)
+    if not fields and asked is not None:
+        raise ExecutorError(f"{where}: `{asked}` must be a text or a list of turns, found {_brief(record[asked])}")
     if not fields:
         what = f"a value that is no object: {type(record).__name__}"
         found = (", ".join(map(str, record))[:200] or "nothing") if isinstance(record, Mapping) else what
         raise ExecutorError(f"{where}: must have {KNOWN}, found {found}")
-    said = [key for key in fields if key in CONVERSATIONS and _is_said(record[key])]
+    said = [key for key in fields if key != "text" and _is_said(record[key])]
     return said[0] if said else "text" if "text" in fields else fields[0]
 
 
@@ -132,6 +136,9 @@ def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> Co
         ExecutorError: it is neither; or names `where`, turn and field.
     """
     key = form_of(record, where)
+    for name in OTHER_MEDIA:
+        if record.get(name):
+            raise ExecutorError(f"{where}: `{name}`: only texts are read {HINT}")
     if key == "text":
         report.count_unread(record, (*TEXT, *SILENT))
         return Conversation()
@@ -139,9 +146,6 @@ def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> Co
     if not entries:
         raise EmptyConversationError(f"{where}: an empty conversation")
     turns = _turns(entries, key, where, report)
-    for name in OTHER_MEDIA:
-        if record.get(name):
-            raise ExecutorError(f"{where}: `{name}`: only texts are read {HINT}")
     report.count_unread(record, (key, *SILENT, *TEMPLATE, *SYSTEM))  # another conversation beside it is not read
     return Conversation(_with_system(turns, record, where, report), _extras(record, where, report))
 
@@ -151,11 +155,18 @@ SYSTEM = ("system", "system_prompt")
 
 
 def _turns(entries: list[Any], key: str, where: str, report: Report) -> Turns:
-    """Return the turns of a list; in `turns` without roles all are the user's."""
-    if key != "turns" or any(isinstance(entry, dict) and {"role", "from"} & set(entry) for entry in entries):
+    """Return the turns of a list; without roles, questions and `turns` are all the user's."""
+    if has_roles(entries) or key not in ("turns", *QUESTIONS):
         return tuple(_turn(turn, f"{where}: {key}[{i}]", report) for i, turn in enumerate(entries))
     asked = [entry["content"] if isinstance(entry, dict) and "content" in entry else entry for entry in entries]
-    return tuple(("user", string(text, f"{where}: turns[{i}]")) for i, text in enumerate(asked))
+    if key in QUESTIONS and all(type(text) is int for text in asked):
+        raise ExecutorError(f"{where}: `{key}` holds numbers: token ids are not read, write their text {HINT}")
+    return tuple(("user", string(text, f"{where}: {key}[{i}]")) for i, text in enumerate(asked))
+
+
+def has_roles(entries: Sequence[Any]) -> bool:
+    """Return True if a list holds turns that name who speaks."""
+    return any(isinstance(entry, dict) and {"role", "from"} & set(entry) for entry in entries)
 
 
 def _extras(record: Mapping[str, Any], where: str, report: Report) -> str:
@@ -277,7 +288,7 @@ def list_of(record: Mapping[str, Any], key: str, where: str, *, empty: bool = Fa
 
 
 def _brief(value: Any) -> str:
-    return repr(value) if value in ([], {}, "") else type(value).__name__
+    return repr(value) if value in ([], {}, "", None) else type(value).__name__
 
 
 def string(value: Any, name: str, *, empty: bool = False) -> str:

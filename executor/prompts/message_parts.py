@@ -53,7 +53,7 @@ class Report:
         texts: plain texts read.
         passed_over: (reason, file name) of each file that was not read.
         skipped: reasons of records that were skipped.
-        left_out: number of records without a part, by the part's name.
+        left_out: number of records without a part, by the part's name or description.
         unread: number of records with a field that is not read, by the field's name.
     """
 
@@ -104,7 +104,7 @@ class Report:
                 f"data: {_plural(len(self.skipped), 'record')} skipped: {_listed(self.skipped, separator='; ')}"
             )
         for part, count in self.left_out.items():
-            sentences.append(f"data: {PARTS[part]} left out of {_plural(count, 'record')}")
+            sentences.append(f"data: {PARTS.get(part, part)} left out of {_plural(count, 'record')}")
         return sentences
 
     @property

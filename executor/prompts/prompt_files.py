@@ -13,7 +13,17 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from executor.prompts.conversation_forms import THOUGHTS, Turns, conversation_of, fields_of, form_of, string, usual_form
+from executor.prompts.conversation_forms import (
+    QUESTIONS,
+    THOUGHTS,
+    Turns,
+    conversation_of,
+    fields_of,
+    form_of,
+    has_roles,
+    string,
+    usual_form,
+)
 from executor.prompts.data_files import items
 from executor.prompts.message_parts import Report
 from treeopt.errors import ExecutorError
@@ -23,6 +33,8 @@ from treeopt.storage.atomic_files import write_text
 TODAY = date(2024, 7, 26)
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
+# What is left out of records with several questions, such as MT-bench's, in messages.
+LATER = "questions after the first (acceptance on later turns may differ)"
 Message = dict[str, Any]
 # Arguments of the template that no record sets.
 OURS = ("chat_template", "tokenize", "add_generation_prompt", "continue_final_message", "conversation", "padding")
@@ -192,9 +204,9 @@ def read_prompts(path: Path, report: Report | None = None) -> list[Prompt]:
     """Read the prompts of a file of records: JSON lines, a JSON list (`.json`), parquet, arrow; or of a folder of them.
 
     A prompt is a `text` or a conversation (see `conversation_forms`). Answers at a conversation's end are dropped. Only
-    the first of Spec-Bench's `turns` is used, because there are no answers between them. `domain` is optional; a
-    conversation may have Spec-Bench's `category` instead. Plain texts below a folder are no prompts. Empty
-    conversations are skipped.
+    the first of Spec-Bench's `turns`, or of a list of questions, is asked, because there are no answers between them.
+    `domain` is optional; a conversation may have Spec-Bench's `category` instead. Plain texts below a folder are no
+    prompts. Empty conversations are skipped.
 
     Args:
         path: file or folder.
@@ -210,13 +222,21 @@ def read_prompts(path: Path, report: Report | None = None) -> list[Prompt]:
             report.passed_over.append(("a plain text is no prompt", Path(item.where).name))
             continue
         try:
-            prompts.append(prompt_of(item.record, item.where, report))
+            prompts += [prompt_of(record, item.where, report) for record in _requests(item.record)]
         except ExecutorError as error:
             report.skip(error)
     report.records += len(prompts)
     if not prompts:
         raise ExecutorError("; ".join([f"{path}: holds no prompts", *report.remarks]))
     return prompts
+
+
+def _requests(record: Any) -> list[Any]:
+    """Return the requests of a record; one of OpenAI's completions may hold several texts."""
+    body: Any = record.get("body") if isinstance(record, dict) else None
+    texts: Any = body.get("prompt") if isinstance(body, dict) else None
+    several = isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts)
+    return [{**body, "prompt": text} for text in texts] if several else [record]
 
 
 def prompt_of(record: Any, where: str, report: Report) -> Prompt:
@@ -232,9 +252,12 @@ def prompt_of(record: Any, where: str, report: Report) -> Prompt:
         text = string(record["text"], f"{where}: `text`")
         return Prompt(text, _label(record, ("domain",), where, report), where=where)
     turns = conversation.turns
-    if form_of(record, where) == "turns" and all(turn[0] != "assistant" for turn in turns):
+    form = form_of(record, where)
+    several = form == "turns" or (form in QUESTIONS and not has_roles(record[form]))
+    if several and all(turn[0] != "assistant" for turn in turns):
         asked = next((i for i, turn in enumerate(turns) if turn[0] == "user"), -1)
-        report.count_unread({"turns[1:]": turns[asked + 1 :]}, ())
+        if turns[asked + 1 :]:
+            report.left_out[LATER] += 1
         turns = turns[: asked + 1]
     while turns and turns[-1][0] == "assistant":
         turns = turns[:-1]

@@ -22,6 +22,8 @@ from executor.target.positions import refused_positions, rope_types, unused_wind
 from executor.target.quantization import plain_tensors, quantizer, stored_quantization
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import check_agreement, sharding, whole
+from simulate.model_sizes.drafter_kinds import named_drafter
+from simulate.model_sizes.hf_config import other_format, parsed
 from treeopt.errors import ExecutorError, UsageError, shorten
 from treeopt.storage.user_files import check_regular
 
@@ -73,7 +75,7 @@ def load_target(
     if dtype != "auto" and dtype not in DTYPES:
         raise ExecutorError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype}")
     if not Path(path).is_dir():
-        raise ExecutorError(f"{path}: no model folder here")
+        raise ExecutorError(f"{path}: {other_format(Path(path)) or 'no model folder here'}")
     config = read_verifiable_config(path)
     settings = _settings(path, config, dtype, device, quantize, tensor_parallel)
     with _explain_errors(path, config):
@@ -166,14 +168,22 @@ def read_config(path: Path | str) -> PretrainedConfig:
     """Read the configuration of a local Hugging Face folder.
 
     Raises:
-        ExecutorError: there is no configuration that transformers accepts.
+        ExecutorError: there is no configuration that transformers accepts, or it is no such model's; says whose.
     """
     try:
         check_regular(path)
-        config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        if (reason := other_format(Path(path)) or _drafter_named(Path(path))) is None:
+            config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            return config
     except Exception as error:  # its validators raise classes of their own
         raise ExecutorError(f"{path}: transformers cannot take its config.json: {first_line(error)}") from error
-    return config
+    raise ExecutorError(f"{path}: {reason}")
+
+
+def _drafter_named(path: Path) -> str | None:
+    """Return that the configuration of a folder names a drafter; None if it does not."""
+    named = parsed(path, named_drafter) if (path / "config.json").is_file() else None
+    return named and f"{named[0]} in config.json names {named[1]}, not a language model: is it the --drafter?"
 
 
 def read_verifiable_config(path: Path | str) -> PretrainedConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simulate.model_sizes.forward_pass import Forward, Matrix
-from simulate.model_sizes.hf_config import parsed, shape_name
+from simulate.model_sizes.hf_config import OWN_SWEEP, parsed, shape_name
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 from treeopt.registry import Named, Registry
@@ -29,11 +29,15 @@ _UNKNOWN = {
     "domino": "Domino",
     "jetspec": "JetSpec",
     "mlpspeculator": "an MLP speculator",
-    "arctic": "an Arctic speculator",
+    "arcticmlp": "an Arctic speculator",
+    "arcticlstm": "an Arctic speculator",
     "redrafter": "ReDrafter",
+    "recurrentdraft": "ReDrafter",
     "mtp": "an MTP head",
     "nextn": "an MTP head",
+    "assistant": "an MTP head",
 }
+_ANY = {"draft": "a drafter", "specul": "a speculator"}  # parts of the class names of all other drafters
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,7 @@ class Files:
             returns the content of the files.
         layouts: the names that `write` knows beside its default.
         names: names of files that hold nothing else, most usual first.
+        needs: tensors that all drafters of this kind have, as readers spell them.
         known_as: the layouts that are read, for the documentation.
     """
 
@@ -192,6 +197,7 @@ class Files:
     write: str
     layouts: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     known_as: str = ""
 
 
@@ -353,12 +359,31 @@ def class_words(config: Fields, names: Sequence[str] = NAMES[1:]) -> str:
     return _plain(" ".join(str(config.get(name) or "") for name in names))
 
 
+def named_drafter(config: Fields) -> tuple[str, str, DrafterKind | None] | None:
+    """Return the class or model_type that names a drafter, its title, and its kind if treeopt has it; None without.
+
+    >>> named_drafter({"architectures": ["EagleMiniCPMForCausalLM"], "model_type": "minicpm"})[:2]
+    ('EagleMiniCPMForCausalLM', 'EAGLE')
+    """
+    values = [config.get(name) for name in NAMES[1:]]
+    for name in (str(each) for value in values for each in (value if isinstance(value, list) else [value]) if each):
+        kind = DRAFTERS[found] if (found := _kind_in(name)) else None
+        if kind is not None and (kind.files is None or not kind.files.needs):
+            kind = None  # such as an n-gram, which language models have embeddings of
+        unknown, general = (
+            next((title for part, title in parts.items() if part in _plain(name)), None) for parts in (_UNKNOWN, _ANY)
+        )
+        if title := unknown or (kind and kind.title) or general:
+            return name, title, None if unknown else kind
+    return None
+
+
 def _check_known(config: Fields) -> None:
     """Raise CostError for kinds that treeopt does not have.
 
     >>> _check_known({"architectures": ["DFlashDraftModel"]})
     Traceback (most recent call last):
-    treeopt.errors.CostError: architectures: DFlash has no price: give the configuration of an EAGLE, ... drafter
+    treeopt.errors.CostError: architectures: DFlash has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): ...
     """
     known = {word for kind in DRAFTERS.values() for word in kind.words}
     words = class_words(config) + (" paralleldrafting" if config.get("parallel_drafting") else "")
@@ -366,9 +391,7 @@ def _check_known(config: Fields) -> None:
     kind = "DFlash" if kind is None and config.get("dflash_config") and "dflash" not in known else kind
     if kind is not None:
         field = next((name for name in ("parallel_drafting", "dflash_config") if config.get(name)), "architectures")
-        raise CostError(
-            f"{field}: {kind} has no price: give the configuration of an EAGLE, EAGLE-3, Medusa or Hydra drafter"
-        )
+        raise CostError(f"{field}: {kind} has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): {OWN_SWEEP}")
 
 
 def _stated_kind(config: Fields) -> str | None:

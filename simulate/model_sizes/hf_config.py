@@ -7,13 +7,14 @@ an error that names it.
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from simulate.model_sizes.mixture_of_experts import Experts
 from treeopt.errors import CostError
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import found, read_text
 
 SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary
     "toy": (64, 128, 2, 4, 2, 512),
@@ -31,11 +32,32 @@ FIELDS = (
     "num_key_value_heads",
     "vocab_size",
 )
+# What to do about a model without a price.
+OWN_SWEEP = (
+    "measure a sweep of batch sizes and draft lengths in your engine, make it a profile with `treeopt times`, and give "
+    "that to `treeopt search --profile`"
+)
+ORIGINAL = "name the Hugging Face checkpoint that they were made from"
 T = TypeVar("T")
 LATENT_FIELDS = ("kv_lora_rank", "q_lora_rank")
 EXPERT_FIELDS = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "n_routed_experts")
 LARGEST = 2**31  # the largest size that is accepted
 _WINDOW = 4096  # of a config without `sliding_window`, as in transformers; mixtral has no window in that case
+
+
+def other_format(path: Path) -> str | None:
+    """Return why a model's file or folder is none that is read here, and the way out; None if it may be one."""
+    suffixes = {file.suffix for file in ([path] if path.is_file() else path.glob("*"))}
+    alone = suffixes.isdisjoint((".safetensors", ".bin", ".pt"))
+    if alone and ".gguf" in suffixes:
+        return f"GGUF files are written, but not read: {ORIGINAL}"
+    config = path / "config.json"
+    mlx: Any = None
+    with suppress(CostError):  # what reads the configuration says what is wrong with it
+        mlx = parsed(config, lambda content: content.get("quantization")) if config.is_file() else None
+    if (isinstance(mlx, Mapping) and "group_size" in mlx) or (alone and config.is_file() and ".npz" in suffixes):
+        return f"weights of MLX (for Apple's processors) are not read: {ORIGINAL}"
+    return None
 
 
 def shape_name(source: Any) -> str | None:
@@ -106,7 +128,7 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
     model_type = config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise CostError(f"model_type must be one of {', '.join(FAMILIES)}, got {model_type!r:.80}")
+        raise CostError(f"model_type {model_type!r:.80} has no price ({', '.join(FAMILIES)} have one): {OWN_SWEEP}")
     _check_fields(config, family, model_type)
     layers, hidden = _size(config, "num_hidden_layers"), _size(config, "hidden_size")
     heads = _size(config, "num_attention_heads")
@@ -194,7 +216,8 @@ def quant_method(config: Mapping[str, Any] | Path | str) -> str | None:
     >>> quant_method({"quantization_config": {"quant_method": "awq", "bits": 4}})
     'awq'
     """
-    quantization = parsed(config, lambda content: content.get("quantization_config"))
+    fields = ("quantization_config", "quantization")  # the second is MLX's
+    quantization = parsed(config, lambda content: next(filter(None, map(content.get, fields)), None))
     if not quantization:
         return None
     return str(quantization.get("quant_method", "not named") if isinstance(quantization, Mapping) else quantization)
@@ -251,8 +274,10 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
         return read(config)
     if (name := shape_name(config)) is not None:
         return read(shape_fields(name))
-    path = Path(config)
-    path = path / "config.json" if path.is_dir() else path
+    named = found(config)
+    path = named / "config.json" if named.is_dir() else named
+    if (path.suffix == ".gguf" or not path.exists()) and (reason := other_format(named)) is not None:
+        raise CostError(f"{named}: {reason}")
     if not path.exists():
         raise CostError(
             f"{path}: No such file; name a model's folder, its config.json, or a shape ({', '.join(SHAPES)})"

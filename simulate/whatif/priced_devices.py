@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_by_layers, kind_of_drafter
-from simulate.model_sizes.hf_config import context_limit, quant_method
+from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, quant_method
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import Hardware, Link, checked, constants_of, find_hardware, own_hardware
@@ -56,11 +56,11 @@ def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) 
             if drafter is not None and (guess := kind_by_layers(drafter)) is not None:
                 return guess, []
             why = (
-                "the trace does not record its drafter's kind"
+                "the trace does not record its drafter's kind:"
                 if recorded is None
-                else f"there is no price for a {recorded} drafter"
+                else f"there is no price for a {recorded} drafter: {OWN_SWEEP}, or"
             )
-            raise UsageError(f"{why}: choose the kind to price with --kind, one of {', '.join(DRAFTERS)}")
+            raise UsageError(f"{why} choose the kind to price with --kind, one of {', '.join(DRAFTERS)}")
         return str(recorded), []
     if kind not in DRAFTERS:
         raise UsageError(f"--kind must be one of {', '.join(DRAFTERS)}, got {kind!r}")
@@ -196,13 +196,18 @@ def prices_of_devices(prices: Mapping[str, float], places: Sequence[Place]) -> d
     return {place.device: place.count * priced[place.single or place.device] for place in places}
 
 
-def context_warnings(target: Config, contexts: Sequence[int]) -> list[str]:
-    """Warn of contexts that are longer than the target was built for."""
-    limit = context_limit(target)
-    beyond = [] if limit is None else [str(tokens) for tokens in contexts if tokens > limit]
-    if not beyond:
-        return []
-    return [f"context {', '.join(beyond)}: the target is built for {limit} tokens, step times ignore that limit"]
+def context_warnings(target: Config, contexts: Sequence[int], positions: Any = None) -> list[str]:
+    """Warn of contexts that are longer than the target was built for, or than the drafter has positions."""
+    warnings = []
+    for whose, limit, ignored in (
+        ("target", context_limit(target), "step times ignore"),
+        ("drafter", positions, "acceptance ignores"),
+    ):
+        if beyond := [str(tokens) for tokens in contexts if type(limit) is int and tokens > limit]:
+            warnings.append(
+                f"context {', '.join(beyond)}: the {whose} is built for {limit} tokens, {ignored} that limit"
+            )
+    return warnings
 
 
 def _devices(settings: WhatIfSettings, like: Hardware | None) -> list[Counted]:

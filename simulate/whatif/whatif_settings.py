@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from simulate.model_sizes.drafter_kinds import DRAFTERS
+from simulate.model_sizes.hf_config import OWN_SWEEP
 from simulate.profiles.profile import Profile
 from treeopt import defaults
 from treeopt.defaults import BYTES, WHATIF_CONTEXT
@@ -36,6 +37,7 @@ class WhatIfSettings(Settings):
     kind: str | None = setting(
         None,
         choices=DRAFTERS,
+        otherwise=f"MTP heads, DFlash, suffix decoding and others have no price: {OWN_SWEEP}",
         help="Kind of drafter; default as its configuration states, else as recorded in the trace.",
     )
     batch: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64), least=1, help="Batch sizes; 1-64 doubles from 1 to 64.")

@@ -17,6 +17,7 @@ from treeopt.errors import UsageError
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.settings import takes
 from treeopt.storage.provenance import from_figure
+from treeopt.storage.user_files import real_path
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def names_of_files(paths: Sequence[Path]) -> dict[str, Path]:
         >>> list(names_of_files([Path("/a/medusa.npz"), Path("/b/medusa.npz")]))
         ['a/medusa', 'b/medusa']
     """
-    parts = [path.resolve().with_suffix("").parts for path in paths]
+    parts = [real_path(path).with_suffix("").parts for path in paths]
     for count in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(words[-count:]) for words in parts]
         if len(set(names)) == len(names):

@@ -20,6 +20,7 @@ from treeopt.api.run_models import (
 )
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.errors import ExecutorError, PlanError, UsageError, counted
+from treeopt.planning.search_warnings import position_warnings
 from treeopt.plans.plan import Choice, Plan
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.policies.policy import setting_names
@@ -27,6 +28,7 @@ from treeopt.policies.policy_kinds import identity as policy_identity
 from treeopt.results.kinds import Record
 from treeopt.settings import Settings, group, setting, takes
 from treeopt.storage.json_records import RecordError
+from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import Integer, read_field
 from treeopt.storage.work_file import appended, check_same_settings, read_lines
 from treeopt.tree import EMPTY, Tree
@@ -180,6 +182,8 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
     decoder = Decoder(target, drafter, tree=shape, batch=batch, rule=rule, graphs=settings.graphs)
     stop = [] if settings.ignore_end else requests.stop
     meta = {**_meta(decoder, requests.tokens), **_conditions(settings, stop)}
+    longest = [len(prompt) + settings.new_tokens for prompt in requests.tokens]
+    warn(position_warnings(look(meta, "drafter", "positions"), longest, "may pass"))
     if plan is not None:
         warn([*plan_model_warnings(plan, meta, graphs=settings.graphs), *plan_rule_warnings(plan, rule_meta(rule))])
     earlier = _continued(settings.output, begun, meta)

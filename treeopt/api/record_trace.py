@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from treeopt import defaults
-from treeopt.api.messages import Progress, silent
+from treeopt.api.messages import Progress, silent, warn
 from treeopt.api.run_models import Models, Prompts, Requests, Sampling, load_models, load_prompts
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.defaults import DRAWS, ENGINE_LENGTH
 from treeopt.errors import UsageError
+from treeopt.planning.search_warnings import position_warnings
 from treeopt.policies import DynamicTree
 from treeopt.settings import Settings, group, setting, takes
 from treeopt.storage.work_file import WorkFile
@@ -117,8 +118,12 @@ def collect(*, settings: CollectSettings, work: Path | None = None, progress: Pr
         return texts.own_steps(requests, work, progress)
     target, drafter = load_models(models)
     requests = load_prompts(models, target, settings.source, shortest=2)
+    from executor.models.fingerprint import drafter_positions
     from executor.recording.collect_trace import collect as record
     from executor.target.tensor_parallel import processes
+
+    longest = [len(prompt) + settings.new_tokens for prompt in requests.tokens]
+    warn(position_warnings(drafter_positions(target, drafter), longest, "may pass"))
 
     how: dict[str, Any] = {
         **asdict(settings.sampling),

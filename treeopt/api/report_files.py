@@ -1,6 +1,7 @@
 """Results that commands wrote, read and put on one page: what `treeopt report` does."""
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 from zipfile import is_zipfile
 
 from treeopt.comparison.mismatch_warnings import differing_models
-from treeopt.errors import TreeoptError, UsageError
+from treeopt.errors import TreeoptError, UsageError, visible
 from treeopt.plans.plan import Plan
 from treeopt.registry import load
 from treeopt.replay.sampled_rules import with_drawn_ranks
@@ -19,7 +20,7 @@ from treeopt.results.kinds import RESULTS, ResultKind
 from treeopt.storage.atomic_files import checksum, why
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.provenance import this_run
-from treeopt.storage.user_files import check_pointer, read_bytes
+from treeopt.storage.user_files import check_pointer, open_regular, read_bytes
 from treeopt.traces.resumable_shards import MANIFEST, ranks_of
 from treeopt.traces.trace import Trace, load_trace
 
@@ -61,27 +62,30 @@ def read_files(files: Iterable[Path | str]) -> Inputs:
     inputs, times = Inputs(), dict[Path, int]()
     given = dict[Path, Path]()
     for path in map(Path, files):
-        place = path.resolve()
+        place = Path(os.path.realpath(path))
         given.setdefault(place, path)
         times[place] = times.get(place, 0) + 1
     for path, name in _names(list(given.values())).items():
-        if (count := times[path.resolve()]) > 1:
+        if (count := times[Path(os.path.realpath(path))]) > 1:
             inputs.notes.append(f"{name} was given {'twice' if count == 2 else f'{count} times'} and is shown once.")
         try:
-            inputs.read.append(ResultFile(name, _source(path, name), *_read(path)))
+            kind, value = _read(path)
+            inputs.read.append(ResultFile(name, _source(path, name), kind, value))
         except FileNotFoundError:
             inputs.problems.append(Problem(name, "there is no such file"))
         except OSError as error:
             inputs.problems.append(Problem(name, f"cannot be read: {why(error)}"))
         except TreeoptError as error:
-            inputs.problems.append(Problem(name, str(error).removeprefix(f"{path}: ")))
+            inputs.problems.append(Problem(name, str(error).removeprefix(f"{visible(str(path))}: ")))
     return inputs
 
 
 def _names(paths: list[Path]) -> dict[Path, str]:
     """Return files with the names that the page gives them: with the folder where two files share a name."""
-    names = [path.name or str(path) for path in paths]
-    return {path: name if names.count(name) == 1 else str(path) for path, name in zip(paths, names, strict=True)}
+    names = [visible(path.name or str(path)) for path in paths]
+    return {
+        path: name if names.count(name) == 1 else visible(str(path)) for path, name in zip(paths, names, strict=True)
+    }
 
 
 def _source(path: Path, name: str) -> str:
@@ -99,7 +103,9 @@ def _read(path: Path) -> tuple[ResultKind, Any]:
         if not (path / MANIFEST).is_file():
             raise UsageError(f"a folder without parts of a trace (it has no {MANIFEST}): name the files")
         return RESULTS["trace"], ranks_of(path)
-    if is_zipfile(path):
+    with open_regular(path) as file:
+        packed = is_zipfile(file)
+    if packed:
         return RESULTS["trace"], load_trace(path)
     data = read_bytes(path)
     check_pointer(data, path)

@@ -252,7 +252,7 @@ class Prompts(Settings):
     prompts: Path | None = setting(
         None,
         form="folder",
-        help="Records with `text`, or with conversations (`messages`, `conversations`, `turns`), which are answered: "
+        help="Records with a `text` or `prompt`, or conversations (`messages`, `conversations`, `turns`), answered: "
         "JSON lines, a JSON list, parquet, arrow, or a folder of them.",
     )
     prompt_tokens: int | None = setting(

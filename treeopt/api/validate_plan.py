@@ -14,10 +14,11 @@ from treeopt.comparison.trees_of_size import USUAL, parse_sizes
 from treeopt.constraints import ChainOnly, Constraint
 from treeopt.defaults import BLOCKS, ENGINE_LENGTH, VALIDATED_BATCHES
 from treeopt.engines import ENGINES, engine_rules
+from treeopt.planning.search_warnings import position_warnings
 from treeopt.plans.plan import Plan
 from treeopt.results.kinds import Validation
 from treeopt.settings import Settings, group, setting, takes
-from treeopt.storage.provenance import this_run
+from treeopt.storage.provenance import look, this_run
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -189,6 +190,9 @@ class _Run:
         record, replayed = self.runner.record, self.material.replayed
         if "engine" in record:
             return  # it loads files of its own
+        requests = zip(self.requests.prompts, self.requests.limits, strict=True)
+        longest = [len(prompt) + limit for prompt, limit in requests]
+        warn(position_warnings(look(record, "drafter", "positions"), longest, "may pass"))
         source: Literal["trace", "cost"] = "trace" if replayed is None else "cost"
         warn(plan_model_warnings(plan, record, source=source, graphs=record["graphs"]))
         warn(plan_rule_warnings(plan, record if replayed is None else replayed.meta))

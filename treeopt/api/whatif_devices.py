@@ -18,7 +18,7 @@ from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.results.kinds import Record
 from treeopt.settings import takes
-from treeopt.storage.provenance import this_run
+from treeopt.storage.provenance import look, this_run
 from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -89,8 +89,11 @@ class WhatIf:
             CostError: a device, model or size that has no price.
         """
         from simulate.model_sizes.drafter_kinds import without_sizes
+        from simulate.model_sizes.hf_config import context_limit
+        from simulate.model_sizes.model_shape import Shape
         from simulate.whatif.priced_devices import context_warnings, drafter_kind, places_of, prices_of_devices
 
+        Shape.from_config(settings.target)  # a family without a price is refused before anything else is asked for
         trace, _ = as_trace(trace)
         trace = replace(trace, meta={**trace.meta, "asked_for": named_target(settings.target)})
         kind, warnings = drafter_kind(trace, settings.kind, settings.drafter)
@@ -101,7 +104,9 @@ class WhatIf:
         places, more = places_of(settings, heads=trace.depth)
         warn(more)
         prices = None if settings.prices is None else prices_of_devices(settings.prices, places)
-        beyond = tuple(context_warnings(settings.target, settings.context))
+        recorded = look(trace.meta, "drafter", "positions")
+        positions = recorded if drafter is None else context_limit(drafter)
+        beyond = tuple(context_warnings(settings.target, settings.context, positions))
         return cls(trace, settings, places, settings.search, prices, beyond)
 
     def plan_files(self) -> list[str]:

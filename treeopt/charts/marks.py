@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from treeopt.errors import visible_in
 from treeopt.statistics.clustered_estimate import Estimate
 
 if TYPE_CHECKING:
@@ -363,7 +364,7 @@ class Figure:
     @classmethod
     def of(cls, chart: "alt.TopLevelMixin") -> "Figure":
         """Return a chart as a figure; any chart of altair is one, best with a title and a description."""
-        spec = chart.to_dict()
+        spec = visible_in(chart.to_dict())
         title = spec.pop("title", "")
         text = title if isinstance(title, str) else title["text"]
         spec |= {"width": "container", "background": "transparent", "config": CONFIG | spec.get("config", {})}

@@ -1,6 +1,7 @@
 """Charts of speed: speedups of plans, devices and drafters, measured ones; throughput and latency; a server's load."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treeopt.charts.marks import (
@@ -118,7 +119,10 @@ def scenario_speedups(record: Mapping[str, Any]) -> "alt.LayerChart":
         for cell in fitting
     ]
     batches = sorted({cell["batch"] for cell in record["cells"]})
-    x, series = _batches(batches), series_of(rows)
+    x, series = replace(_batches(batches), field="place"), series_of(rows)
+    middle = (len(series.names) - 1) / 2
+    for row in rows:  # intervals of several devices stand beside each other
+        row["place"] = row["batch"] * BESIDE ** (list(series.names).index(row["series"]) - middle)
     devices = ", ".join(dict.fromkeys(cell["device"] for cell in fitting))
     return titled(
         [*rule(y=1.0), *line(rows, x, SPEEDUP, series), *points(rows, x, SPEEDUP, series)],
@@ -187,6 +191,7 @@ def _batches(batches: Sequence[int]) -> Axis:
     return Axis("batch", "batch", log=True, ticks=sorted(set(batches)), limits=(first / 1.15, last * 1.15))
 
 
+BESIDE = 1.03  # factor between the places of two series at one batch size
 RECOMMENDED = "recommended"
 FRONTIER = "none is better in both"
 COMPARED = "compared"
@@ -222,7 +227,7 @@ def scenario_latency(record: Mapping[str, Any]) -> "alt.LayerChart":
         if cell["fits"] is not False
     ]
     best = sorted(rows, key=lambda row: -row["tokens_s"])[:1]
-    return _operations(rows, [row | {"series": RECOMMENDED} for row in best])
+    return _operations(rows, [row | {"series": RECOMMENDED} for row in best], accent=False)
 
 
 def _choice(entry: PlanEntry, choice: Choice, series: str) -> Row:
@@ -234,11 +239,15 @@ def _operation(series: str, name: str, batch: int, tpot_ms: float) -> Row:
     return {"series": series, "tpot_ms": tpot_ms, "tokens_s": tokens_s, "configuration": name, "batch": str(batch)}
 
 
-def _operations(rows: Sequence[Row], best: Sequence[Row]) -> "alt.LayerChart":
-    """Return operations, the last ones on top, the recommended ones above them, and the edge that none beats."""
+def _operations(rows: Sequence[Row], best: Sequence[Row], *, accent: bool = True) -> "alt.LayerChart":
+    """Return operations, the last ones on top, the recommended ones above them, and the edge that none beats.
+
+    The recommended ones have the accent colour, or the series keep theirs.
+    """
     edge = [row | {"series": FRONTIER} for row in pareto(rows)]
     shown = list(dict.fromkeys(row["series"] for row in reversed(rows)))
-    names = [RECOMMENDED, *(name for name in shown if name != COMPARED), FRONTIER, COMPARED]
+    own = [name for name in shown if name != COMPARED]
+    names = [RECOMMENDED, *own, FRONTIER, COMPARED] if accent else [*own, RECOMMENDED, FRONTIER, COMPARED]
     present = {RECOMMENDED, FRONTIER, *shown}
     series = Series(
         [name for name in names if name in present], grey=frozenset({COMPARED, FRONTIER}), dashes=frozenset({FRONTIER})

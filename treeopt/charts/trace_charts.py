@@ -350,7 +350,7 @@ def charts_of_trace(trace: Trace, *, chosen: Mapping[str, Tree] | None = None, *
     if trace.domain is not None and len(trace.domain_names) > 1:
         tree = count_prefixes(trace, nodes=NODES, depth=trace.depth).tree(NODES, trace.depth)
         yield acceptance_by_domain(trace, tree, name=f"Best tree of {tree.nodes} nodes")
-    if trace.requests >= 4 * len(CURVES):
+    if trace.requests >= 4 * len(CURVES) and trace.width > 1:
         yield learning(learning_curves(trace, nodes=CURVES, depth=trace.depth, seed=0))
 
 

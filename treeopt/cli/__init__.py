@@ -18,7 +18,7 @@ from click_didyoumean import DYMGroup
 
 from treeopt.cli.commands import COMMANDS
 from treeopt.cli.options.printing import say, warn
-from treeopt.errors import TreeoptError
+from treeopt.errors import TreeoptError, visible
 
 # Packages that only some commands need -> the extra that installs them.
 EXTRAS = {
@@ -30,6 +30,8 @@ EXTRAS = {
     **dict.fromkeys(("marimo", "uvicorn", "starlette"), "explore"),
     "httpx2": "engines",
 }
+OWN = ("treeopt", "simulate", "executor")
+APART = "uninstall that distribution, or install treeopt in an environment of its own"
 
 
 class Commands(DYMGroup):  # type: ignore[misc]
@@ -54,6 +56,11 @@ class Commands(DYMGroup):  # type: ignore[misc]
             with messages_on_stderr():
                 code = super().main(*args, **(settings | {"standalone_mode": False}))
             leave_group()
+            click.echo(nl=False)  # flushes
+        except BrokenPipeError:  # whoever read the output has enough, as `head` does
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            sys.exit(1)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(error.exit_code)
@@ -66,7 +73,10 @@ class Commands(DYMGroup):  # type: ignore[misc]
         except OSError as error:  # a full disk, a closed pipe
             drop_stdout()
             fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
-        except ModuleNotFoundError as error:
+        except ImportError as error:
+            if (package := (error.name or "").partition(".")[0]) in OWN:
+                place = getattr(sys.modules.get(package), "__file__", package)
+                fail(f"{place} is of another distribution than treeopt, which has a package of that name: {APART}", 1)
             if error.name not in EXTRAS:
                 raise
             fail(f"this command needs {error.name}: pip install 'treeopt[{EXTRAS[error.name]}]'", 1)
@@ -126,7 +136,7 @@ def _with_suggestions(message: str) -> str:
 
 def fail(message: str, code: int) -> None:
     """Print the error on stderr in one line, and exit."""
-    click.echo(f"Error: {' '.join(message.split())}", err=True)
+    click.echo(f"Error: {visible(' '.join(message.split()))}", err=True)
     sys.exit(code)
 
 

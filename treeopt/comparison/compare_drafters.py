@@ -193,6 +193,9 @@ def compare(
             f"a batch size needs the step times of every drafter, those of {missing[0]} are missing: give --profile"
         )
     pairing = paired_by(traces, same_prompts=settings.same_prompts)
+    if all(trace.width == 1 for trace in traces.values()):  # chains alone were counted: no tree is named
+        longest = min(trace.depth for trace in traces.values())
+        sizes = tuple(dict.fromkeys(Size("chain", min(size.nodes, longest)) for size in sizes))
     parts = {name: hold_out(trace, held_out=settings.held_out, seed=settings.seed) for name, trace in traces.items()}
     paired = pairing is not None
     contests = _by_size(parts, sizes, drafter_rules, paired=paired)
@@ -207,7 +210,7 @@ def compare(
         name: (
             *assumption(fit.meta),
             *advice(fit, max((size.nodes for size in sizes), default=1)),
-            *reporting_warnings(held),
+            *reporting_warnings(held, fit),
         )
         for name, (fit, held) in parts.items()
     }

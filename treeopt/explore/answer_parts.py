@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
-from html import escape
 from typing import Any
 
 import altair as alt
@@ -17,7 +16,7 @@ from treeopt.charts.trace_charts import accepted_shares, tau_by_nodes, tree_pict
 from treeopt.engines.export import Export
 from treeopt.errors import TraceError, TreeoptError
 from treeopt.explore.answers import Answer, Device
-from treeopt.notebook import table_html
+from treeopt.notebook import escape, table_html
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import PlanEntry
 from treeopt.replay.sampled_rules import with_drawn_ranks
@@ -42,7 +41,7 @@ def words(lines: Iterable[str], *, role: str = "") -> Html:
         lines: the sentences.
         role: of the part, for screen readers.
     """
-    told = (re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(line, quote=False)) for line in lines)
+    told = (re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(line)) for line in lines)
     return Html(f'<div class="words" role="{role or "note"}">{"".join(f"<p>{line}</p>" for line in told)}</div>')
 
 
@@ -61,7 +60,7 @@ def headline(answer: Answer, batch: int) -> Html:
     """Return the answer: the sentence of one batch size in front, then its check, then the other sizes."""
     place = [entry.batch for entry in answer.plan.entries].index(batch)
     lines = list(RESULTS["plan"].answers(answer.plan))
-    first = Html(f'<h2 class="headline">{escape(lines.pop(place), quote=False)}</h2>')
+    first = Html(f'<h2 class="headline">{escape(lines.pop(place))}</h2>')
     check = [answer.checks[batch]] if batch in answer.checks else []
     return callout(vstack([first, words([*check, *lines], role="status")]))
 

@@ -71,10 +71,11 @@ class Judge:
     def fitted_loss(self, tree: Tree, best: Tree, batch: int) -> Estimate:
         """Return the share of tokens per second that a tree loses to another on the fitted requests, paired by request.
 
-        The error of step times is left out: it is nearly the same for both.
+        Of the error of step times, what both have in common is left out: the smaller of the two.
         """
         own_s, best_s = (self._fitted[t].steps * np.float64(self.step_s(t, batch)) for t in (tree, best))
-        share = self.objective.share(own_s, best_s, self.fit)
+        larger, smaller = sorted((self.error(tree, batch), self.error(best, batch)), reverse=True)
+        share = self.objective.share(own_s, best_s, self.fit).times(1.0, relative_error=(larger**2 - smaller**2) ** 0.5)
         return Estimate(1 - share.value, 1 - share.high, 1 - share.low)
 
     def choice(self, name: str, tree: Tree | None, batch: int) -> Choice:

@@ -21,6 +21,7 @@ from treeopt.planning.search_warnings import (
     depth_warnings,
     fitting_warnings,
     plain_steps,
+    position_warnings,
     reporting_warnings,
     split_by_price,
     unjudged_policies,
@@ -32,12 +33,13 @@ from treeopt.policies import Policy
 from treeopt.replay.objective import THROUGHPUT, WORST_DOMAIN
 from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
 from treeopt.settings import takes
-from treeopt.storage.provenance import assumption, this_run
+from treeopt.storage.provenance import assumption, look, this_run
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
+STEADIER = 0.05  # most of the speed that is given up for a higher lower bound
 Chosen = Mapping[int, Tree | None]  # by batch size; None decodes plainly
 Configuration = Tree | Policy | None
 
@@ -129,10 +131,14 @@ def search(
         *too_slow,
         *limited,
         *depth_warnings(trace, chosen),
+        *position_warnings(
+            look(trace.meta, "drafter", "positions"),
+            [] if trace.prompt_tokens is None else (trace.prompt_tokens + trace.lengths).tolist(),
+        ),
         *(context_warnings(trace, measured.priced_at()) if measured and asked.context is None else ()),
         *assumption(trace.meta),
         *fitting_warnings(fit, largest),
-        *reporting_warnings(held),
+        *reporting_warnings(held, fit),
         *plain_steps(judge, chosen),
         *unpriced_policies(entries, cost),
         *unjudged_policies(entries, rivals.trees),
@@ -298,9 +304,9 @@ def _fastest(judge: Judge, trees: Sequence[Tree], batch: int, settings: SearchSe
 def _preferred_tree(judge: Judge, trees: Sequence[Tree], best: Tree, batch: int, settings: SearchSettings) -> Tree:
     """Return the steadiest of the trees that are as fast as `best`, or the smallest that is within `near` of it.
 
-    As fast is a tree that is slower by at most `near`, or by a paired difference whose interval holds 0 and can be
-    trusted; within `max_tpot_s` if `best` is, and no slower than plain decoding. The steadiest has the highest lower
-    bound. Ties go to the shallower tree, then to the faster one.
+    As fast is a tree that is slower by at most `near`, or by at most `STEADIER` with a paired difference whose interval
+    holds 0 and can be trusted; within `max_tpot_s` if `best` is, and no slower than plain decoding. The steadiest has
+    the highest lower bound. Ties go to the shallower tree, then to the faster one.
     """
     plain, ceiling = judge.rate(None, batch), settings.max_tpot_s
     least = max(plain, 0.0 if ceiling is None else min(1 / ceiling, judge.rate(best, batch)))
@@ -309,7 +315,8 @@ def _preferred_tree(judge: Judge, trees: Sequence[Tree], best: Tree, batch: int,
     def as_fast(tree: Tree) -> bool:
         if rates[tree] >= (1 - settings.near) * rates[best]:
             return True
-        return judge.fit.requests >= FEW_REQUESTS and judge.fitted_loss(tree, best, batch).low <= 0
+        close = judge.fit.requests >= FEW_REQUESTS and rates[tree] >= (1 - STEADIER) * rates[best]
+        return close and judge.fitted_loss(tree, best, batch).low <= 0
 
     low = {tree: judge.fitted(tree, batch).low for tree in rates if tree == best or as_fast(tree)}
     steadiest = max(low, key=lambda tree: (low[tree], tree == best))

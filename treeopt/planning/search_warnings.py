@@ -115,6 +115,19 @@ def context_warnings(trace: Trace, priced_at: int | None) -> tuple[str, ...]:
     return (f"{warning}; give --context, or profile at that context",) if far(usual, priced_at) else ()
 
 
+def position_warnings(positions: Any, lengths: Sequence[int], verb: str = "pass") -> tuple[str, ...]:
+    """Warn of texts that pass the positions that a drafter has by its configuration; None: it has no limit."""
+    beyond = [length for length in lengths if type(positions) is int and length > positions]
+    if not beyond:
+        return ()
+    return (
+        f"{len(beyond)} of {counted(len(lengths), 'text')}, of up to {max(beyond)} tokens, {verb} the drafter's "
+        f"{positions} positions (max_position_embeddings): beyond them vLLM stops drafting or crashes (vllm#48894, "
+        "vllm#57964), SGLang drafts with positions that may be untrained (sglang#6783); raise the field in a copy of "
+        "config.json if the drafter was trained with more, else keep texts and --context within it",
+    )
+
+
 def plain_steps(judge: Judge, chosen: Mapping[int, Tree | None]) -> tuple[str, ...]:
     """Say in which share of the steps of each chosen tree nothing is drafted, where the trace records it."""
     if judge.held.drafted is None:
@@ -203,11 +216,13 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def reporting_warnings(held: Trace) -> tuple[str, ...]:
-    """Warn of weak spots of the requests that results are reported on."""
+def reporting_warnings(held: Trace, fit: Trace) -> tuple[str, ...]:
+    """Warn of weak spots of the requests that results are reported on; rare easy ones may be in the others alone."""
     if from_figure(held.meta):
         return ()
-    return (*(f"in the requests held out, {warning}" for warning in interval_warnings(held)), *resemblance(held))
+    parts = {"in the requests held out": held, "in the requests used to choose trees": fit}
+    warnings = [f"{where}, {warning}" for where, part in parts.items() for warning in interval_warnings(part)]
+    return (*warnings[:1], *resemblance(held))
 
 
 def interval_warnings(trace: Trace) -> tuple[str, ...]:

@@ -321,11 +321,11 @@ def _enumeration(judge: Judge, proposals: Proposals, batch: int) -> str:
         return f"{NOT_PROVED}candidates are the best of the {counted} most likely nodes; rarer nodes were left out"
     if not proposals.options.exact:
         return f"{NOT_PROVED}candidates were grown for {averaged}, which proves nothing under these rules"
-    line = f"{PROVED}each enumerated candidate has the most {averaged} of its size and depth"
+    line = f"{PROVED}none of these trees has more {averaged} than the best candidate that is no larger and no deeper"
     if not proposals.separable(batch):
-        return f"{line}, but its step time also depends on level widths"
+        return f"{line}, but step times also depend on level widths"
     if isinstance(judge.cost, Measured) and not judge.cost.widths_known:
-        return f"{line}, and is the fastest of them if wider levels cost the drafter nothing"
+        return f"{line}, and wider levels are taken to cost the drafter nothing"
     return line
 
 

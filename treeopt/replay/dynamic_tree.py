@@ -118,7 +118,8 @@ class Batches:
         order = np.random.default_rng(seed).permutation(trace.requests)
         queues = np.array_split(order, max(1, trace.requests // (ROUNDS * batch)))
         self.lengths = np.array([len(queue) for queue in queues])
-        self.queues = np.stack([np.resize(queue, max(self.lengths)) for queue in queues])
+        longest = self.lengths.max()
+        self.queues = np.stack([np.resize(queue, longest) for queue in queues])
 
     def steps(self, policy: Policy, lists: Shortlists) -> Steps:
         """Return the steps of a policy, from the shortlists of all anchors.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed, themed_spec
+from treeopt.errors import visible
 from treeopt.results.blocks import Blocks, Line, Table, notes_once
 from treeopt.results.kinds import ResultKind
 
@@ -117,18 +118,23 @@ def _environment() -> "Environment":
 
     loader = FileSystemLoader(FOLDER)
     environment = Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=_plain
     )
     environment.globals["zip"] = zip
     environment.filters["figures"] = _unbroken
     return environment
 
 
+def _plain(value: Any) -> Any:
+    """Return a text with control characters as escapes; other values, and markup, as they are."""
+    return visible(value, lines=True) if type(value) is str else value
+
+
 def _unbroken(text: str) -> "Markup":
     """Return a sentence whose values stay on one line with their intervals and units."""
     from markupsafe import Markup, escape
 
-    return Markup(FIGURES.sub(r'<span class="figures">\g<0></span>', str(escape(text))))  # noqa: S704
+    return Markup(FIGURES.sub(r'<span class="figures">\g<0></span>', str(escape(visible(text)))))  # noqa: S704
 
 
 def _scripts(*, sliders: bool) -> Iterator[str]:
@@ -163,9 +169,10 @@ def _answers(page: Page, kind: ResultKind) -> list[str]:
     several = len(findings) > 1
     most, lines = SHARED if several or kind.name == "predictions" else ANSWERS, []
     for finding in findings:
-        texts = finding.answers
-        more = [f"{len(texts) - most} more below."] if len(texts) > most else []
-        lines += [f"{finding.source.split(',')[0]}: {text}" if several else text for text in [*texts[:most], *more]]
+        texts = list(finding.answers[:most])
+        if left := len(finding.answers) - len(texts):
+            texts[-1] += f" ({left} more below)"
+        lines += [f"{finding.source.split(',')[0]}: {text}" if several else text for text in texts]
     return lines
 
 

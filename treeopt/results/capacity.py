@@ -6,7 +6,7 @@ from typing import Any
 
 from treeopt.errors import counted
 from treeopt.results.blocks import Column, Table, ranged
-from treeopt.results.run import on_device, renamed, simulated, with_article
+from treeopt.results.run import on_device, simulated, with_article
 from treeopt.results.words import unsure
 
 COLUMNS = (
@@ -37,13 +37,10 @@ def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
 
 
 ENTRY = simulated(
-    name="capacity",
+    "capacity",
     title="Capacity of a server",
     question="How much does a server carry?",
     place=10,
-    schemas=("treeopt.capacity/2", "treeopt.capacity/1"),
-    upgrade=renamed,
-    record="simulate.runs.run_records:CapacityRecord",
     columns=COLUMNS,
     answers=_answers,
     tables=_tables,

@@ -1,6 +1,6 @@
 """Simulated runs of all requests: figures down, configurations side by side. Servers have the same parts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from treeopt.planning.evaluator import PLAIN
@@ -90,14 +90,20 @@ def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
     yield side_by_side(f"batch {record['batch']}, {record['mode']}", COLUMNS, record["configurations"])
 
 
-def simulated(**own: Any) -> ResultKind:
+def simulated(name: str, *, upgrade: Callable[[dict[str, Any]], dict[str, Any]] = renamed, **own: Any) -> ResultKind:
     """Return a kind of result of `treeopt simulate`, a row for each configuration.
 
     Args:
+        name: of the kind, and of its schema.
+        upgrade: makes today's record of one of the schema before.
         own: what only this kind has; see `ResultKind`.
     """
     return ResultKind(
+        name=name,
         command="simulate",
+        schemas=(f"treeopt.{name}/2", f"treeopt.{name}/1"),
+        upgrade=upgrade,
+        record=f"simulate.runs.run_records:{name.capitalize()}Record",
         rows=lambda record: record["configurations"],
         next_lines=next_lines,
         details=("Trace: ",),  # conditions that few need
@@ -106,13 +112,10 @@ def simulated(**own: Any) -> ResultKind:
 
 
 ENTRY = simulated(
-    name="run",
+    "run",
     title="Run of all requests",
     question="How long do the requests take?",
     place=8,
-    schemas=("treeopt.run/2", "treeopt.run/1"),
-    upgrade=renamed,
-    record="simulate.runs.run_records:RunRecord",
     columns=COLUMNS,
     answers=_answers,
     tables=_tables,

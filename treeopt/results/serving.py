@@ -85,13 +85,11 @@ def _renamed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 ENTRY = simulated(
-    name="serving",
+    "serving",
     title="Server",
     question="How does a server cope?",
     place=9,
-    schemas=("treeopt.serving/2", "treeopt.serving/1"),
     upgrade=_renamed,
-    record="simulate.runs.run_records:ServingRecord",
     columns=(*COLUMNS, *LATENCY_COLUMNS),
     answers=_answers,
     tables=_tables,

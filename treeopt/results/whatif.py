@@ -65,7 +65,8 @@ COLUMNS = (
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is cheapest, and where speculation pays."""
     for best in record.get("cheapest", ()):  # missing in older records
-        yield _cheapest(best, record)
+        if any(cell["fits"] is not False for cell in record["cells"] if cell["context"] == best["context"]):
+            yield _cheapest(best, record)
     for limit in record["limits"]:
         yield _pays(limit, record)
     yield from other_model(look(record, "meta", "trace"))
@@ -74,7 +75,7 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), written: bool = False, **_: Any) -> Iterator[Line]:
     """Yield the export of a plan, which the same command writes with `--plans`."""
-    if not plans:
+    if not plans or all(cell["fits"] is False for cell in record["cells"]):
         return
     engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
     engine = engine if engine in ENGINES.exporting() else None

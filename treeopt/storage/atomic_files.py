@@ -1,5 +1,6 @@
 """Atomic file writing (whole or not at all), checksums, and the paths of data files shipped with treeopt."""
 
+import errno
 import hashlib
 import os
 import shutil
@@ -8,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from treeopt.storage.user_files import open_regular
+from treeopt.storage.user_files import open_regular, real_path
+
+LARGEST = 2**34  # most bytes of a file
 
 
 @contextmanager
@@ -21,7 +24,7 @@ def whole(path: Path) -> Iterator[Path]:
     temporary = None
     try:
         special = is_special(path)
-        goal = path if special else path.resolve()
+        goal = path if special else real_path(path)
         handle, name = tempfile.mkstemp(prefix=f".{goal.name}.", dir=None if special else goal.parent)
         os.close(handle)
         temporary = Path(name)
@@ -55,8 +58,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes, in hex.
+
+    Raises:
+        OSError: see `open_regular`; or the file is larger than the limit.
+    """
     with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > LARGEST:
+            raise OSError(errno.EFBIG, f"larger than {LARGEST} bytes, the most that is read here", str(path))
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

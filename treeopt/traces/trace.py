@@ -49,9 +49,9 @@ class TraceMeta(Record, frozen=True, kw_only=True, tag_field="schema", tag="tree
     target: Annotated[
         Provenance, Meta(description="object: `name`, `dtype`, `quantization`, hashes of `weights` and `settings`")
     ] = None
-    drafter: Annotated[Provenance, Meta(description="object: `kind`, `heads`, hashes of `weights` and `settings`")] = (
-        None
-    )
+    drafter: Annotated[
+        Provenance, Meta(description="object: `kind`, `heads`, `positions`, hashes of `weights` and `settings`")
+    ] = None
     prompts_sha256: Annotated[Provenance, Meta(description="hash of the prompts' tokens")] = None
     text_sha256: Annotated[Provenance, Meta(description="hash of the generated texts")] = None
     repeated_4grams: Annotated[

@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 
 from treeopt.acceptance_rules import may_accept_several
 from treeopt.errors import TraceError, TreeError
+from treeopt.storage.user_files import found
 from treeopt.traces.candidates import Candidates, check_candidates
-from treeopt.tree import Tree
+from treeopt.tree import MAX_NODES, MAX_RANK, Tree
 
 MAX_ARRAY_BYTES = 16 * 2**30
+MAX_META_BYTES = 2**24
+FEW = 2**20  # rows that are read whatever other arrays have: checks of values say more
 
 Array = NDArray[Any]
 
@@ -56,17 +59,23 @@ def read_arrays(path: Path, wanted: Collection[str] = FORMAT) -> dict[str, Array
     Raises:
         TraceError: no such file, or its contents are not arrays of a trace.
     """
+    path = found(path)
     if not path.is_file():
         raise TraceError("no such file" if not path.exists() else "is not a file")
     try:
-        arrays = {}
+        shapes, arrays = dict[str, tuple[int, ...]](), {}
         with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                name = member.filename.removesuffix(".npy")
+            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+            for name, member in members.items():
                 if name not in FORMAT:
                     raise TraceError(f"unknown array `{name}`")
                 if name in wanted:
-                    arrays[name] = _read_array(archive, member, name)
+                    shapes[name] = _shape(archive, member, name)
+            _check_lengths(shapes)
+            for name in shapes:
+                with archive.open(members[name]) as stream:
+                    array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+                arrays[name] = array.astype(FORMAT[name][0], copy=False)
     except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, OSError) as error:
         raise TraceError(f"not a complete .npz file: {error}") from error
     except TraceError:
@@ -79,7 +88,8 @@ def read_arrays(path: Path, wanted: Collection[str] = FORMAT) -> dict[str, Array
     return arrays
 
 
-def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Array:
+def _shape(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> tuple[int, ...]:
+    """Return the shape of an array, from its header alone, if its type and size are right."""
     written, also_read, dimensions = FORMAT[name]
     with archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
@@ -99,9 +109,18 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) ->
         raise TraceError(f"`{name}` of shape {shape} needs {header_bytes + size} bytes, found {member.file_size}")
     if size > 1040 * member.compress_size:
         raise TraceError(f"`{name}` of shape {shape} cannot be packed into {member.compress_size} bytes")
-    with archive.open(member) as stream:
-        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
-    return array.astype(written, copy=False)
+    return tuple(shape)
+
+
+def _check_lengths(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that no array has more rows or columns than the others allow, before any is unpacked."""
+    anchors = min((shapes[name][0] for name in ("request", "position", "rank") if name in shapes), default=0)
+    listed = [name for name in shapes if name.startswith("candidates_") and name != "candidates_offset"]
+    candidates = min([anchors * MAX_RANK, *(shapes[name][0] for name in listed)])
+    for name, (rows, *columns) in shapes.items():
+        most = MAX_META_BYTES if name == "meta" else candidates if name in listed else anchors + 1
+        if rows > max(most, FEW) or max(columns, default=0) > MAX_NODES:
+            raise TraceError(f"`{name}` must have at most {most} rows and {MAX_NODES} columns, found {shapes[name]}")
 
 
 class TraceArrays(Protocol):

@@ -12,7 +12,7 @@ import torch
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.target.architectures import MTP
-from simulate.model_sizes.drafter_kinds import DrafterKind, by_priority
+from simulate.model_sizes.drafter_kinds import DrafterKind, by_priority, named_drafter
 from treeopt.errors import ExecutorError, shorten
 
 PREFIXES = ("module.", "model.", "medusa_heads.", "_orig_mod.", "draft_model.", "drafter.", "eagle_module.")
@@ -173,8 +173,17 @@ def _facts(stored: Stored) -> str:
 
 
 def _check_language_model(stored: Stored) -> None:
-    """Refuse tensors that are no whole language model."""
+    """Refuse tensors that are no whole language model, and classes and fields that name a drafter."""
     tensors = shorten(sorted(entry.key for entry in stored.entries.values())) or "no tensors"
+    own = [(name, each) for each in by_priority() if each.files and each.files.needs for name in each.fields]
+    fields = ((name, each.title, each) for name, each in own if stored.config.get(name) is not None)
+    if (drafter := named_drafter(stored.config) or next(fields, None)) is not None:
+        word, title, kind = drafter
+        needs = f"such a drafter has {', '.join(kind.files.needs)}" if kind and kind.files else HEADS
+        raise ExecutorError(
+            f"{stored.path}: {word} in config.json names {title}, not a language model: {needs}; its tensors are "
+            f"{tensors}"
+        )
     if "model_type" not in stored.config:
         raise ExecutorError(f"{stored.path}: neither a drafter's tensors nor a language model's config.json: {tensors}")
     if not any(_EMBEDDINGS.fullmatch(name) and len(e.shape) == 2 for name, e in stored.entries.items()):

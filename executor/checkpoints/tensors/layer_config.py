@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from executor.checkpoints.tensors.layer_positions import (
+    DICTIONARIES,
     ROTARY,
     WINDOWS,
     layer_type,
@@ -26,11 +27,14 @@ from executor.drafters.base.decoder_layer import layer_config
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
 
-# Names that speak of positions, windows or the target's layers, and those of them that are read or copied.
-POSITIONAL = re.compile(r"rope|rotary|position|window|alibi|neox_style|layer_ids|target_layers|capture_layers")
+# Names that speak of positions or windows, or of the target's layers, as a list of numbers for layers or features may,
+# too; and those of them that are read or copied.
+POSITIONAL = re.compile(r"rope|rotary|position|window|alibi|neox_style")
+OF_TARGET = re.compile(r"layer_i(d|nd|dx)|target_layer|(capture|aux|tap|feature)\w*_layer")
+OF_LAYERS = re.compile(r"layer|hidden_state|feature|capture|taps?$|aux")
+TAPS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "layer_ids", "target_layer_ids")
 READ = {
-    *(*ROTARY, *WINDOWS, "max_position_embeddings"),
-    *("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "layer_ids", "target_layer_ids"),
+    *(*ROTARY, *WINDOWS, *TAPS, "max_position_embeddings"),
     *("max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "num_target_layers", "use_mrope"),
     *("qk_rope_head_dim", "qk_nope_head_dim"),
 }
@@ -55,7 +59,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 LAYERS = ("hidden_act", "rms_norm_eps", "head_dim", "num_attention_heads")
 DRAFTERS = (
     *("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc", "use_aux_hidden_state"),
-    *("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"),
+    *("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids"),
 )
 
 
@@ -97,11 +101,17 @@ def check_fields(stored: Stored, given: Mapping[str, Any]) -> None:
             allowed, meaning = ONLY.get(name, (None, ""))
             if allowed is not None and value is not None and value not in allowed:
                 raise ExecutorError(f"{stored.where}: {name} {value!r:.40} is not supported: {meaning}")
-            if name not in ONLY and is_positional(name) and value not in (None, False, 0, [], {}):
+            if name not in ONLY and is_positional(name, value) and value not in (None, False, 0, [], {}):
                 raise ExecutorError(
                     f"{stored.where}: {name}: a field of positions or layers that treeopt does not know: remove it if "
                     "the drafter was trained without it"
                 )
+    known = (*DICTIONARIES, *TEXT, NESTED, "eagle_config", "treeopt_drafter", "model")
+    for place, part in stored.config.items():
+        if isinstance(part, dict) and place not in known and (found := [n for n in part if _of_target(n, part[n])]):
+            raise ExecutorError(f"{stored.where}: {place}.{found[0]} is not read there: move it to eagle_config")
+    if stored.config.get("layer_ids"):
+        raise ExecutorError(f"{stored.where}: layer_ids is read in eagle_config alone: move it there")
     for outer, held, names in (
         (stored.config if nested else {}, given, (*ROTARY, *WINDOWS, *LAYERS)),
         (eagle, given, (*ROTARY, *WINDOWS, *LAYERS)),
@@ -116,13 +126,21 @@ def check_fields(stored: Stored, given: Mapping[str, Any]) -> None:
                 )
 
 
-def is_positional(name: str) -> bool:
-    """Return whether a field's name speaks of positions, windows or the target's layers, and no reader takes it.
+def is_positional(name: str, value: Any = None) -> bool:
+    """Return whether a field speaks of positions, windows or the target's layers, and no reader takes it.
 
     >>> is_positional("rope_theta"), is_positional("num_experts"), is_positional("rope_of_tomorrow")
     (False, False, True)
+    >>> is_positional("hidden_states_read", [2, 6, 9]), is_positional("layer_types", ["full_attention"])
+    (True, False)
     """
-    return POSITIONAL.search(name) is not None and name not in READ
+    return name not in READ and bool(POSITIONAL.search(name) or _of_target(name, value))
+
+
+def _of_target(name: str, value: Any) -> bool:
+    """Return whether a field speaks of the target's layers."""
+    numbers = isinstance(value, list) and any(type(entry) is int for entry in value)
+    return bool(OF_TARGET.search(name) or (numbers and OF_LAYERS.search(name)))
 
 
 LLAMA_EPSILON, LLAMA_BASE = 1e-6, 10000.0

@@ -32,7 +32,7 @@ from treeopt.errors import CostError
 
 NESTED = ("transformer_layer_config", "model")  # where speculators and vLLM have the layer's fields
 VOCABULARIES = ("draft_vocab_size", "truncated_vocab_size")
-TAPS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "layer_ids")
+TAPS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "layer_ids", "target_layer_ids")
 SLIDING = "sliding_attention"
 
 
@@ -245,6 +245,7 @@ ENTRY = DrafterKind(
         recognise,
         read=f"{__name__}.checkpoint:read_eagle",
         write=f"{__name__}.checkpoint:eagle_content",
+        needs=("fc.weight", "layers.0.self_attn.q_proj.weight"),
         layouts=("eagle", "vllm"),
         known_as="the reference's, vLLM's (also with the bias in the embeddings), speculators'",
     ),

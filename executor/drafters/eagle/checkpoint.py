@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from executor.checkpoints.tensors.detect_layout import plain
 from executor.checkpoints.tensors.layer_config import (
     SCALED,
+    TAPS,
     check_layers,
     config_of,
+    eagle_fields,
     fields,
     is_scaled,
     layer_fields,
@@ -53,6 +55,8 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
     norms = [entry.key for name, entry in stored.entries.items() if _is_norm(name)]
     if norms:
         raise ExecutorError(f"{stored.path}: {shorten(norms)}: EAGLE with these norms is not supported")
+    if taps := [name for part in (stored.config, eagle_fields(stored)) for name in TAPS if part.get(name)]:
+        raise ExecutorError(f"{stored.where}: {taps[0]}: EAGLE reads the target's last feature alone: remove the field")
     config = config_of(stored, STORED_LAYER, target, hidden=target.hidden)
     check_layers(stored, target, 1)
     window = window_of(stored, layer_fields(stored), 0)

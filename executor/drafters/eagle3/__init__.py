@@ -95,6 +95,7 @@ ENTRY = DrafterKind(
         recognise,
         read=f"{__name__}.read_checkpoint:read_eagle3",
         write=f"{__name__}.write_layouts:eagle3_content",
+        needs=("fc.weight", "layers.0.hidden_norm.weight"),
         layouts=("eagle3", "eagle3-specforge", "eagle3-vllm", "speculators-eagle3"),
         known_as="the reference's, SpecForge's and SGLang's, vLLM's and AngelSlim's, NeMo Automodel's, ModelOpt's, "
         "speculators'",

@@ -33,6 +33,7 @@ from transformers import LlamaConfig
 
 from executor.checkpoints.tensors.detect_layout import plain
 from executor.checkpoints.tensors.layer_config import (
+    TAPS,
     check_layers,
     config_of,
     eagle_fields,
@@ -340,9 +341,15 @@ def taps_of(stored: Stored, wide: int, target: Target) -> tuple[int, ...]:
                 f"{stored.path}: fc.weight must read {target.hidden} features, the target's last ones, as "
                 f"{stored.where} has use_aux_hidden_state false, found {wide}"
             )
+        if stored.facts.get("aux_layers") is None and any(
+            part.get(name) for part in (stored.config, eagle_fields(stored)) for name in TAPS
+        ):
+            stored.assume("use_aux_hidden_state is false: the target's layers that it names are not read")
         return ()
     config = target.model.config.get_text_config()
     layers = int(config.num_hidden_layers)
+    if (stated := stored.config.get("num_target_layers")) not in (None, layers):
+        raise ExecutorError(f"{stored.where}: num_target_layers is {stated!r:.40}, the target has {layers} layers")
     ids, convention = _named_layers(stored, layers, str(config.model_type))
     count = 3 if ids is None else len(ids)
     if count * target.hidden != wide:
@@ -401,7 +408,8 @@ def _named_layers(stored: Stored, layers: int, target: str) -> tuple[list[int] |
         return ids, str(stored.facts.get("aux_convention"))
     nested = eagle_fields(stored)
     inputs = _lists(stored, stored.config, LAYER_LISTS) + _lists(stored, nested, ("layer_ids",), "eagle_config.")
-    inputs += [(name, [i + 1 for i in ids]) for name, ids in _lists(stored, stored.config, OUTPUT_LISTS)]
+    outputs = _lists(stored, stored.config, OUTPUT_LISTS) + _lists(stored, nested, OUTPUT_LISTS, "eagle_config.")
+    inputs += [(name, [i + 1 for i in ids]) for name, ids in outputs]
     others = _lists(stored, nested, LAYER_LISTS, "eagle_config.")
     _check_same(stored, inputs, others)
     if inputs or not others or target in BOUNDARIES:

@@ -114,6 +114,7 @@ ENTRY = DrafterKind(
         read=f"{__name__}.checkpoint:read_hydra",
         write=f"{__name__}.checkpoint:hydra_content",
         layouts=("hydra",),
+        needs=("hydra_mlp.0.0.linear.weight",),
         names=("hydra_lm_head.safetensors", "hydra_lm_head.pt"),
         known_as="the project's",
     ),

@@ -81,6 +81,7 @@ ENTRY = DrafterKind(
         read=f"{__name__}.drafter:read_medusa",
         write=f"{__name__}.drafter:medusa_content",
         layouts=("medusa-v1", "medusa-v2", "vllm-medusa"),
+        needs=("0.0.linear.weight",),
         names=("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
         known_as="the project's own files, full Medusa-2 models, vLLM's",
     ),

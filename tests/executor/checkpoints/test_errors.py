@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,13 @@ from executor.checkpoints.tensors import find_tensor_files
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.drafters.hydra.drafter import Hydra
 from executor.drafters.language_model.drafter import LanguageModel
-from tests.helpers.checkpoint_files import put_down, refused, written
+from executor.target.load_hf_model import load_target
+from simulate.model_sizes.model_shape import Shape
+from tests.helpers.checkpoint_files import config_of, put_down, refused, tensors_of, written
 from tests.helpers.drafters import random_drafter
-from tests.helpers.models import HIDDEN, VOCABULARY, small_target
+from tests.helpers.models import HIDDEN, VOCABULARY, small_model, small_target
 from tests.helpers.slow_params import slow_unless
+from treeopt.errors import CostError, ExecutorError
 
 LAYOUTS = {
     "medusa": "vllm-medusa",
@@ -241,12 +245,24 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
         ({"speculators_model_type": "eagle3"}, "speculators reads that as false, vLLM as true"),
         ({"norm_output": True, "eagle_config": {"norm_output": False}}, "norm_output differs from the one"),
         ({"fc_norm": True}, "fc_norm is true, but model.safetensors lacks fc_norm.0.weight"),
+        ({"num_target_layers": 99}, "num_target_layers is 99, the target has"),
+        ({"target_layer_indices": [1, 2, 3]}, "target_layer_indices: a field of positions or layers"),
+        ({"hidden_states_read": [1, 2, 3]}, "hidden_states_read: a field of positions or layers"),
+        ({"feature_layers": 3}, "feature_layers: a field of positions or layers"),
+        ({"layer_ids": [1, 2, 3]}, "layer_ids is read in eagle_config alone"),
+        ({"draft": {"target_layer_ids": [1, 2, 3]}}, "draft.target_layer_ids is not read there: move it"),
     ],
 )
 def test_what_only_a_configuration_can_say(tmp_path, target, good, said, message):
     tensors, config = good["eagle3"]
     put_down(tmp_path, tensors, config | said)
     refused(tmp_path, target, message)
+
+
+def test_layers_that_eagle_would_not_read(tmp_path, target, good):
+    tensors, config = good["eagle"]
+    put_down(tmp_path, tensors, config | {"target_layer_ids": [1, 2, 3]})
+    refused(tmp_path, target, "target_layer_ids: EAGLE reads the target's last feature alone")
 
 
 # --- files
@@ -464,5 +480,20 @@ def test_answers_of_servers_are_no_tensors(tmp_path, target, text):
 
 def test_names_on_a_hub_are_not_fetched(tmp_path, target):
     refused(tmp_path / "org" / "name", target, "no such file or folder; nothing is downloaded", "hf download")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    refused(tmp_path, target, "GGUF files are written, but not read: name the Hugging Face checkpoint")
+
+
+def test_checkpoints_of_gguf_and_mlx_are_named(tmp_path, target):
+    gguf, mlx, old = (tmp_path / name for name in ("gguf", "mlx", "old"))
+    small_model().save_pretrained(mlx)
+    put_down(mlx, tensors_of(mlx), config_of(mlx) | {"quantization": {"group_size": 64, "bits": 4}})
+    for folder, name in ((gguf, "model.gguf"), (old, "weights.npz")):
+        folder.mkdir()
+        (folder / "config.json").write_text((mlx / "config.json").read_text().replace("quantization", "q"))
+        (folder / name).write_bytes(b"GGUF")
+    for path in (gguf, gguf / "model.gguf", mlx, old):
+        said = "GGUF files are written, but not read" if path not in (mlx, old) else "weights of MLX .* are not read"
+        for load in (partial(load_drafter, target=target), load_target):
+            with pytest.raises(ExecutorError, match=f"{said}: name the Hugging Face checkpoint"):
+                load(path)
+    with pytest.raises(CostError, match="GGUF files are written, but not read"):
+        Shape.from_config(gguf / "model.gguf")

@@ -357,6 +357,8 @@ OUTER, INNER = "eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"
         ({OUTER: [1, 4, 6], "speculators_model_type": "eagle3"}, (1, 4, 6)),
         ({"eagle_config": {"layer_ids": [1, 4, 6]}}, (1, 4, 6)),
         ({"eagle_config": {OUTER: [1, 4, 6]}}, (2, 5, 7)),  # SpecForge
+        ({"target_layer_ids": [0, 3, 5], "num_target_layers": 10}, (1, 4, 6)),  # DeepSpec
+        ({"eagle_config": {"target_layer_ids": [0, 3, 5]}}, (1, 4, 6)),
         ({"eagle_config": {OUTER: [2, 5, 7]}}, (2, 5, 7)),  # EAGLE's own
         # The two ways to count, of the same layers; and vLLM's, which counts inputs in both places.
         ({OUTER: [2, 5, 7], "eagle_config": {INNER: [1, 4, 6]}}, (2, 5, 7)),

@@ -1,12 +1,19 @@
 """Kinds of drafters that are not supported are named in one line; nothing unknown is loaded as a language model."""
 
+import re
+
 import pytest
 import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from executor.checkpoints import load_drafter
 from executor.drafters.language_model.drafter import LanguageModel
+from executor.target.load_hf_model import load_target
+from simulate.model_sizes.drafter_kinds import named_drafter
 from tests.helpers.checkpoint_files import config_of, put_down, refused, tensors_of
 from tests.helpers.models import HIDDEN, VOCABULARY, small_model
+from treeopt.errors import ExecutorError
 
 LAYER = {
     **{f"self_attn.{part}_proj.weight": (HIDDEN, HIDDEN) for part in "qkvo"},
@@ -39,6 +46,40 @@ def test_relatives_of_eagle_are_named(tmp_path, target, eagle3, more, said, word
     assert word in message
     assert "not supported" in message
     assert "needed" in message
+
+
+@pytest.mark.parametrize(
+    ("said", "names"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "EAGLE-3, .* has fc.weight, layers.0.hidden_norm.weight"),
+        ({"architectures": ["EagleMiniCPMForCausalLM"]}, "EAGLE, .* has fc.weight, layers.0.self_attn.q_proj.weight"),
+        ({"architectures": ["MedusaLlamaModel"]}, "Medusa heads, .* has 0.0.linear.weight"),
+        ({"speculators_model_type": "hydra"}, "Hydra heads, .* has hydra_mlp.0.0.linear.weight"),
+        ({"architectures": ["OwnDraftModel"]}, "a drafter, .* needed are Medusa"),
+        ({"architectures": ["OwnMTPModel"]}, "an MTP head, .*|MTP heads .* needed are Medusa"),
+        ({"architectures": ["DFlashForCausalLM"]}, "DFlash"),
+    ],
+)
+def test_a_class_that_names_a_drafter_is_no_language_model(tmp_path, target, said, names):
+    """A whole model under such a class would be judged as a language model of few layers."""
+    small_model().save_pretrained(tmp_path)
+    put_down(tmp_path, tensors_of(tmp_path), config_of(tmp_path) | said)
+    assert re.search(names, refused(tmp_path, target))
+    with pytest.raises(ExecutorError, match=r"in config.json names .*, not a language model: is it the --drafter\?"):
+        load_target(tmp_path)
+
+
+def test_a_field_of_a_drafter_in_a_language_model_is_named(tmp_path, target):
+    small_model().save_pretrained(tmp_path)
+    put_down(tmp_path, tensors_of(tmp_path), config_of(tmp_path) | {"draft_vocab_size": 40})
+    assert "draft_vocab_size in config.json names EAGLE-3, not a language model" in refused(tmp_path, target)
+
+
+def test_no_language_model_of_transformers_is_taken_for_a_drafter():
+    names = [{"model_type": kind} for kind in CONFIG_MAPPING_NAMES]
+    names += [{"architectures": [name]} for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
+    taken = [named_drafter(config)[0] for config in names if named_drafter(config)]
+    assert all("assistant" in name.lower() for name in taken)  # Gemma's are MTP heads
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
@@ -116,7 +157,7 @@ def test_a_prefix_that_no_reader_knows_is_found_by_what_follows(tmp_path, target
 def test_other_names_beside_a_prefix_are_refused(tmp_path, target, eagle3):
     _, tensors, config = eagle3
     put_down(tmp_path, {f"a.{name}": t for name, t in tensors.items()} | {"other.weight": torch.ones(2)}, config)
-    assert "neither a drafter that treeopt knows nor a whole language model" in refused(tmp_path, target)
+    assert "Eagle3LlamaForCausalLM in config.json names EAGLE-3, not a language model" in refused(tmp_path, target)
 
 
 def test_an_unknown_drafter_with_embeddings_is_refused_with_the_names_of_its_tensors(tmp_path, target):

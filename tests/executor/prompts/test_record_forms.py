@@ -65,7 +65,33 @@ def test_lists_of_questions_are_turns_of_which_the_first_is_asked(tmp_path):
         assert read_texts([path])[0].turns == (("user", "Hi"), ("user", "And?"))
         report = Report()
         assert read_prompts(path, report)[0].turns == (("user", "Hi"),)
-        assert report.unread_fields == ["data: fields without effect: `turns[1:]`"]
+        assert report.remarks == [
+            "data: questions after the first (acceptance on later turns may differ) left out of 1 record"
+        ]
+    report = Report()
+    read_prompts(written(tmp_path / "b.jsonl", {"prompt": ["Hi"]}), report)
+    assert not report.remarks
+
+
+def test_the_texts_of_a_batch_are_as_many_requests(tmp_path):
+    path = written(tmp_path / "a.jsonl", {"url": "/v1/completions", "body": {"prompt": ["def f():", "x ="]}})
+    assert [(prompt.text, prompt.turns) for prompt in read_prompts(path)] == [("def f():", ()), ("x =", ())]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"prompt": ""}, "`prompt` must be a text or a list of turns, found ''"),
+        ({"prompt": {"text": "a"}}, "`prompt` must be a text or a list of turns, found dict"),
+        ({"prompt": [1, 2]}, "`prompt` holds numbers: token ids are not read"),
+        ({"prompt": ["a", ""]}, r"prompt\[1\] must be a string that is not empty"),
+        ({"prompt": "a", "images": ["b.png"]}, "`images`: only texts are read"),
+        ({"body": {"input": "a"}, "url": "b"}, "found input"),
+    ],
+)
+def test_what_is_no_question_is_named_as_the_file_has_it(tmp_path, record, message):
+    with pytest.raises(ExecutorError, match=message):
+        read_prompts(written(tmp_path / "a.jsonl", record))
 
 
 def test_tools_and_system_belong_to_the_question(tmp_path):

@@ -211,7 +211,7 @@ def test_a_sliding_window_is_found_and_never_ignored(change, window):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type must be one of arcee, .*, got 'gpt2'"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' has no price .arcee, .*: measure a sweep .* with `treeopt times`"),
         ({"kv_lora_rank": 512}, "kv_lora_rank must be absent, latent attention cannot be counted; got 512"),
         ({"hidden_size": 18}, "num_attention_heads must divide hidden_size, got 4 and 18"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers must be a positive integer, got '2'"),

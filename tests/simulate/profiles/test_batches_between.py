@@ -25,12 +25,12 @@ TWO = Profile(
 
 
 def shapes(batch, profile):
-    """Trees of all measured sizes at a batch size, 1 to 5 levels deep, as far as every batch size measured them."""
+    """Trees of all measured sizes and depths at a batch size, as far as every batch size measured them."""
     sizes = [tokens for times in profile.batches if times.batch == batch for tokens, _ in times.rest]
     most, deepest = (
         min(of(times) for times in profile.batches) for of in (lambda t: t.rest[-1][0], lambda t: t.deepest)
     )
-    depths = [depth for depth in (1, 2, 4, 5) if depth <= deepest]
+    depths = range(1, deepest + 1)
     return [StepShape(batch, tokens, (1,) * depth) for tokens in sizes for depth in depths if depth < tokens <= most]
 
 

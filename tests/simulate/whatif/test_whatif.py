@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import treeopt
 from executor.drafters.eagle import eagle_shape
 from simulate.model_sizes.drafter_kinds import no_work
 from simulate.model_sizes.model_shape import Shape
@@ -23,7 +24,7 @@ from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace
 from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
 from treeopt.cost_model import StepShape
-from treeopt.errors import CostError
+from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan import Choice
 from treeopt.plans.plan_json import load_plan
@@ -327,8 +328,17 @@ def test_options_that_cannot_be_are_refused(files, words_, said, code):
 
 def test_targets_and_traces_that_cannot_be_priced_are_refused(files, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}', "utf-8")
-    asked = ["whatif", "--trace", files / "t.npz", "--hardware", "h100", "--target", tmp_path]
-    refused(run(*asked), "config.json: model_type must be one of arcee", "got 'mamba'")
+    asked = ["whatif", "--trace", files / "t.npz", "--hardware", "h100", "--target"]
+    refused(run(*asked, tmp_path), "config.json: model_type 'mamba' has no price (arcee, ", "`treeopt times`")
+    quantised = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(quantised), "utf-8")  # before its bytes are asked for
+    refused(run(*asked, tmp_path), "config.json: model_type 'gpt_oss' has no price (arcee, ", "`treeopt times`")
+    refused(run(*asked, "8b", "--kind", "mtp"), "'mtp' is not one of eagle, ", "`treeopt times`", code=2)
+    with pytest.raises(UsageError, match=r"kind must be one of eagle, .*`treeopt times`"):
+        treeopt.whatif(files / "t.npz", target="8b", hardware="h100", kind="dflash")
+    shape = json.loads((files / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"quantization": {"group_size": 64, "bits": 4}}), "utf-8")
+    refused(run(*asked, tmp_path), "give the bytes of one with --weight-bytes", code=2)
     trace = load_trace(files / "t.npz")
     save_trace(replace(trace, meta=EAGLE | {"verification": "sequoia"}), tmp_path / "drawn.npz")
     asked = ["whatif", "--trace", tmp_path / "drawn.npz", "--hardware", "h100", "--target", files]

@@ -42,6 +42,7 @@ from tests.helpers.models import generated
 from tests.helpers.slow_growth import POLICIES
 from treeopt.api.decode_prompts import SCHEMA
 from treeopt.cli import main
+from treeopt.errors import visible
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.plans.plan_json import save_plan
 from treeopt.policies.policy_kinds import identity
@@ -226,7 +227,11 @@ def test_sampling_repeats_itself(tiny, rule):
 def test_texts_are_printed_as_requests_end(tiny, plain):
     result = decode(tiny, "--tree", "2")
     assert result.exit_code == 0
-    assert result.stdout == "".join(each["text"] + "\n" for each in plain["requests"])
+    shown = (
+        f"{visible(each['text'], lines=True)}\n--- end of request {each['request']} ---\n" for each in plain["requests"]
+    )
+    assert result.stdout == "".join(shown)
+    assert decode(tiny, "--requests", "1").stdout == visible(plain["requests"][0]["text"], lines=True) + "\n"
     memory, figures = result.stderr.splitlines()
     assert memory.startswith("caches for 1 x 32 tokens: ")
     assert memory.endswith("MiB target, 0.0 MiB drafter")

@@ -76,7 +76,7 @@ def test_of_rules_that_draw_candidates_what_is_kept_is_told(tiny, tmp_path, rule
     assert "the ranks shown are the drafter's, not what steps accept" in told
     curve = run("trace", "info", tmp_path / "t.npz", "--learning-curve", "--nodes", "4", "--json")
     if rule == "leviathan":
-        refused(curve, "verifies only chains")
+        refused(curve, "holds chains alone")
         return
     (found,) = json.loads(curve.stdout)["learning_curves"]
     due = learning_curves(drawn_ranks(trace, np.random.default_rng(0)), nodes=(4,), depth=trace.depth, seed=0)

@@ -18,6 +18,7 @@ from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics.clustered_estimate import paired_difference, paired_ratio, ratio
+from treeopt.traces.importers.acceptance_figures import acceptance
 from treeopt.traces.merge_split import halves, merge_traces
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
@@ -347,3 +348,8 @@ def test_shipped_drafters_compare_as_the_readme_says():
     held = [hold_out(trace)[1] for trace in traces]
     hydra, eagle = (replay_tree(Tree.chain(4), each) for each in held)
     assert record["contests"][0]["standings"][1]["over"]["value"] == pytest.approx(eagle.tau / hydra.tau)
+
+
+def test_traces_of_chains_are_compared_by_chains_alone():
+    names = [contest.name for contest in compare({"a": acceptance("0.7"), "b": acceptance("0.5,0.3")}).contests]
+    assert names == ["chain of 2", "chain of 4", "chain of 8"]

@@ -86,7 +86,7 @@ def test_answers_left_out_of_the_summary_are_counted(whole):
     summary = next(text for text in Parsed(html).texts["section"] if "Summary" in text)
     assert "Answer 3." in summary
     assert "Answer 4." not in summary
-    assert "2 more below." in summary
+    assert "(2 more below)" in summary
 
 
 def test_the_page_needs_no_other_file(whole):

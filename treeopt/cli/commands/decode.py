@@ -13,7 +13,7 @@ from treeopt.api.decode_prompts import DecodeSettings, Watcher, figures
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import MODELS, options_of
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, visible
 
 if TYPE_CHECKING:
     from executor.decoding.step_results import Gathered
@@ -38,6 +38,7 @@ class Printer(Watcher):
     def __init__(self, *, streams: bool, json_lines: bool, silent: bool) -> None:
         """Print pieces of texts, records, or whole texts; nothing if `silent`."""
         self.streams, self.json_lines, self.silent = streams, json_lines, silent
+        self._several = False
         self._show: Callable[[Gathered], None] = lambda gathered: None
 
     @contextmanager
@@ -46,8 +47,8 @@ class Printer(Watcher):
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        console = Console(stderr=True)
-        if self.streams or not console.is_terminal:
+        self._several, console = requests > 1, Console(stderr=True)
+        if self.streams or not console.is_terminal or printing.is_set("quiet"):
             yield
             return
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
@@ -67,16 +68,15 @@ class Printer(Watcher):
 
     def piece(self, text: str) -> None:
         """Print a piece of a text."""
-        print(text, end="", flush=True)
+        print(visible(text, lines=True), end="", flush=True)
 
     def ended(self, record: dict[str, Any]) -> None:
-        """Print a finished request."""
-        if self.streams:
-            print(flush=True)
-        elif self.json_lines:
+        """Print a finished request, and its number where texts of others stand beside it."""
+        if self.json_lines:
             print(json.dumps(record), flush=True)
         elif not self.silent:
-            print(record["text"], flush=True)
+            end = f"\n--- end of request {record['request']} ---" if self._several else ""
+            print(("" if self.streams else visible(record["text"], lines=True)) + end, flush=True)
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
@@ -87,7 +87,8 @@ class Printer(Watcher):
 def decode(settings: DecodeSettings, stream: bool, json_lines: bool, as_json: bool) -> None:
     """Continue prompts with a target and, given a plan or a tree, a drafter.
 
-    Texts go to stdout in the order in which requests end; figures go to stderr.
+    Texts go to stdout in the order in which requests end, several with a line after each that names the request;
+    figures go to stderr. Control characters are shown as escapes: --json and --json-lines hold the texts as they are.
     """
     if stream + as_json + json_lines > 1:
         raise UsageError("--stream, --json and --json-lines each need stdout: give one of them")

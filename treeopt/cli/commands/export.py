@@ -15,7 +15,7 @@ from treeopt.cli.options.value_types import EngineName, Whole
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warnings
 from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
-from treeopt.errors import TraceError
+from treeopt.errors import TraceError, visible
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
@@ -122,9 +122,9 @@ def export(
         record = {"format": engine, **asdict(result), "notes": [*loaded.warnings, *result.notes]}
         click.echo(json.dumps(record, indent=2))
     elif launch:
-        click.echo(result.script if output is None else result.launch)
+        click.echo(visible(result.script if output is None else result.launch, lines=True))
     elif output is None:
-        click.echo(result.text)
+        click.echo(visible(result.text, lines=True))
     _explain(result, loaded, launched=launch)
 
 
@@ -132,10 +132,10 @@ def _explain(result: Export, plan: Plan, *, launched: bool) -> None:
     """Print to stderr what the text does not hold; a launch line holds flags and environment itself."""
     for name, value in (("flags", result.flags), ("environment", result.environment)):
         if value and not launched:
-            click.echo(f"{name}: {value}", err=True)
+            printing.say(f"{name}: {value}")
     printing.warn(plan.warnings)
     for note in result.notes:
-        click.echo(f"note: {note}", err=True)
+        printing.say(f"note: {note}")
 
 
 def _replayed(path: Path, plan: Plan) -> Trace:

@@ -35,7 +35,6 @@ EXAMPLES = examples(
 @setup_options()
 @click.option("--output", type=general.FILE, required=True, help="Write the profile to this file (.json).")
 @general.force
-@general.quiet
 def profile(settings: ProfileSettings, output: Path, *, force: bool) -> None:
     """Measure plain and speculative steps in the real loop, over batch sizes, contexts, tree sizes, depths and widths.
 

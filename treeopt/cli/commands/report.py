@@ -8,7 +8,7 @@ import click
 
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.errors import TreeoptError, UsageError
+from treeopt.errors import TreeoptError, UsageError, visible
 from treeopt.storage.atomic_files import is_special, write_text
 
 if TYPE_CHECKING:
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 ENDINGS = (".html", ".htm")
 
 EXAMPLES = examples(
-    "treeopt report data/traces/medusa-t0.npz data/validations/medusa-cpu.json --output report.html",
-    "treeopt report data/validations/medusa-cpu.json data/validations/medusa-cpu-t1.json --static "
-    "--title Validations --output validations.html",
+    "treeopt report data/traces/medusa-t0.npz data/profiles/medusa-cpu.json --output report.html",
+    "treeopt report data/profiles/medusa-cpu.json --static --title Profile --output profile.html",
 )
 
 
@@ -47,7 +46,7 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, pl
     if page.findings:
         write_text(output, as_html(page, static=static))
         results = "1 result" if len(page.findings) == 1 else f"{len(page.findings)} results"
-        click.echo(f"{results} written to {output}", err=True)
+        printing.say(f"{results} written to {output}")
     for note in page.notes:
         printing.say(note)
     if page.problems:
@@ -63,5 +62,5 @@ def _unread(problems: "Sequence[Problem]") -> str:
     if len(lines) == 1:
         return lines[0]
     for line in lines:
-        click.echo(" ".join(line.split()), err=True)
+        click.echo(visible(" ".join(line.split())), err=True)
     return f"{len(lines)} files could not be read. {KINDS}"

@@ -42,10 +42,9 @@ def times(table: Path, device: str, context: str | None, output: Path, *, force:
     save_profile(profile, output)
     printing.warn(profile.doubts)
     sizes = ", ".join(dict.fromkeys(str(times.batch) for times in profile.batches))
-    click.echo(
+    printing.say(
         f"profile of chains at batch {sizes} written to {output}; the ratio of a step to a plain step is assumed to be "
-        f"known within {profile.relative_error:.1%}",
-        err=True,
+        f"known within {profile.relative_error:.1%}"
     )
 
 

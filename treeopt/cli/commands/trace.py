@@ -91,8 +91,11 @@ def import_command(source: Path, kind: str, output: Path, seed: int, *, force: b
     trace = named(trace, source, settings.get("before"))
     save_trace(trace, output)
     for sentence in trace.meta["assumed"]:
-        click.echo(f"{'Warning' if sentence.startswith(NONE_ACCEPTED) else 'Assumed'}: {sentence}", err=True)
-    click.echo(_written(trace, output), err=True)
+        if sentence.startswith(NONE_ACCEPTED):
+            printing.warn([sentence])
+        else:
+            printing.say(f"Assumed: {sentence}")
+    printing.say(_written(trace, output))
 
 
 def _imported_from_a_file(path: Path) -> bool:
@@ -128,7 +131,6 @@ COLLECT_SECTIONS = {
 @setup_options()
 @click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
 @general.force
-@general.quiet
 def collect(settings: CollectSettings, output: Path, *, force: bool) -> None:
     """Let the target continue prompts and record how the drafter ranks what it writes.
 
@@ -166,15 +168,15 @@ def merge(traces: tuple[Path, ...], output: Path, *, force: bool) -> None:
     save_trace(joined, output)
     without = [str(path) for path, part in zip(traces, parts, strict=True) if part.prompt_tokens is None]
     if 0 < len(without) < len(parts):
-        click.echo(f"prompt lengths are left out, since {', '.join(without)} does not record them", err=True)
+        printing.say(f"prompt lengths are left out, since {', '.join(without)} does not record them")
     for sentence in assumed_in(joined.meta):
-        click.echo(f"assumed: {sentence}", err=True)
-    click.echo(_written(joined, output), err=True)
+        printing.say(f"assumed: {sentence}")
+    printing.say(_written(joined, output))
 
 
 SPLIT_EXAMPLES = examples(
     "treeopt trace split data/traces/medusa-t0.npz --output part.npz --rest rest.npz",
-    "treeopt trace split data/traces/eagle-t0.npz --share 0.9 --seed 1 --output large.npz --rest small.npz",
+    "treeopt trace split data/traces/medusa-t0.npz --share 0.9 --seed 1 --output large.npz --rest small.npz",
 )
 
 
@@ -200,12 +202,12 @@ def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int, *
         raise UsageError("--output and --rest must be two files")
     for part, path in zip(halves(load_trace(trace_file), share=share, seed=seed), paths, strict=True):
         save_trace(part, path)
-        click.echo(_written(part, path), err=True)
+        printing.say(_written(part, path))
 
 
 INFO_EXAMPLES = examples(
     "treeopt trace info data/traces/medusa-t0.npz",
-    "treeopt trace info data/traces/eagle-t0.npz --learning-curve --nodes 4,16 --json",
+    "treeopt trace info data/traces/medusa-t0.npz --learning-curve --nodes 4,16 --json",
 )
 
 
@@ -233,8 +235,8 @@ def info(trace_file: Path, learning_curve: bool, nodes: tuple[int, ...], seed: i
     trace = load_file_or_shards(trace_file, ranks_only=True)
     ranked = with_drawn_ranks(trace, seed)
     warnings = _warnings(trace, ranked, max(nodes))
-    if learning_curve and takes_chains_only(look(trace.meta, "verification")):
-        raise TraceError("a learning curve needs trees, but the trace's rule verifies only chains")
+    if learning_curve and (trace.width == 1 or takes_chains_only(look(trace.meta, "verification"))):
+        raise TraceError("a learning curve needs trees, but the trace holds chains alone")
     curves = learning_curves(ranked, nodes=nodes, depth=trace.depth, seed=seed) if learning_curve else ()
     if as_json:
         stored = {"optional": optional_in(trace_file)} if trace_file.is_dir() else {}

@@ -25,7 +25,6 @@ EXAMPLES = examples(
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @options_of(TrainSettings, types=MODELS, without=("random_weights", "assume_same_tokens", "tensor_parallel"))
 @general.as_json
-@general.quiet
 def train(settings: TrainSettings, as_json: bool) -> None:
     """Train a drafter for a target; --drafter names one to start from instead of an untrained one.
 

@@ -41,11 +41,14 @@ verbose = click.option(
     callback=_remember,
     help="Also print how the result was found, and all conditions.",
 )
-quiet = click.option(
-    "--quiet",
-    "-q",
-    is_flag=True,
-    expose_value=False,
-    callback=_remember,
-    help="Print neither progress nor notes on stderr; warnings and errors stay.",
-)
+
+
+def quiet() -> click.Option:
+    """Return the option that every command has."""
+    return click.Option(
+        ["--quiet", "-q"],
+        is_flag=True,
+        expose_value=False,
+        callback=_remember,
+        help="Print neither progress nor notes on stderr; warnings and errors stay.",
+    )

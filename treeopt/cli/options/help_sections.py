@@ -6,6 +6,7 @@ from typing import Any
 import click
 import cloup
 
+from treeopt.cli.options import general, printing
 from treeopt.terminal import wrapped_command
 
 ADVANCED = "Advanced options"
@@ -36,7 +37,8 @@ class Command(cloup.Command):
             settings: as for `click.Command`.
         """
         self.renamed = renamed
-        options = [param for param in settings.get("params", ()) if isinstance(param, click.Option)]
+        settings["params"] = [*settings.get("params", ()), general.quiet()]
+        options = [param for param in settings["params"] if isinstance(param, click.Option)]
         for option in options:
             _name_choices(option)
         by_name = {option.name: option for option in options}
@@ -64,7 +66,7 @@ class Command(cloup.Command):
             if name in self.renamed:
                 if any(other.partition("=")[0] == self.renamed[name] for other in [*args[:place], *args[place + 1 :]]):
                     raise click.UsageError(f"{name} is {self.renamed[name]}: give it once", ctx)
-                click.echo(f"{name} is called {self.renamed[name]} here", err=True)
+                printing.say(f"{name} is called {self.renamed[name]} here")
                 args[place] = self.renamed[name] + equals + value
         return super().parse_args(ctx, args)
 

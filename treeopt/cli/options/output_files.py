@@ -18,6 +18,7 @@ from treeopt.errors import UsageError
 from treeopt.registry import load
 from treeopt.storage.atomic_files import is_special
 from treeopt.storage.table_files import save_table
+from treeopt.storage.user_files import real_path
 
 if TYPE_CHECKING:
     from treeopt.results.kinds import ResultKind
@@ -54,7 +55,7 @@ def check_output(
     """
     if path is None:
         return
-    goal = path.resolve()
+    goal = real_path(path)
     for name, read in (*_read(), *reads.items()):
         if read is None or not goal.is_file() or not read.exists():
             continue
@@ -156,7 +157,7 @@ class ResultFiles:
 
 
 def result_options(noun: str = "result") -> Callable[[Any], Any]:
-    """Return a decorator that adds `--output`, `--table`, `--json`, `--verbose` and `--quiet`; `files` holds them."""
+    """Return a decorator that adds `--output`, `--table`, `--json` and `--verbose`; `files` holds them."""
     output = click.option("--output", type=general.FILE, help=f"Write the {noun} to this file (.json).")
 
     def decorate(command: Any) -> Any:
@@ -164,7 +165,7 @@ def result_options(noun: str = "result") -> Callable[[Any], Any]:
         def asked(output: Path | None, table_file: Path | None, as_json: bool, **values: Any) -> Any:
             return command(files=ResultFiles(output, table_file, as_json), **values)
 
-        for option in (general.quiet, general.verbose, general.as_json, general.table, output):
+        for option in (general.verbose, general.as_json, general.table, output):
             asked = option(asked)
         return asked
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treeopt.errors import visible
 from treeopt.registry import load
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def _on_stderr(text: str) -> None:
     from treeopt.terminal import PROSE, width_of, wrapped
 
     width = width_of(sys.stderr)
+    text = visible(text)
     lines = [text] if width is None else wrapped(text, min(width, PROSE))
     click.echo("\n".join(lines), err=True)
 

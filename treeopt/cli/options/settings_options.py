@@ -110,7 +110,7 @@ def _type(each: "Field[Any]", kind: Any) -> Any:
     if get_origin(kind) is frozenset:
         return Names(meaning.names(), meaning.form)
     if isinstance(meaning.choices, Registry):
-        return EntryName(meaning.choices)
+        return EntryName(meaning.choices, otherwise=meaning.otherwise)
     if names := meaning.names():
         return click.Choice(names)
     if item is int and get_origin(kind) is tuple:

@@ -224,9 +224,11 @@ class Devices(click.ParamType):  # type: ignore[type-arg]
 class EntryName(click.Choice):  # type: ignore[type-arg]
     """The name of an entry of a registry; an unknown one is looked for in other packages."""
 
-    def __init__(self, registry: Registry[Any], names: Callable[[], Sequence[str]] | None = None) -> None:
-        """Take the names that `names` returns; by default all of the registry."""
-        self._registry, self._names = registry, names or (lambda: list(registry))
+    def __init__(
+        self, registry: Registry[Any], names: Callable[[], Sequence[str]] | None = None, *, otherwise: str = ""
+    ) -> None:
+        """Take the names that `names` returns, by default all of the registry, and what to do about other names."""
+        self._registry, self._names, self._otherwise = registry, names or (lambda: list(registry)), otherwise
         super().__init__(())
 
     @property
@@ -246,6 +248,8 @@ class EntryName(click.Choice):  # type: ignore[type-arg]
 
     def unknown(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> None:
         """Refuse a name that no package has, if there is more to say than which names there are."""
+        if self._otherwise:
+            self.fail(f"{value!r} is not one of {', '.join(self.choices)}: {self._otherwise}", param, ctx)
 
 
 class EngineName(EntryName):

@@ -107,15 +107,25 @@
     );
   };
 
+  const start = () => {
+    const best = fastest(batches[0], setting());
+    if (best !== null) {
+      document.querySelector(`#sliders-form input[name=shape][value=${best.tree.shape}]`).checked = true;
+      place("s-size").max = trees().length - 1;
+      place("s-size").value = trees().findIndex((tree) => tree.nodes === best.tree.nodes);
+    }
+    update();
+  };
+
   place("s-batch").max = batches.length - 1;
   const form = place("sliders-form");
   form.addEventListener("input", update);
   form.addEventListener("submit", (event) => event.preventDefault());
   place("sliders-reset").addEventListener("click", () => {
     form.reset();
-    update();
+    start();
   });
   place("sliders-body").hidden = false;
-  update();
+  start();
   window.treeoptSliders = { data, recompute };
 })();
