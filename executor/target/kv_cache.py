@@ -6,6 +6,7 @@ that masks hide.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -50,6 +51,11 @@ class _Probe(Cache):
         return key, value
 
 
+def cache_argument(model: torch.nn.Module) -> str:
+    """Return the name of a forward's argument for the cache, which transformers 5.24 renamed."""
+    return "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
+
+
 @torch.no_grad()
 def layout_of(model: PreTrainedModel) -> Layout:
     """Return what a forward of one token writes, by running it (MLA caches less than its configuration's heads).
@@ -64,7 +70,7 @@ def layout_of(model: PreTrainedModel) -> Layout:
     )
     token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     try:
-        model(input_ids=token, position_ids=token, past_key_values=probe, use_cache=True)
+        model(input_ids=token, position_ids=token, use_cache=True, **{cache_argument(model): probe})
     finally:
         for hook in hooks:
             hook.remove()

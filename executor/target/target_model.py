@@ -18,7 +18,7 @@ from executor.device import free_bytes, to_device
 from executor.target.architectures import query_group
 from executor.target.attention_backends import keep_shapes
 from executor.target.causal_model import HEAD, CausalModel, Outputs, Taps
-from executor.target.kv_cache import Layout, TreeCache, layout_of
+from executor.target.kv_cache import Layout, TreeCache, cache_argument, layout_of
 from executor.target.packed_linears import unpack_linears
 from executor.target.positions import windows
 from executor.target.tree_attention_mask import ForwardMasks
@@ -108,6 +108,7 @@ class Target(CausalModel):
         self.cache: TreeCache | None = None
         self._reused = ReusedPrompts()
         self._forward: Callable[..., Any] = model
+        self._cache_name = cache_argument(model)
         self.fused: FusedForward | None = None
         self.fused_reason: str | None = None
 
@@ -208,8 +209,8 @@ class Target(CausalModel):
                 input_ids=tokens,
                 attention_mask=self.masks.chunk(start, count, view, len(live), self.device),
                 position_ids=torch.arange(start, start + count, device=self.device).expand(len(live), -1),
-                past_key_values=self.cache,
                 use_cache=True,
+                **{cache_argument(self._decoder): self.cache},
             )
             for i, piece, row in zip(live, pieces, self._features.take(taps), strict=True):
                 features[i][start : start + len(piece)] = row[: len(piece), :width]
@@ -254,8 +255,8 @@ class Target(CausalModel):
             input_ids=tokens,
             attention_mask=self.masks.tree(lengths, depths, ancestors, view),
             position_ids=positions,
-            past_key_values=self.cache,
             use_cache=True,
+            **{self._cache_name: self.cache},
         )
 
     def _fused_outputs(self, tokens: Tensor, positions: Tensor, places: "Places", taps: Taps) -> Outputs:

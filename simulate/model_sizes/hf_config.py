@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from simulate.model_sizes.mixture_of_experts import Experts
 from treeopt.errors import CostError
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import found, read_text
 
 SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary
     "toy": (64, 128, 2, 4, 2, 512),
@@ -274,7 +274,7 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
         return read(config)
     if (name := shape_name(config)) is not None:
         return read(shape_fields(name))
-    named = Path(config)
+    named = found(config)
     path = named / "config.json" if named.is_dir() else named
     if (path.suffix == ".gguf" or not path.exists()) and (reason := other_format(named)) is not None:
         raise CostError(f"{named}: {reason}")

@@ -246,17 +246,17 @@ class Profile(ValueMethods):
     def error(self, shape: StepShape) -> float:
         """See `CostModel.error`. The error is that of the batch size if enough was measured there, else of the profile.
 
-        The difference between two runs on one machine is added, which no single run shows; for dynamic trees also the
-        spread of the time that drafting them takes. Between measured batch sizes the larger error of the two counts,
-        and that of interpolating is added.
+        The difference between two runs on one machine is added, which no single run shows, unless times are predicted;
+        for dynamic trees also the spread of the time that drafting them takes. Between measured batch sizes and
+        contexts the largest error around counts, and that of interpolating between batch sizes is added.
         """
-        around = [size for _, size in batch_shares(shape.batch, self._sizes)]
-        tables = [times for times in self.batches if times.batch in around]
-        errors = [times.relative_error for times in tables if times.relative_error is not None]
+        tables = [times for _, times in self._at(shape.batch, shape.context)]
+        errors = [error for times in tables if (error := times.error(shape.tokens)) is not None]
         spreads = [known.spread for times in tables for kind, known in times.growth.items() if kind == shape.growth]
-        between = error_between(str(look(self.meta, "device"))) if len(around) > 1 else 0.0
+        between = error_between(str(look(self.meta, "device"))) if self.unmeasured([shape.batch]) else 0.0
+        runs = 0.0 if look(self.meta, "predicted") is not None else BETWEEN_RUNS
         measured = max(errors, default=self.relative_error)
-        return math.hypot(measured, NORMAL_95 * max(spreads, default=0.0), BETWEEN_RUNS, between)
+        return math.hypot(measured, NORMAL_95 * max(spreads, default=0.0), runs, between)
 
     def frame(self) -> "pd.DataFrame":
         """Return a table with one row per measured time.
@@ -283,7 +283,7 @@ class Profile(ValueMethods):
             advice += f"; choose fewer levels (search: --max-depth {deepest})"
         return advice
 
-    @property
+    @cached_property
     def _sizes(self) -> list[int]:
         """The measured batch sizes, rising."""
         return list(dict.fromkeys(times.batch for times in self.batches))
@@ -361,6 +361,9 @@ def save_profile(profile: Profile, path: Path) -> None:
     """Write a profile as JSON, whole or not at all."""
     basis = profile.basis
     record = {"schema": SCHEMA, **asdict(replace(profile, basis=None))}
+    for times in record["batches"]:
+        if not times["errors"]:
+            del times["errors"]
     if basis is not None:
         experts = None if basis.experts is None else asdict(basis.experts)
         record["basis"] = {"seconds": dict(basis.seconds), "experts": experts, "spread": basis.spread}

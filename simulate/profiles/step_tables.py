@@ -124,6 +124,10 @@ class BatchTimes:
         NotNegative | None,
         Meta(description="half-width of the 95 % interval of step / plain step; null: see the profile's"),
     ] = None
+    errors: Annotated[
+        PointRecords,
+        Meta(description="[tokens per sequence, `relative_error` from there on], tokens rising; empty: one for all"),
+    ] = ()
     growth: Annotated[Mapping[str, Growing], Meta(description="by how dynamic trees are drafted")] = field(
         default_factory=dict
     )
@@ -148,13 +152,17 @@ class BatchTimes:
         for name in ("draft", "rest"):
             if not getattr(self, name):
                 raise CostError(f"{name} is empty")
-        for name in ("draft", "rest", "widths"):
+        for name in ("draft", "rest", "widths", "errors"):
             _check_points(name, getattr(self, name), zero=name != "rest")
         for name in self.growth:
             if name not in growths():
                 raise CostError(f"growth: {name!r:.40} must be one of {', '.join(growths())}")
         if self.widths and self.widths[0] != (1, 0.0):
             raise CostError(f"widths[0] must be width 1 and 0 seconds, found {list(self.widths[0])}")
+
+    def error(self, tokens: int) -> float | None:
+        """Return the half-width of the 95 % interval of step / plain step, by tokens per sequence; None: not known."""
+        return next((error for size, error in reversed(self.errors) if size <= tokens), self.relative_error)
 
     @property
     def deepest(self) -> int:

@@ -15,7 +15,8 @@ from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.results.run import LATENCIES, PERCENTS
-from treeopt.results.words import describe_measurement, describe_models, describe_rule, paths_words
+from treeopt.results.words import CLUSTERED, describe_measurement, describe_models, describe_rule, paths_words
+from treeopt.statistics.clustered_estimate import Groups
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -62,17 +63,19 @@ def simulated_run(
     if tree is not None and tree.nodes:
         timelines = {name: run(trace, tree, profile, prefill_s=drafted_s, **settings)} | timelines
         error = profile.error(StepShape.of(tree, batch=batch))
-        gain = asdict(speedup(timelines[name], plain, relative_error=error))
+        gain = asdict(speedup(timelines[name], plain, relative_error=error, group=trace.domain))
     requests = (
         f"{counted(trace.requests, 'request')}, {counted(trace.anchors, 'token')}. A request's time to first "
-        "token counts from when its row is free. 95 % intervals by request; speedups with the step times' error."
+        f"token counts from when its row is free. 95 % intervals, {CLUSTERED}; speedups with the step times' error."
     )
     return {
         "schema": "treeopt.run/2",
         "batch": batch,
         "mode": "rows refilled at once",
         "tree": None if tree is None else {"id": tree.id, "paths": [list(path) for path in tree.paths]},
-        "configurations": [{"name": label, **_figures(timeline, seed)} for label, timeline in timelines.items()],
+        "configurations": [
+            {"name": label, **_figures(timeline, trace.domain, seed)} for label, timeline in timelines.items()
+        ],
         "speedup": gain,
         "conditions": [requests, *run_conditions(trace, profile, prompts.description(), pad=pad)],
     }
@@ -115,7 +118,7 @@ def plan_conditions(plan: Plan, trace: Trace) -> list[str]:
     return [f"The plan's trees were chosen on {fitted} of these requests, which flatters them."]
 
 
-def _figures(timeline: Timeline, seed: int) -> dict[str, Any]:
+def _figures(timeline: Timeline, domain: Groups, seed: int) -> dict[str, Any]:
     """Return rates and percentiles of latencies of a run as JSON values."""
     shares = tuple(percent / 100 for percent in PERCENTS)
     latencies = {
@@ -129,7 +132,7 @@ def _figures(timeline: Timeline, seed: int) -> dict[str, Any]:
         "tokens": int(timeline.tokens.sum()),
         "steps": len(timeline.step_s),
         "total_s": timeline.total_s,
-        "tokens_s": asdict(timeline.rate),
+        "tokens_s": asdict(timeline.rate(domain)),
         "tau": timeline.tau,
         "occupancy": timeline.mean_occupancy,
         **latencies,

@@ -4,9 +4,11 @@ A batch size without a cost may be padded to the next one that has a cost. Lengt
 come from the caller, the trace and the profile.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,39 @@ def price_steps(
             raise
 
     return seconds
+
+
+def by_parabolas(seconds: Seconds, cost: CostModel) -> Callable[[int, Ints], Floats]:
+    """Return a function from batch size and contexts to the seconds of steps, float64 (contexts,).
+
+    Between two contexts that a profile was measured at, its prices are parabolas, which three prices determine; beyond
+    them they are constant. Other cost models price each context.
+    """
+    low, high = cost.context if isinstance(cost, Profile) else (1, 0)
+    ends = {int(end) for times in getattr(cost, "batches", ()) for end in (times.context, math.ceil(times.context))}
+    knots = np.array(sorted(min(max(end, low), high) for end in {*ends, low, high}))
+
+    @cache
+    def parabolas(batch: int) -> Floats:
+        """Return the coefficients between every two knots, from the lower one, float64 (3, knots - 1)."""
+        rows = []
+        for begin, end in pairwise(knots.tolist()):
+            places = sorted({begin, (begin + end) // 2, end})
+            fit = np.polyfit(np.array(places) - begin, [known(batch, place) for place in places], len(places) - 1)
+            rows.append([0.0] * (3 - len(fit)) + fit.tolist())
+        return np.array(rows).T
+
+    known = cache(seconds)
+
+    def priced(batch: int, contexts: Ints) -> Floats:
+        if len(knots) < 2 or contexts.min() < low or contexts.max() > high:
+            return np.array([known(batch, context) for context in contexts.tolist()])
+        place = np.clip(np.searchsorted(knots, contexts, side="right") - 1, 0, len(knots) - 2)
+        square, slope, start = parabolas(batch)[:, place]
+        beyond = contexts - knots[place]
+        return np.asarray((square * beyond + slope) * beyond + start)
+
+    return priced
 
 
 def _sizes_above(cost: CostModel, batch: int, pad_to: int) -> Sequence[int]:

@@ -5,16 +5,21 @@ and prefills their prompts, while the others wait. Then it changes the tree if t
 Then all requests take one step.
 """
 
-from collections.abc import Generator, Mapping
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from simulate.runs.run_costs import PAD, Seconds, Together, divide_prefill, per_request, price_steps
+from simulate.runs.run_costs import PAD, Seconds, Together, by_parabolas, divide_prefill, per_request, price_steps
 from simulate.runs.server_load import Workload
-from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
+from simulate.runs.timeline import Emissions, Floats, Ints, RequestTimes, Timeline
 from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, PlanError, UsageError, counted
 from treeopt.planning.baselines import STATIC
@@ -23,6 +28,8 @@ from treeopt.replay.static_tree import accepted_lengths
 from treeopt.replay.walk import drafted_counts, walk_steps
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
+
+STRETCH = 64  # steps that are priced together where contexts count
 
 
 @dataclass(frozen=True)
@@ -123,24 +130,140 @@ class Served:
     """A simulated server's day.
 
     Attributes:
-        timeline: times of all requests, in the order in which they arrived.
+        requests: times of all requests, in the order in which they arrived.
         tree_index: int64 (N,), index of the tree of each step.
         switched_s: float64 (changes,), when a change to another tree began.
         idle_s: float64 (stretches, 2), begin and end of each time without requests.
+        of_steps: makes the timeline, whose steps and tokens take longer than the day.
     """
 
-    timeline: Timeline
+    requests: RequestTimes
     tree_index: Ints
     switched_s: Floats
     idle_s: Floats
+    of_steps: Callable[[], Timeline]
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Times of all requests and steps."""
+        return self.of_steps()
 
     def running(self, times_s: Floats) -> Ints:
         """Return the number of requests in rows at these times, int64."""
-        return _count_inside(self.timeline.admitted_s, self.timeline.done_s, times_s)
+        return _count_inside(self.requests.admitted_s, self.requests.done_s, times_s)
 
     def waiting(self, times_s: Floats) -> Ints:
         """Return the number of requests in the queue at these times, int64."""
-        return _count_inside(self.timeline.arrived_s, self.timeline.admitted_s, times_s)
+        return _count_inside(self.requests.arrived_s, self.requests.admitted_s, times_s)
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Where each step leads, in texts that stand one after the other.
+
+    Attributes:
+        begins: int64 (n,), first anchor of each text.
+        next: int64 (trees, P), the anchor at which the step after the one from each anchor starts, or the text's end.
+        left: int64 (trees, P), steps from each anchor to the end of its text.
+    """
+
+    begins: Ints
+    next: Ints
+    left: Ints
+
+    @classmethod
+    def of(cls, advance: Ints, lengths: Ints) -> "Texts":
+        """Return the texts of these lengths, given the tokens that a step from each anchor commits, (trees, P)."""
+        ends = np.cumsum(lengths)
+        stops, last = np.repeat(ends, lengths), int(ends[-1])
+        goal = np.minimum(np.arange(last) + advance, stops)
+        left = np.ones((len(advance), last + 1), dtype=np.int64)
+        left[:, last] = 0
+        for steps, leads in zip(left, np.where(goal < stops, goal, last), strict=True):
+            jump = np.append(leads, last)
+            while (jump < last).any():  # doubling: `steps` counts up to twice as many each time
+                steps += steps[jump]
+                jump = jump[jump]
+        return cls(ends - lengths, goal, left)
+
+
+class Decoding:
+    """The trees of a server on the texts of a trace: the steps that they take and what steps cost.
+
+    Days that share it replay each tree and price each step once.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        switching: Switching,
+        cost: CostModel,
+        *,
+        rows: int,
+        accepted: Mapping[Tree | None, Ints] | None = None,
+        pad: bool = False,
+    ) -> None:
+        """Replay the trees; see `serve`."""
+        self.trace, self.switching = trace, switching
+        by_tree = {tree: accepted_lengths(tree or EMPTY, trace) for tree in {*switching.trees} - {*(accepted or {})}}
+        by_tree |= accepted or {}
+        self._advance = np.array([by_tree[tree] + 1 for tree in switching.trees])
+        self._cut: dict[tuple[bytes, bytes], Texts] = {}
+        self.read_s: dict[int, float] = {}  # prefill seconds by tokens that are read together
+        pad_to = PAD * rows if pad else 0
+        self.seconds: list[Seconds] = [
+            cache(
+                price_steps(
+                    tree,
+                    cost,
+                    committed=_mean_committed(by_tree[tree], trace),
+                    drafted=_proposed_levels(tree, by_tree[tree], trace),
+                    pad_to=pad_to,
+                )
+            )
+            for tree in switching.trees
+        ]
+        self.along = [by_parabolas(known, cost) for known in self.seconds]
+
+    @cached_property
+    def whole(self) -> Texts:
+        """The trace's texts."""
+        return Texts.of(self._advance, self.trace.lengths)
+
+    def texts(self, work: Workload) -> tuple[Texts, Ints]:
+        """Return texts that hold those of a workload, and the first anchor of each request, (n,)."""
+        if (work.tokens == self.trace.lengths[work.request]).all():
+            return self.whole, self.whole.begins[work.request]
+        key = work.request.tobytes(), work.tokens.tobytes()  # the same at all rates of a day
+        if key not in self._cut:
+            ends = np.cumsum(work.tokens)
+            places = np.repeat(self.trace.starts[work.request] - (ends - work.tokens), work.tokens) + np.arange(
+                ends[-1]
+            )
+            self._cut = {key: Texts.of(self._advance[:, places], work.tokens)}
+        return self._cut[key], self._cut[key].begins
+
+    def faster(self, error: Callable[[Tree, int], float], side: int) -> "Decoding":
+        """Return the same with steps that are faster (`side` 1) or slower (−1) by an error, those of plain decoding as
+        they are.
+
+        Args:
+            error: of tree and batch size: half-width of the 95 % interval of plain step / step, as a share.
+            side: 1 or −1.
+        """
+        other = copy(self)
+
+        @cache
+        def factor(tree: Tree | None, batch: int) -> float:
+            return 1.0 if tree is None or not tree.nodes else 1 + side * error(tree, batch)
+
+        def changed(tree: Tree | None, known: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda batch, context: known(batch, context) / factor(tree, batch)
+
+        trees = self.switching.trees
+        other.seconds = [cache(changed(tree, known)) for tree, known in zip(trees, self.seconds, strict=True)]
+        other.along = [changed(tree, known) for tree, known in zip(trees, self.along, strict=True)]
+        return other
 
 
 def serve(
@@ -177,16 +300,29 @@ def serve(
         TraceError: a tree is deeper or wider than the trace.
         CostError: names the number of requests that has no cost.
     """
+    decoding = Decoding(trace, switching, cost, rows=rows, accepted=accepted, pad=pad)
+    return serve_day(decoding, work, rows=rows, prefill_s=prefill_s, by_context=by_context)
+
+
+def serve_day(
+    decoding: Decoding,
+    work: Workload,
+    *,
+    rows: int,
+    prefill_s: float | Floats | Together = 0.0,
+    by_context: bool = True,
+) -> Served:
+    """Serve a day with trees that are prepared; see `serve`."""
     import simpy
 
     if rows < 1:
         raise UsageError(f"rows must be at least 1, got {rows}")
-    _check_workload(trace, work)
+    _check_workload(decoding.trace, work)
     together = prefill_s if callable(prefill_s) else None
     if together is not None and work.prompt_tokens is None:
         raise UsageError("prefill by tokens needs prompt_tokens")
     known_s = per_request(0.0 if callable(prefill_s) else prefill_s, len(work.tokens), "prefill_s")
-    server = _Server(trace, work, switching, cost, rows, known_s, together, by_context, accepted, pad)
+    server = _Server(decoding, work, rows, known_s, together, by_context)
     environment = simpy.Environment()
     queue = simpy.Store(environment)
     environment.process(server.arrive(environment, queue))
@@ -196,46 +332,30 @@ def serve(
 
 
 class _Server:
-    """The state of a run, and its two processes."""
+    """The state of a run, and its two processes. Steps between which no request comes or goes are one stretch."""
 
     def __init__(
         self,
-        trace: Trace,
+        decoding: Decoding,
         work: Workload,
-        switching: Switching,
-        cost: CostModel,
         rows: int,
         prefill_s: Floats,
         together: Together | None,
         by_context: bool,
-        accepted: Mapping[Tree | None, Ints] | None,
-        pad: bool,
     ) -> None:
-        """Prepare the accepted tokens and the step prices of each tree."""
-        self.work, self.switching, self.rows, self.prefill_s = work, switching, rows, prefill_s.copy()
-        self.together, self.by_context = together, by_context
-        by_tree = dict(accepted or {})
-        for tree in switching.trees:
-            if tree not in by_tree:
-                by_tree[tree] = accepted_lengths(tree or EMPTY, trace)
-        self.advance = [by_tree[tree] + 1 for tree in switching.trees]
-        pad_to = PAD * rows if pad else 0
-        self.seconds = [
-            _with_cache(
-                price_steps(
-                    tree,
-                    cost,
-                    committed=_mean_committed(by_tree[tree], trace),
-                    drafted=_proposed_levels(tree, by_tree[tree], trace),
-                    pad_to=pad_to,
-                )
-            )
-            for tree in switching.trees
-        ]
-        self.start = trace.starts[work.request]
-        self.stop = self.start + work.tokens
-        self.arrived_s, self.admitted_s = work.arrived_s.copy(), np.zeros(len(work.tokens))
-        self.log: list[tuple[float, float, int, Ints, Ints]] = []  # started, seconds, tree index, requests, tokens
+        """Lay out the texts."""
+        self.work, self.switching, self.rows, self.prefill_s = work, decoding.switching, rows, prefill_s.copy()
+        self.together, self.by_context = together, by_context and work.prompt_tokens is not None
+        self.seconds, self.along, self.read_s = decoding.seconds, decoding.along, decoding.read_s
+        self.texts, self.start = decoding.texts(work)
+        self.anchor = self.start.copy()  # of the step `since`
+        self.since = np.zeros(len(work.tokens), dtype=np.int64)
+        self.joined, self.ended = (np.zeros(len(work.tokens), dtype=np.int64) for _ in range(2))  # steps
+        self.arrived_s = work.arrived_s.tolist()
+        self.admitted_s, self.first_s, self.done_s = (np.zeros(len(work.tokens)) for _ in range(3))
+        self.admitted, self.step = 0, 0  # requests that joined, steps that were taken
+        self.due: list[tuple[int, int]] = []  # a heap: the step at which each request in a row has ended, request
+        self.log: list[tuple[float, list[float], int, int]] = []  # stretches: start, seconds, steps, tree index
         self.switched_s: list[float] = []
         self.idle_s: list[tuple[float, float]] = []
 
@@ -249,34 +369,44 @@ class _Server:
 
     def run(self, environment: Any, queue: Any) -> Generator[Any, Any, None]:
         """Admit requests, change trees and take steps until no request is left."""
-        running = np.empty(0, dtype=np.int64)  # requests in rows
-        anchor = running  # the position of each
         index, left = self.switching.next_tree(0, 0), len(self.work.tokens)
         while left:
-            joined = yield from self._admit(environment, queue, len(running))
+            joined = yield from self._admit(environment, queue)
             if joined:
-                running, anchor = np.append(running, joined), np.append(anchor, self.start[joined])
+                self.admitted += len(joined)
+                self.joined[joined] = self.since[joined] = self.step
                 yield from self._prefill(environment, joined)
-            index = yield from self._change_tree(environment, index, len(running))
-            step_s = self._step_s(index, running, anchor)
-            started = environment.now
-            yield environment.timeout(step_s)
-            taken = np.minimum(self.advance[index][anchor], self.stop[running] - anchor)
-            self.log.append((started, step_s, index, running, taken))
-            anchor = anchor + taken
-            unfinished = anchor < self.stop[running]
-            if not unfinished.all():
-                left -= len(unfinished) - int(unfinished.sum())
-                running, anchor = running[unfinished], anchor[unfinished]
+            index = yield from self._change_tree(environment, index, joined)
+            now, wait_s = environment.now, math.inf
+            if len(self.due) < self.rows and self.admitted < len(self.arrived_s):  # the next may join
+                wait_s = max(0.0, self.arrived_s[self.admitted] - now)
+            prices, steps = self._prices(index), self.due[0][0] - self.step
+            if len(prices) == 1:
+                if wait_s < steps * prices[0]:
+                    steps = max(1, math.ceil(wait_s / prices[0]))
+                lasting_s = steps * prices[0]
+            else:
+                ends = list(accumulate(prices))
+                steps = min(len(ends), 1 + bisect_left(ends, wait_s))
+                lasting_s = ends[steps - 1]
+            self.log.append((now, prices, steps, index))
+            self.step += steps
+            for request in joined:
+                self.first_s[request] = now + prices[0]
+            yield environment.timeout(lasting_s)
+            while self.due and self.due[0][0] == self.step:
+                request = heappop(self.due)[1]
+                self.done_s[request], self.ended[request] = now + lasting_s, self.step
+                left -= 1
 
-    def _admit(self, environment: Any, queue: Any, running: int) -> Generator[Any, Any, list[int]]:
+    def _admit(self, environment: Any, queue: Any) -> Generator[Any, Any, list[int]]:
         """Take waiting requests into free rows; wait for the first if the server is empty."""
         joined: list[int] = []
-        if not running and not queue.items:
+        if not self.due and not queue.items:
             began = environment.now
             joined.append((yield queue.get()))
             self.idle_s.append((began, environment.now))
-        while queue.items and running + len(joined) < self.rows:
+        while queue.items and len(self.due) + len(joined) < self.rows:
             joined.append((yield queue.get()))
         return joined
 
@@ -289,64 +419,100 @@ class _Server:
         if prefill_s:
             yield environment.timeout(prefill_s)
 
-    def _change_tree(self, environment: Any, index: int, running: int) -> Generator[Any, Any, int]:
-        """Change to the tree for this number of requests, and return its index."""
-        wanted = self.switching.next_tree(index, running)
+    def _change_tree(self, environment: Any, index: int, joined: list[int]) -> Generator[Any, Any, int]:
+        """Change to the tree for the requests in rows, know when each has ended with it, and return its index."""
+        wanted = self.switching.next_tree(index, len(self.due) + len(joined))
         if wanted != index:
+            running = np.array([request for _, request in self.due], dtype=np.int64)
+            self._walk(index, running)
+            ended = self.step + self.texts.left[wanted][self.anchor[running]]
+            self.due = sorted(zip(ended.tolist(), running.tolist(), strict=True))
             self.switched_s.append(environment.now)
             if self.switching.switch_s:
                 yield environment.timeout(self.switching.switch_s)
+        for request in joined:
+            heappush(self.due, (self.step + self.texts.left.item(wanted, self.start[request]), request))
         return wanted
+
+    def _walk(self, index: int, running: Ints) -> None:
+        """Move the anchors of requests to the present step."""
+        anchor, behind = self.anchor[running], self.step - self.since[running]
+        for steps in range(int(behind.max(initial=0))):
+            anchor = np.where(behind > steps, self.texts.next[index][anchor], anchor)
+        self.anchor[running], self.since[running] = anchor, self.step
 
     def _together_s(self, together: Together, joined: list[int]) -> Floats:
         """Return the prefill seconds of each request that joined; an error names the one with the shortest prompt."""
         assert self.work.prompt_tokens is not None
         tokens = self.work.prompt_tokens[joined]
+        total = int(tokens.sum())
         try:
-            return divide_prefill(together, tokens, np.zeros(len(joined), dtype=np.int64))
+            if total not in self.read_s:
+                self.read_s[total] = float(divide_prefill(together, np.array([total]), np.zeros(1, np.int64))[0])
+            return np.asarray(self.read_s[total] * tokens / max(total, 1))
         except CostError as error:
             source = self.work.source(joined[int(tokens.argmin())])
             raise CostError(f"{source}: {error}" if source else str(error)) from error
 
-    def _step_s(self, index: int, running: Ints, anchor: Ints) -> float:
-        """Return the seconds of a step; an error names the number of requests and the longest of them."""
-        context = self._mean_context(running, anchor)
+    def _prices(self, index: int) -> list[float]:
+        """Return the seconds of the next steps with the same requests, a single one for all unless contexts count.
+
+        An error names the number of requests and the longest of them.
+        """
+        batch = len(self.due)
+        running = np.array([request for _, request in self.due]) if self.by_context else None
+        if running is not None:
+            assert self.work.prompt_tokens is not None
+            self._walk(index, running)
+            anchors = [self.anchor[running]]
+            for _ in range(min(self.due[0][0] - self.step, STRETCH) - 1):
+                anchors.append(self.texts.next[index][anchors[-1]])
+            cached = np.array(anchors) + (self.work.prompt_tokens - self.start)[running]
         try:
-            return self.seconds[index](len(running), context)
+            if running is None:
+                return [self.seconds[index](batch, None)]
+            return list(self.along[index](batch, np.rint(cached.mean(axis=1)).astype(np.int64)).tolist())
         except CostError as error:
-            load = f"{counted(len(running), 'request')} came to decode together"
-            if context is not None:
-                longest = self.work.source(int(running[self._contexts(running, anchor).argmax()]))
+            load = f"{counted(batch, 'request')} came to decode together"
+            if running is not None:
+                longest = self.work.source(int(running[cached[0].argmax()]))
                 load += f" (the longest is that of {longest})" if longest else ""
             raise CostError(f"{load}: {error}") from error
 
-    def _mean_context(self, running: Ints, anchor: Ints) -> int | None:
-        """Return the mean tokens per sequence in the cache, rounded; None if steps are not priced by it."""
-        if self.work.prompt_tokens is None or not self.by_context:
-            return None
-        return round(float(self._contexts(running, anchor).mean()))
-
-    def _contexts(self, running: Ints, anchor: Ints) -> Ints:
-        """Return the tokens of each sequence in the cache."""
-        assert self.work.prompt_tokens is not None
-        return np.asarray(self.work.prompt_tokens[running] + anchor - self.start[running])
-
     def served(self) -> Served:
         """Return the record of the run."""
-        started, seconds, indices, requests, tokens = zip(*self.log, strict=True)
-        flat = np.concatenate(requests)
-        step = np.repeat(np.arange(len(requests)), [len(running) for running in requests])
-        order = flat.argsort(kind="stable")
-        timeline = Timeline.of(
-            Emissions(flat[order], step[order], np.concatenate(tokens)[order]),
-            started_s=np.array(started),
-            step_s=np.array(seconds),
+        steps, indices = zip(*((steps, index) for _, _, steps, index in self.log), strict=True)
+        tree_index = np.repeat(indices, steps)
+        arrived_s = np.array(self.arrived_s)
+        of_steps = partial(self._timeline, tree_index, arrived_s)
+        requests = RequestTimes(self.work.tokens, arrived_s, self.admitted_s, self.first_s, self.done_s)
+        idle_s = np.array(self.idle_s, dtype=np.float64).reshape(-1, 2)
+        return Served(requests, tree_index, np.array(self.switched_s), idle_s, of_steps)
+
+    def _timeline(self, tree_index: Ints, arrived_s: Floats) -> Timeline:
+        """Return the times of all requests and steps: requests side by side, step after step."""
+        step_s = [np.resize(prices, steps) for _, prices, steps, _ in self.log]
+        begins = [start + np.cumsum(s) - s for (start, *_), s in zip(self.log, step_s, strict=True)]
+        steps = self.ended - self.joined
+        offset, order = np.cumsum(steps) - steps, np.argsort(-steps, kind="stable")
+        tokens, anchor = np.empty(int(steps.sum()), dtype=np.int64), self.start[order]
+        for number in range(int(steps.max())):
+            rows = order[: np.searchsorted(-steps[order], -number)]
+            before = anchor[: len(rows)]
+            anchor = self.texts.next[tree_index[self.joined[rows] + number], before]
+            tokens[offset[rows] + number] = anchor - before
+        return Timeline.of(
+            Emissions(
+                np.repeat(np.arange(len(steps)), steps),
+                np.repeat(self.joined - offset, steps) + np.arange(len(tokens)),
+                tokens,
+            ),
+            started_s=np.concatenate(begins),
+            step_s=np.concatenate(step_s),
             prefill_s=self.prefill_s,
             admitted_s=self.admitted_s,
-            arrived_s=self.arrived_s,
+            arrived_s=arrived_s,
         )
-        idle_s = np.array(self.idle_s, dtype=np.float64).reshape(-1, 2)
-        return Served(timeline, np.array(indices), np.array(self.switched_s), idle_s)
 
 
 def _mean_committed(accepted: Ints, trace: Trace) -> float:
@@ -359,18 +525,6 @@ def _proposed_levels(tree: Tree | None, accepted: Ints, trace: Trace) -> Ints | 
     if tree is None or trace.drafted is None:
         return None
     return drafted_counts(walk_steps(accepted, trace).anchors, trace, tree.depth)
-
-
-def _with_cache(seconds: Seconds) -> Seconds:
-    """Return the same function, which computes each price once."""
-    prices: dict[tuple[int, int | None], float] = {}
-
-    def lookup(batch: int, context: int | None) -> float:
-        if (batch, context) not in prices:
-            prices[batch, context] = seconds(batch, context)
-        return prices[batch, context]
-
-    return lookup
 
 
 def _count_inside(begins: Floats, ends: Floats, times_s: Floats) -> Ints:

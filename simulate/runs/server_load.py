@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 from numpy.typing import NDArray
 
-from simulate.runs.timeline import Floats, Ints, Timeline
+from simulate.runs.timeline import Floats, Ints, RequestTimes
 from treeopt.errors import UsageError
 from treeopt.settings import Settings, setting
 from treeopt.storage.atomic_files import why
@@ -206,7 +206,7 @@ class Slo:
     ttft_s: float | None = None
     tpot_s: float | None = None
 
-    def met(self, timeline: Timeline) -> NDArray[np.bool_]:
+    def met(self, timeline: RequestTimes) -> NDArray[np.bool_]:
         """Return which requests are within the limits, bool (R,)."""
         within = np.ones(len(timeline.tokens), dtype=bool)
         if self.ttft_s is not None:
@@ -332,7 +332,8 @@ class Load(Settings):
             return (
                 f"The highest rate of Poisson arrivals, to 1 %, at which {self.capacity:.4g} of the requests are "
                 f"within {' and '.join(limits)} and the queue grows by no more than 1 % of the arrivals. {count} "
-                f"requests per day, {days}, ratios paired by day."
+                f"requests per day, {days}, ratios paired by day; with the errors of the trace's "
+                "tokens per step and of a step over a plain step, plain steps being taken as predicted."
             )
         when = f"at {self.arrivals:g} per second (Poisson)" if self.arrivals is not None else "when the file says"
         return f"{count} requests arrive {when}, {days}. Goodput: within {' and '.join(limits) or 'no limit'}."

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,10 @@ from numpy.typing import NDArray
 from simulate.profiles.profile import Profile
 from simulate.runs.batch_record import run_conditions
 from simulate.runs.run_costs import Prompts
-from simulate.runs.server import Served, Switching, serve, static_entry
-from simulate.runs.server_load import Load, Slo, Workload
+from simulate.runs.server import Decoding, Served, Switching, serve_day, static_entry
+from simulate.runs.server_load import Load, Slo
 from simulate.runs.timeline import LATENCIES, Floats, Timeline
+from treeopt.cost_model import StepShape
 from treeopt.errors import UsageError
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Plan
@@ -30,10 +30,11 @@ PILING = 0.01  # share of arrivals by which a queue may grow while a server coun
 FULL = 0.97  # share of a server's rows in use above which the queue depends on the length of a day
 NEAR = 0.01  # relative precision of a rate
 LEAST, MOST = 1e-6, 1e6  # range of rates that are tried, requests per second
+LARGEST = 0.95  # error of a step that is tried: a larger one would make steps infinitely slow
 MOMENTS = 60  # times of the first day at which its load is recorded
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 Configurations = Mapping[str, Switching]
-Day = Callable[[Switching, np.random.Generator, float | None], tuple[Served, float]]
+Day = Callable[[Decoding, np.random.Generator, float | None], tuple[Served, float]]
 
 
 def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) -> dict[str, float]:
@@ -48,11 +49,10 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
     Raises:
         UsageError: no request arrives after the warm-up.
     """
-    run, slo = served.timeline, slo or Slo()
-    end = float(run.arrived_s[-1])
+    slo, end = slo or Slo(), float(served.requests.arrived_s[-1])
     if not warmup_s < end:
         raise UsageError(f"warm-up must end before the last arrival at {end:.6g} s, got {warmup_s:.6g} s")
-    length = end - warmup_s
+    run, length = served.timeline, end - warmup_s
 
     def share(begins: Floats, ends: Floats) -> Floats:
         """Return the share of the window that lies in each interval."""
@@ -65,13 +65,11 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
     step_end = run.started_s + run.step_s
     arriving, ending, met = inside(run.arrived_s), inside(run.done_s), slo.met(run)
     stepping = share(run.started_s, step_end)
-    queued = served.waiting(np.array([warmup_s, np.nextafter(end, 0)]))  # before the last request arrives
     values = {
         "tokens_s": float(run.committed[inside(step_end)].sum() / length),
         "requests_s": float(ending.sum() / length),
         "goodput_s": float((met & ending).sum() / length),
-        "within": float((met & arriving).sum() / arriving.sum()),
-        "piled": float((queued[1] - queued[0]) / arriving.sum()),
+        **kept(served, slo, warmup_s),
         "running": float(share(run.admitted_s, run.done_s).sum()),
         "waiting": float(share(run.arrived_s, run.admitted_s).sum()),
         "busy": 1 - float(share(served.idle_s[:, 0], served.idle_s[:, 1]).sum()),
@@ -85,6 +83,17 @@ def figures(served: Served, *, slo: Slo | None = None, warmup_s: float = 0.0) ->
         for percent, value in zip(PERCENTS, _percentiles(run, latency, arriving), strict=True):
             values[f"{latency}_s_p{percent}"] = value
     return values
+
+
+def kept(served: Served, slo: Slo, warmup_s: float) -> dict[str, float]:
+    """Return `within` and `piled` of `figures`, for which steps need not be listed."""
+    requests, end = served.requests, float(served.requests.arrived_s[-1])
+    arriving = requests.arrived_s > warmup_s
+    queued = served.waiting(np.array([warmup_s, np.nextafter(end, 0)]))  # before the last request arrives
+    return {
+        "within": float((slo.met(requests) & arriving).sum() / arriving.sum()),
+        "piled": float((queued[1] - queued[0]) / arriving.sum()),
+    }
 
 
 def piles_up(piled: Estimate) -> bool:
@@ -138,11 +147,11 @@ def keeps_up(figures: Mapping[str, float], *, share: float) -> bool:
     return figures["within"] >= share and figures["piled"] <= PILING
 
 
-def highest_rate(holds: Callable[[float], bool]) -> float:
+def highest_rate(holds: Callable[[float], bool], near: float = 1.0) -> float:
     """Return the highest rate at which `holds` is true, in requests per second, at most `NEAR` too low.
 
-    Found by doubling from 1 and bisection, assuming that it is true up to some rate and false above. 0: false even at
-    `LEAST`.
+    Found by doubling or halving and bisection, assuming that it is true up to some rate and false above. 0: false even
+    at `LEAST`. The powers of 2 between which it lies are looked for from `near`, which changes nothing but the time.
 
     Raises:
         UsageError: it is true at `MOST`, too.
@@ -150,16 +159,19 @@ def highest_rate(holds: Callable[[float], bool]) -> float:
     >>> 16.9 < highest_rate(lambda rate: rate <= 17) <= 17
     True
     """
-    low = 1.0
-    while not holds(low):
-        low /= 2
-        if low < LEAST:
-            return 0.0
+    low = 2.0 ** math.floor(math.log2(max(near, 2 * LEAST)))
     high = 2 * low
-    while holds(high):
-        low, high = high, 2 * high
-        if high > MOST:
-            raise UsageError(f"the limits are met even at {low:.0f} requests per second: set tighter limits")
+    if holds(low):
+        while holds(high):
+            low, high = high, 2 * high
+            if high > MOST:
+                raise UsageError(f"the limits are met even at {low:.0f} requests per second: set tighter limits")
+    else:
+        low, high = low / 2, low
+        while not holds(low):
+            low, high = low / 2, low
+            if low < LEAST:
+                return 0.0
     while high > (1 + NEAR) * low:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -204,16 +216,22 @@ def simulated_server(
     trees = [tree for switching in configurations.values() for tree in switching.trees]
     ranked = ranks_for_trees(trace, trees, seed)
 
-    def day(switching: Switching, rng: np.random.Generator, rate: float | None) -> tuple[Served, float]:
+    decodings = {name: Decoding(ranked, s, profile, rows=rows, pad=pad) for name, s in configurations.items()}
+
+    def day(decoding: Decoding, rng: np.random.Generator, rate: float | None) -> tuple[Served, float]:
         work = load.workload(ranked, prompts.tokens, rng, rate=rate)
-        served = _serve_day(ranked, profile, switching, prompts, work, rows=rows, pad=pad)
+        drafted = any(tree is not None and tree.nodes for tree in decoding.switching.trees)
+        prefill_s = prompts.seconds(work.prompt_tokens, drafted=drafted)
+        served = serve_day(decoding, work, rows=rows, prefill_s=prefill_s, by_context=prompts.by_context)
         return served, load.settings["warmup"] * float(work.arrived_s[-1])
 
     if load.capacity is None:
-        schema, record = "treeopt.serving/2", _serving(configurations, load, day, rows=rows, seed=seed)
+        schema, record = "treeopt.serving/2", _serving(decodings, load, day, rows=rows, seed=seed)
     else:
-        with progress("days", len(configurations) * load.settings["replications"]) as advance:
-            schema, record = "treeopt.capacity/2", _capacity(configurations, load, day, seed=seed, advance=advance)
+        schema, record = (
+            "treeopt.capacity/2",
+            _capacity(decodings, load, day, profile, prompts.context, seed=seed, progress=progress),
+        )
     conditions = [load.description(trace), *run_conditions(trace, profile, prompts.description(), pad=pad)]
     return {"schema": schema, "rows": rows, **record, "conditions": conditions}
 
@@ -244,15 +262,15 @@ def server_configurations(plan: Plan | None, tree: Tree | None, load: Load) -> t
     return plain, []
 
 
-def _serving(configurations: Configurations, load: Load, day: Day, *, rows: int, seed: int) -> dict[str, Any]:
+def _serving(decodings: Mapping[str, Decoding], load: Load, day: Day, *, rows: int, seed: int) -> dict[str, Any]:
     records, warnings = [], []
-    for name, switching in configurations.items():
+    for name, decoding in decodings.items():
         days: list[Served] = []
 
         def simulated(
-            rng: np.random.Generator, switching: Switching = switching, days: list[Served] = days
+            rng: np.random.Generator, decoding: Decoding = decoding, days: list[Served] = days
         ) -> dict[str, float]:
-            served, warmup_s = day(switching, rng, load.arrivals)
+            served, warmup_s = day(decoding, rng, load.arrivals)
             days.append(served)
             return figures(served, slo=load.slo, warmup_s=warmup_s)
 
@@ -266,7 +284,7 @@ def _serving(configurations: Configurations, load: Load, day: Day, *, rows: int,
         records.append(
             {
                 "name": name,
-                **_changes(switching),
+                **_changes(decoding.switching),
                 "figures": {key: None if math.isnan(e.value) else asdict(e) for key, e in values.items()},
                 "first_day": _over_time(days[0]),
             }
@@ -275,64 +293,104 @@ def _serving(configurations: Configurations, load: Load, day: Day, *, rows: int,
 
 
 def _capacity(
-    configurations: Configurations, load: Load, day: Day, *, seed: int, advance: Callable[[int], None]
+    decodings: Mapping[str, Decoding],
+    load: Load,
+    day: Day,
+    profile: Profile,
+    context: int | None,
+    *,
+    seed: int,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Return the highest rate that every configuration carries, and its ratio to that of the last one.
 
     Each day has its own rate, at which it keeps the limits; gaps, texts and prompts of a day are the same at all rates
-    and for all configurations, except for the gaps' scale.
+    and for all configurations, except for the gaps' scale. The days are simulated again with steps that are as slow and
+    as fast as the error allows: capacity is not in proportion to the time of a step.
     """
     assert load.capacity is not None
-    share = load.capacity
-    rates: dict[str, list[float]] = {name: [] for name in configurations}
+    share, near, replications = load.capacity, MOST, load.settings["replications"]
+    runs = {name: _off(decoding, profile, context) for name, decoding in decodings.items()}
 
-    def highest(rng: np.random.Generator, name: str) -> dict[str, float]:
-        day_seed = int(rng.integers(2**63))
+    def rates(decoding: Decoding) -> tuple[Estimate, list[float]]:
+        of_days: list[float] = []
 
-        def holds(rate: float) -> bool:
-            served, warmup_s = day(configurations[name], np.random.default_rng(day_seed), rate)
-            return keeps_up(figures(served, slo=load.slo, warmup_s=warmup_s), share=share)
+        def highest(rng: np.random.Generator) -> dict[str, float]:
+            nonlocal near
+            day_seed = int(rng.integers(2**63))
 
-        rates[name].append(highest_rate(holds))
-        advance(1)
-        return {"requests_s": rates[name][-1]}
+            def holds(rate: float) -> bool:
+                served, warmup_s = day(decoding, np.random.default_rng(day_seed), rate)
+                return keeps_up(kept(served, load.slo, warmup_s), share=share)
 
-    replications = load.settings["replications"]
-    means = {
-        name: replicate(partial(highest, name=name), replications=replications, seed=seed)["requests_s"]
-        for name in configurations
-    }
-    last = rates[list(configurations)[-1]]
-    records = [
-        {"name": name, **_changes(switching), "requests_s": asdict(means[name]), "over": _over(rates[name], last)}
-        for name, switching in configurations.items()
-    ]
-    warnings = [f"no rate keeps the limits with {name}" for name, mean in means.items() if not mean.value]
+            near = highest_rate(holds, near)
+            of_days.append(near)
+            advance(1)
+            return {"requests_s": near}
+
+        return replicate(highest, replications=replications, seed=seed)["requests_s"], of_days
+
+    with progress("days", replications * sum(map(len, runs.values()))) as advance:
+        carried = {name: [rates(decoding) for decoding in of_name] for name, of_name in runs.items()}
+    (plain, last), *_ = carried[list(carried)[-1]]
+    records, warnings = [], []
+    for name, ((mean, of_days), *others) in carried.items():
+        ends = [other.value for other, _ in others] or [mean.value] * 2
+        over = _over(of_days, last)
+        figures_of = {
+            "requests_s": _widened(mean, ends, 0.0 if load.asked else _length_error(decodings[name].trace)),
+            "over": over and _widened(over, [end / plain.value for end in ends], 0.0),
+        }
+        records.append({"name": name, **_changes(decodings[name].switching), **figures_of})
+        warnings += [] if mean.value else [f"no rate keeps the limits with {name}"]
     return {"share": share, "slo": asdict(load.slo), "configurations": records, "warnings": warnings}
 
 
-def _over(rates: list[float], other: list[float]) -> dict[str, float] | None:
+def _off(decoding: Decoding, profile: Profile, context: int | None) -> tuple[Decoding, ...]:
+    """Return the trees as predicted; if they draft, also with steps that are slower and faster by the error.
+
+    The error is that of a step over a plain step, and of tokens per step, which depend on the requests of the trace.
+    """
+    trace, smallest = decoding.trace, profile.batches[0].batch
+    if not any(tree is not None and tree.nodes for tree in decoding.switching.trees):
+        return (decoding,)
+    steps = decoding.whole.left[:, trace.starts]
+    trees = zip(decoding.switching.trees, steps, strict=True)
+    taus = {tree: ratio(trace.lengths, of_tree, trace.domain).relative for tree, of_tree in trees}
+
+    def error(tree: Tree, batch: int) -> float:
+        shape = StepShape.of(tree, batch=max(batch, smallest), context=context)
+        return min(math.hypot(profile.error(shape), taus[tree]), LARGEST)
+
+    return (decoding, decoding.faster(error, -1), decoding.faster(error, 1))
+
+
+def _length_error(trace: Trace) -> float:
+    """Return the relative error of the mean length of a request (95 % half-width); 0 where one request says nothing."""
+    error = ratio(trace.lengths, np.ones(trace.requests), trace.domain).relative
+    return error if math.isfinite(error) else 0.0
+
+
+def _widened(estimate: Estimate, ends: Sequence[float], relative_error: float) -> dict[str, float]:
+    """Return an estimate that is 0 or more, with independent errors: up to `ends`, and a relative one."""
+    value, more = estimate.value, estimate.value * relative_error
+    low = value - math.hypot(value - estimate.low, value - min(value, *ends), more)
+    high = value + math.hypot(estimate.high - value, max(value, *ends) - value, more)
+    return asdict(Estimate(value, max(0.0, low), high))
+
+
+def _over(rates: list[float], other: list[float]) -> Estimate | None:
     """Return the ratio of rates, paired by day; None for the other itself, and where a day carries nothing."""
     if rates is other or not (all(rates) and all(other)):
         return None
     ones = np.ones(len(rates))
-    return asdict(paired_ratio((np.array(rates), ones), (np.array(other), ones)))
+    return paired_ratio((np.array(rates), ones), (np.array(other), ones))
 
 
 def _changes(switching: Switching) -> dict[str, Any]:
     """Return the trees of a configuration, and the numbers of requests at which it changes between them."""
     trees = [None if tree is None else [list(path) for path in tree.paths] for tree in switching.trees]
     return {"trees": trees, "up": list(switching.up), "down": list(switching.down)}
-
-
-def _serve_day(
-    trace: Trace, profile: Profile, switching: Switching, prompts: Prompts, work: Workload, *, rows: int, pad: bool
-) -> Served:
-    drafted = any(tree is not None and tree.nodes for tree in switching.trees)
-    prefill_s = prompts.seconds(work.prompt_tokens, drafted=drafted)
-    return serve(
-        trace, work, switching, profile, rows=rows, prefill_s=prefill_s, by_context=prompts.by_context, pad=pad
-    )
 
 
 def _over_time(served: Served) -> dict[str, list[float]]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
-from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, ratio
+from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, Groups, ratio
 
 RESAMPLES = 200
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
@@ -35,16 +35,46 @@ class Emissions:
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
-    """A run of R requests in N steps; seconds are since its beginning.
+class RequestTimes:
+    """Times of R requests; seconds are since the beginning.
 
     Attributes:
         tokens: int64 (R,), tokens committed to each request.
-        steps: int64 (R,), steps that each took part in.
         arrived_s: float64 (R,).
         admitted_s: float64 (R,), when a row was free and prefill began.
         first_s: float64 (R,), end of its first step.
         done_s: float64 (R,), end of its last.
+    """
+
+    tokens: Ints
+    arrived_s: Floats
+    admitted_s: Floats
+    first_s: Floats
+    done_s: Floats
+
+    @property
+    def ttft_s(self) -> Floats:
+        """Time to first token, float64 (R,)."""
+        return self.first_s - self.arrived_s
+
+    @property
+    def tpot_s(self) -> Floats:
+        """Time per output token after the first, (end − first) / (tokens − 1), float64 (R,); nan for one token."""
+        after = np.where(self.tokens > 1, self.tokens - 1, np.nan)
+        return np.asarray((self.done_s - self.first_s) / after)
+
+    @property
+    def e2e_s(self) -> Floats:
+        """Seconds from arrival to the last token, float64 (R,)."""
+        return self.done_s - self.arrived_s
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline(RequestTimes):
+    """A run of R requests in N steps.
+
+    Attributes:
+        steps: int64 (R,), steps that each took part in.
         share_s: float64 (R,), share of the machine's time: its own prefill, and an equal part of each step it was in.
         gap_s: float64 (G,), between the ends of a request's successive steps.
         gap_request: int64 (G,).
@@ -54,12 +84,7 @@ class Timeline:
         committed: int64 (N,), tokens committed to all of them.
     """
 
-    tokens: Ints
     steps: Ints
-    arrived_s: Floats
-    admitted_s: Floats
-    first_s: Floats
-    done_s: Floats
     share_s: Floats
     gap_s: Floats
     gap_request: Ints
@@ -126,29 +151,13 @@ class Timeline:
         """Mean number of requests in a step, weighted by the step's time."""
         return float(self.occupancy @ self.step_s / self.step_s.sum())
 
-    @property
-    def rate(self) -> Estimate:
-        """Tokens per second of all requests together while the machine is busy, a ratio of sums.
+    def rate(self, group: Groups = None) -> Estimate:
+        """Return tokens per second of all requests together while the machine is busy, a ratio of sums.
 
-        The interval is clustered by request: a request brings its tokens and its share of the machine's time.
+        The interval is clustered by request: a request brings its tokens and its share of the machine's time. With
+        `group`, such as domains, it is clustered by group where that is wider; see `ratio`.
         """
-        return ratio(self.tokens, self.share_s)
-
-    @property
-    def ttft_s(self) -> Floats:
-        """Time to first token, float64 (R,)."""
-        return self.first_s - self.arrived_s
-
-    @property
-    def tpot_s(self) -> Floats:
-        """Time per output token after the first, (end − first) / (tokens − 1), float64 (R,); nan for one token."""
-        after = np.where(self.tokens > 1, self.tokens - 1, np.nan)
-        return np.asarray((self.done_s - self.first_s) / after)
-
-    @property
-    def e2e_s(self) -> Floats:
-        """Seconds from arrival to the last token, float64 (R,)."""
-        return self.done_s - self.arrived_s
+        return ratio(self.tokens, self.share_s, group)
 
     def percentiles(self, latency: str, shares: tuple[float, ...], *, seed: int = 0) -> tuple[Estimate, ...]:
         """Return percentiles of a latency over requests, of `itl` over tokens, with 95 % intervals.
@@ -196,13 +205,14 @@ class Speedup:
     throughput: Estimate
 
 
-def speedup(run: Timeline, plain: Timeline, *, relative_error: float = 0.0) -> Speedup:
-    """Return how much faster `run` is than `plain`, with intervals clustered by request.
+def speedup(run: Timeline, plain: Timeline, *, relative_error: float = 0.0, group: Groups = None) -> Speedup:
+    """Return how much faster `run` is than `plain`, with intervals clustered by request, or by group where wider.
 
     Args:
         run: a run of the same requests as `plain`, in the same order.
         plain: the run that it is compared with.
         relative_error: the cost model's, of a ratio of step times, 95 % half-width.
+        group: int (R,), such as domains; see `ratio`.
 
     Raises:
         UsageError: the runs have different requests.
@@ -211,8 +221,8 @@ def speedup(run: Timeline, plain: Timeline, *, relative_error: float = 0.0) -> S
         raise UsageError("a speedup compares runs of the same requests, these committed different numbers of tokens")
     quotients = (plain.done_s - plain.admitted_s) / (run.done_s - run.admitted_s)
     return Speedup(
-        ratio(quotients, np.ones(len(quotients))).times(1.0, relative_error=relative_error),
-        ratio(plain.share_s, run.share_s).times(1.0, relative_error=relative_error),
+        ratio(quotients, np.ones(len(quotients)), group).times(1.0, relative_error=relative_error),
+        ratio(plain.share_s, run.share_s, group).times(1.0, relative_error=relative_error),
     )
 
 

@@ -28,7 +28,7 @@ def tabulated(
     """Return the model's times of trees of up to `nodes` and `depth`, at these batch sizes and one context.
 
     Times are the model's at every size. The cost of each additional committed token is its mean over a step of `depth`,
-    where the model has stairs. The error of a batch size is the model's stated error of the largest tree.
+    where the model has stairs. The error of a batch size is the model's stated error, by tokens.
 
     Args:
         model: step times from sizes and a data sheet.
@@ -83,6 +83,7 @@ def _table(model: Roofline, batch: int, context: int, nodes: int, depth: int) ->
         widths = tuple(zip(fed.tolist(), width_s.tolist(), strict=True))
     chain = StepShape(batch, depth + 1, (1,) * depth, context)
     none_s, all_s = model.step_s([replace(chain, committed=committed) for committed in (1.0, depth + 1.0)]).tolist()
+    errors = [(n, model.error(StepShape(batch, n, (1,), context))) for n in tokens.tolist()]
     return BatchTimes(
         batch,
         model.plain_s(**place),
@@ -91,7 +92,10 @@ def _table(model: Roofline, batch: int, context: int, nodes: int, depth: int) ->
         widths=widths,
         context=float(context),
         commit_s=max(0.0, all_s - none_s) / depth,
-        relative_error=model.error(StepShape(batch, nodes + 1, (1,), context)),
+        relative_error=errors[-1][1],
+        errors=tuple(
+            point for point, (_, before) in zip(errors, [(0, None), *errors], strict=False) if point[1] != before
+        ),
         widths_told=True,
     )
 
@@ -204,6 +208,7 @@ def _carry_table(
         times,
         context=times.context if context is None else float(context),
         relative_error=error,
+        errors=(),
         widths=tuple(zip(fed, widths.tolist(), strict=True)) if times.widths else (),
         commit_s=times.commit_s * commit[1] / commit[0],
         growth={},  # host's and drafter's time together, which no model here separates

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from simulate.profiles.profile import Profile
-from simulate.whatif.scenarios import Offer, Scenario, cheapest, limits
+from simulate.whatif.scenarios import Cheapest, Offer, Scenario, cheapest, limits
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.engines import ENGINES
 from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
@@ -66,11 +66,14 @@ class OfferRecord(Record, frozen=True):
     batch: Count
     name: str
     tpot_s: Annotated[Positive, Meta(description="seconds per token and sequence")]
-    million: Annotated[EstimateRecord, Meta(description="price of a million tokens")]
+    million: Annotated[EstimateRecord | None, Meta(description="price of a million tokens; null: no prices were given")]
 
 
 class CheapestRecord(Record, frozen=True):
-    """The cheapest offers for one context, as planned and without speculation; null where there is none."""
+    """The cheapest offers for one context, as planned and without speculation; null where there is none.
+
+    Without prices, those of most tokens per second.
+    """
 
     context: Index
     max_tpot_s: Annotated[Positive | None, Meta(description="most seconds per token and sequence; null: any")]
@@ -117,7 +120,8 @@ def record_of_scenarios(
     """
     conditions = whatif_conditions(trace, scenarios, settings)
     limits_s = settings.max_tpot_s or (None,)
-    offers = [offer for limit in limits_s if prices for offer in cheapest(scenarios, prices, max_tpot_s=limit)]
+    each = prices or dict.fromkeys((scenario.device for scenario in scenarios), 1.0)  # the same: speed decides
+    offers = [offer for limit in limits_s if prices or limit for offer in cheapest(scenarios, each, max_tpot_s=limit)]
     return {
         "schema": SCHEMA,
         "cells": [_cell(scenario, prices) for scenario in scenarios],
@@ -125,11 +129,20 @@ def record_of_scenarios(
             {"device": name, "context": tokens, "pays_up_to": pays, "surely_up_to": surely}
             for (name, tokens), (pays, surely) in limits(scenarios).items()
         ],
-        "cheapest": [asdict(best) for best in offers],
+        "cheapest": [_offers(best, priced=prices is not None) for best in offers],
         "conditions": conditions if prices is None else [*conditions, RENTED],
         "warnings": list(warnings),
         "meta": dict(meta),
     }
+
+
+def _offers(best: Cheapest, *, priced: bool) -> dict[str, Any]:
+    """Return offers as JSON values, without prices if none were given."""
+    record = asdict(best)
+    for offer in (record["planned"], record["plain"]):
+        if offer is not None and not priced:
+            offer["million"] = None
+    return record
 
 
 def _cell(scenario: Scenario, prices: Mapping[str, float] | None) -> dict[str, Any]:

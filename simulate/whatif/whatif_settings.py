@@ -76,7 +76,8 @@ class WhatIfSettings(Settings):
         above=0,
         option="--max-tpot-ms",
         scale=1e-3,
-        help="With --price: name the cheapest configuration that takes at most this much time per token.",
+        help="Name the configuration of most tokens per second that takes at most this much time per token; with "
+        "--price the cheapest.",
     )
     engine: str | None = limiting_engine()
     max_nodes: int | None = largest_tree()
@@ -85,8 +86,6 @@ class WhatIfSettings(Settings):
 
     def check(self) -> None:
         """Raise UsageError where a setting lacks the one that it belongs to."""
-        if self.max_tpot_s and self.prices is None:
-            raise UsageError("--max-tpot-ms limits the cheapest configuration: give --price")
         if (self.profile is None) != (self.measured_on is None):
             raise UsageError("--profile and --measured-on need each other")
         if self.link and len(self.link) != 2:

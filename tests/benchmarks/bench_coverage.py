@@ -18,6 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from simulate.profiles.profile import NORMAL_95, BatchTimes, Profile
+from simulate.runs.run_costs import PromptSettings
+from simulate.runs.server import Switching
+from simulate.runs.server_load import Load
+from simulate.runs.server_record import simulated_server
 from tests.helpers.strategies import with_lengths
 from treeopt.comparison.compare_drafters import compare
 from treeopt.planning.search_warnings import doubts
@@ -202,6 +207,58 @@ def best_of(drafters: int, requests: int, *, samples: int, rng: Generator) -> di
     return {"error": error, "covered": covered, "said_to_lead": leads, "error_of_the_largest": top}
 
 
+def served_trace(requests: int, rng: Generator) -> Trace:
+    """A trace of texts of 10 to 30 tokens, whose difficulty is beta distributed."""
+    lengths = rng.integers(10, 31, requests).tolist()
+    easy = np.repeat(rng.beta(2, 2, requests), lengths)
+    return with_lengths(np.where(rng.random(len(easy)) < easy, 0, -1)[:, None], lengths, width=1)
+
+
+def carried(trace: Trace, *, error: float, faster: float = 1.0, days: int = 5, seed: int = 0) -> list[dict[str, Any]]:
+    """Rates that a server of 8 rows carries with a chain of 1 and without speculation, steps being `faster`."""
+    batches = [
+        BatchTimes(
+            batch,
+            0.02 * (1 + batch / 20),
+            ((1, 0.003 / faster),),
+            ((2, 0.022 * (1 + batch / 15) / faster), (3, 0.05)),
+            relative_error=error,
+        )
+        for batch in (1, 2, 3, 4, 5, 6, 7, 8)
+    ]
+    profile = Profile(tuple(batches), (0, 100), error, {"predicted": {}})  # no error between runs
+    load = Load(capacity=0.9, ttft_s=0.5, tpot_s=0.03, requests=40, replications=days)
+    configurations = {"chain": Switching((Tree.chain(1),)), "plain": Switching((None,))}
+    prompts = PromptSettings().on(trace, profile)
+    answer = simulated_server(trace, profile, configurations, prompts, load, rows=8, seed=seed)
+    return list(answer["configurations"])
+
+
+@cache
+def true_rates() -> dict[str, Floats]:
+    """By how much faster steps are than predicted, the rate that a large trace carries, and its ratio to plain."""
+    trace, faster = served_trace(3000, np.random.default_rng(0)), np.linspace(0.2, 2.0, 25)
+    rates = [carried(trace, error=0.0, faster=f, days=30) for f in faster]
+    chain, plain = (np.array([of[place]["requests_s"]["value"] for of in rates]) for place in (0, 1))
+    return {"faster": faster, "requests_s": chain, "over": chain / plain}
+
+
+def capacity(requests: int, error: float, *, samples: int, rng: Generator) -> dict[str, float]:
+    """How often the intervals of a capacity and of its ratio to plain decoding hold the true ones."""
+    true, rows = true_rates(), []
+    for seed in range(samples):
+        chain, _ = carried(served_trace(requests, rng), error=error, seed=seed)
+        faster = 1 + error / NORMAL_95 * rng.standard_normal()
+        due = {key: float(np.interp(faster, true["faster"], true[key])) for key in ("requests_s", "over")}
+        found = {key: chain[key] for key in due if chain[key] is not None}  # no ratio where a day carries nothing
+        rows.append([of["low"] <= due[key] <= of["high"] if (of := found.get(key)) else np.nan for key in due])
+    covered, over = np.nanmean(np.array(rows, dtype=float), axis=0).tolist()
+    return {"covered": covered, "ratio_covered": over}
+
+
+CAPACITIES = {f"{n} requests, steps within {100 * e:.0f} %": (n, e) for n in (30,) for e in (0.1, 0.4)}
+
+
 def measured(samples: int) -> dict[str, Any]:
     """The record that is written."""
     sizes = {process: (60, 125, 250) if process.groups else REQUESTS for process in PROCESSES}
@@ -227,6 +284,10 @@ def measured(samples: int) -> dict[str, Any]:
             )
             for drafters in (2, 4, 10)
             for requests in (10, 30, 100)
+        },
+        "capacity": {
+            name: capacity(*of, samples=max(samples // 10, 1), rng=np.random.default_rng([of[0], int(100 * of[1])]))
+            for name, of in CAPACITIES.items()
         },
         "provenance": this_run(),
     }
@@ -260,6 +321,14 @@ def best_table(record: dict[str, Any]) -> list[str]:
     ]
 
 
+def capacity_table(record: dict[str, Any]) -> list[str]:
+    """The rows of the fourth table, in percent."""
+    return [
+        f"| {name} | {100 * of['covered']:.0f} | {100 * of['ratio_covered']:.0f} |"
+        for name, of in record["capacity"].items()
+    ]
+
+
 def main() -> None:
     """Measure, print, and write if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -267,7 +336,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     words = parser.parse_args()
     record = measured(words.samples)
-    print("\n".join([*table(record), "", *bias_table(record), "", *best_table(record)]))
+    print("\n".join([*table(record), "", *bias_table(record), "", *best_table(record), "", *capacity_table(record)]))
     if words.output:
         write_text(words.output, json.dumps(record, indent=1) + "\n")
 

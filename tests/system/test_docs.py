@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
+from math import fsum
 from pathlib import Path
 
 import pytest
@@ -329,10 +330,13 @@ def test_the_table_of_validations_is_the_files(page):
     for row in rows:
         record = json.loads((ROOT / row[0].strip("`")).read_text("utf-8"))
         held, cells = record["coverage"]["covered"]["cells"], len(record["cells"])
+        errors, at_one = ([c["error"] for c in record["cells"] if c["batch"] in batch] for batch in (range(99), {1}))
         assert row[2:] == [
             str(cells),
             percent(record["mean_error"]),
             percent(record["max_error"]),
+            f"{100 * fsum(errors) / cells:+.1f} %",
+            f"{sum(error > 0 for error in at_one)} of {len(at_one)}",
             f"{held} of {cells}",
         ]
 

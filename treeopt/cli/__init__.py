@@ -30,6 +30,8 @@ EXTRAS = {
     **dict.fromkeys(("marimo", "uvicorn", "starlette"), "explore"),
     "httpx2": "engines",
 }
+OWN = ("treeopt", "simulate", "executor")
+APART = "uninstall that distribution, or install treeopt in an environment of its own"
 
 
 class Commands(DYMGroup):  # type: ignore[misc]
@@ -71,7 +73,10 @@ class Commands(DYMGroup):  # type: ignore[misc]
         except OSError as error:  # a full disk, a closed pipe
             drop_stdout()
             fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
-        except ModuleNotFoundError as error:
+        except ImportError as error:
+            if (package := (error.name or "").partition(".")[0]) in OWN:
+                place = getattr(sys.modules.get(package), "__file__", package)
+                fail(f"{place} is of another distribution than treeopt, which has a package of that name: {APART}", 1)
             if error.name not in EXTRAS:
                 raise
             fail(f"this command needs {error.name}: pip install 'treeopt[{EXTRAS[error.name]}]'", 1)

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from treeopt.errors import counted
 from treeopt.results.blocks import Column, Table, ranged
-from treeopt.results.run import simulated, with_article
+from treeopt.results.run import on_device, simulated, with_article
 from treeopt.results.words import unsure
 
 COLUMNS = (
@@ -23,10 +24,11 @@ COLUMNS = (
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the rate that the first configuration carries, beside the last one's."""
     first, last = record["configurations"][0], record["configurations"][-1]
-    answer = f"{with_article(first['name'])} carries {ranged(first['requests_s'], 2).text} requests/s"
+    server = f"{counted(record['rows'], 'row')}{on_device(record)}"
+    answer = f"{server}: {with_article(first['name'])} carries {ranged(first['requests_s'], 2).text} requests/s"
     if first["over"] is not None:
         answer += f", {ranged(first['over']).text} times {last['name']}{unsure(first['over'])}"
-    yield f"{answer[0].upper()}{answer[1:]}."
+    yield f"{answer}."
 
 
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:

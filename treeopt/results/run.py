@@ -7,6 +7,7 @@ from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Column, Line, Row, Table, ranged, word
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import export_command, unsure, with_shape
+from treeopt.storage.provenance import look
 
 FIGURE = Column("figure", align="left", key=True)
 PERCENTS = (50, 95, 99)
@@ -63,12 +64,19 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the first run's speed, and its gain over plain decoding."""
     first, gain = record["configurations"][0], record["speedup"]
     name = first["name"] if gain is None else with_shape(first["name"], record["tree"]["paths"])
-    answer = f"Batch {record['batch']}: {with_article(name)}, {ranged(first['tokens_s'], 1).text} tokens/s"
+    place, rate = f"Batch {record['batch']}{on_device(record)}", ranged(first["tokens_s"], 1).text
+    answer = f"{place}: {with_article(name)}, {rate} tokens/s"
     if gain is None:
         yield f"{answer}."
         return
     yield f"{answer}, {ranged(gain['throughput']).text} times plain decoding{unsure(gain['throughput'])}."
     yield f"A request is {ranged(gain['per_request']).text} times as fast on average."
+
+
+def on_device(record: Mapping[str, Any]) -> str:
+    """Return the device that steps are priced for, with a preposition; empty where the profile does not name it."""
+    device = look(record, "meta", "cost", "transfer", "to") or look(record, "meta", "cost", "device")
+    return "" if device is None else f" on {device}"
 
 
 def with_article(name: str) -> str:

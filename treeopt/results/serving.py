@@ -6,7 +6,7 @@ from typing import Any
 from treeopt.errors import counted
 from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Block, Column, Line, ranged
-from treeopt.results.run import LATENCIES, PERCENTS, renamed, side_by_side, simulated
+from treeopt.results.run import LATENCIES, PERCENTS, on_device, renamed, side_by_side, simulated
 from treeopt.results.words import paths_words
 
 COLUMNS = (
@@ -36,7 +36,7 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
         if figures.get("ttft_s_p95") is not None:
             parts.append(f"95 % of first tokens within {ranged(figures['ttft_s_p95'], 1, scale=1e3).text} ms")
         name = configuration["name"]
-        yield f"{name[0].upper()}{name[1:]}: {', '.join(parts)}."
+        yield f"{counted(record['rows'], 'row')}{on_device(record)}, {name}: {', '.join(parts)}."
 
 
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:

@@ -1,5 +1,6 @@
 """Validations: whether predictions held, predicted beside measured, closed forms beside both."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -62,7 +63,10 @@ COLUMNS = (
 def answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield whether the best trees were found, the errors, and how many intervals hold."""
     yield from _best(record)
-    yield f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}."
+    yield (
+        f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}; "
+        f"{_signed(record)}."
+    )
     yield _coverage(record)
 
 
@@ -97,6 +101,16 @@ def _best(record: Mapping[str, Any]) -> list[str]:
             line += f"; {predicted} times plain decoding predicted, {measured} measured"
         lines.append(f"{line}.")
     return lines
+
+
+def _signed(record: Mapping[str, Any]) -> str:
+    """Return the mean error with its sign, and the share of cells that are predicted too fast, by batch size."""
+    errors: dict[int, list[float]] = {}
+    for cell in record["cells"]:
+        errors.setdefault(cell["batch"], []).append(cell["error"])
+    everything = [error for of_batch in errors.values() for error in of_batch]
+    fast = [f"{sum(e > 0 for e in of)} of {len(of)} at batch {batch}" for batch, of in errors.items()]
+    return f"with signs {math.fsum(everything) / len(everything):+.1%}, too fast in {', '.join(fast)}"
 
 
 def _named(name: str, cell: Mapping[str, Any] | None) -> str:

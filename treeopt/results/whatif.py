@@ -20,6 +20,7 @@ from treeopt.results.blocks import (
     Column,
     Line,
     Table,
+    number,
     ranged,
     word,
 )
@@ -37,6 +38,12 @@ COLUMNS = (
     STEP,
     PLAIN_STEP,
     TOKENS_S,
+    Column(
+        "ms per token",
+        drop=4,
+        meaning="Milliseconds per token of one sequence (TPOT).",
+        show=lambda cell: number(1e3 * cell["batch"] / cell["tokens_s"], 2),
+    ),
     replace(SPEEDUP, meaning="Time per token of plain decoding over that of the best tree."),
     Column(
         "break-even acceptance",
@@ -79,7 +86,7 @@ def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), written: bool
 
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
     """Yield a table for each device and context."""
-    columns = COLUMNS if record.get("cheapest") else COLUMNS[:-1]
+    columns = COLUMNS if record["cells"][0].get("million") else COLUMNS[:-1]
     for device, context in dict.fromkeys((cell["device"], cell["context"]) for cell in record["cells"]):
         title, cells = f"{device}, {context} tokens of context", _of(record, device, context)
         yield Table.of(title, columns, cells, lambda cell: "dim" if cell["tree"] is None else "")
@@ -134,7 +141,8 @@ def _cheapest(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     high, low = (look(best, key, "million", end) for key, end in (("planned", "high"), ("plain", "low")))
     unsure = low is not None and high is not None and best["planned"] != best["plain"] and high >= low
     error = ", within the error of the price" if unsure else ";"
-    return f"Context {best['context']}{below}: tokens are cheapest on {planned}{error} without speculation on {plain}."
+    said = "tokens are cheapest" if record["cells"][0].get("million") else "most tokens per second"
+    return f"Context {best['context']}{below}: {said} on {planned}{error} without speculation on {plain}."
 
 
 def _offer(offer: Mapping[str, Any] | None, record: Mapping[str, Any]) -> str:
@@ -143,7 +151,10 @@ def _offer(offer: Mapping[str, Any] | None, record: Mapping[str, Any]) -> str:
     cells = _of(record, offer["device"], offer["context"])
     trees = [cell["tree"] for cell in cells if cell["batch"] == offer["batch"] and offer["name"] != PLAIN]
     shape = "".join(f", a {shape_words(tree['nodes'], tree['depth'])}" for tree in trees if tree is not None)
-    price = f"{money(offer['million']).text} per million tokens, {offer['tpot_s'] * 1e3:.2f} ms per token"
+    rate = f"{offer['batch'] / offer['tpot_s']:,.0f} tokens/s"
+    million = offer["million"]
+    price = rate if million is None else f"{money(million).text} per million tokens"
+    price += f", {offer['tpot_s'] * 1e3:.2f} ms per token"
     return f"{offer['device']}, batch {offer['batch']}{shape}: {price}"
 
 
@@ -173,7 +184,7 @@ ENTRY = ResultKind(
     answers=_answers,
     next_lines=_next,
     tables=_tables,
-    details=("Memory: ", "Among trees", "Break-even", "A million tokens"),
+    details=("Memory: ", "Among trees", "A million tokens"),
     charts={
         "speedup": "treeopt.charts.speed_charts:scenario_speedups",
         "latency": "treeopt.charts.speed_charts:scenario_latency",

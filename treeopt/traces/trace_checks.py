@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from treeopt.acceptance_rules import may_accept_several
 from treeopt.errors import TraceError, TreeError
+from treeopt.storage.user_files import found
 from treeopt.traces.candidates import Candidates, check_candidates
 from treeopt.tree import MAX_NODES, MAX_RANK, Tree
 
@@ -58,6 +59,7 @@ def read_arrays(path: Path, wanted: Collection[str] = FORMAT) -> dict[str, Array
     Raises:
         TraceError: no such file, or its contents are not arrays of a trace.
     """
+    path = found(path)
     if not path.is_file():
         raise TraceError("no such file" if not path.exists() else "is not a file")
     try:

@@ -155,7 +155,7 @@ def test_a_saturated_server_is_a_run_of_a_batch(trace, rows, prefill_s):
     due = run(trace, tree, COST, batch=rows, prefill_s=prefill_s)
     for name in ("started_s", "step_s", "occupancy", "committed", "admitted_s", "first_s", "done_s", "tokens", "steps"):
         assert getattr(found, name).tolist() == getattr(due, name).tolist(), name
-    assert found.rate.value == due.rate.value
+    assert found.rate().value == due.rate().value
 
 
 # --- queueing theory

@@ -1,16 +1,24 @@
 """Server capacity: closed forms of the rate, the command's own days run again, and errors."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulate.profiles.profile import load_profile, save_profile
+from simulate.runs.server import Decoding, Switching, serve_day
+from simulate.runs.server_load import draw_requests, poisson
 from simulate.runs.server_record import LEAST, MOST, NEAR, PILING, highest_rate, keeps_up
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
+from tests.helpers.strategies import drawn_trace
+from tests.simulate.runs.test_server import Constant
 from tests.treeopt.cli.test_simulate import files, words  # noqa: F401 - a fixture
 from treeopt.errors import UsageError
+from treeopt.tree import Tree
 
 DAYS = ["--requests", "60", "--replications", "2"]
 
@@ -25,6 +33,12 @@ def test_the_highest_rate_is_found(highest):
 
     assert highest / (1 + NEAR) <= highest_rate(holds) <= highest
     assert len(looked) < 50
+
+
+@given(st.floats(2 * LEAST, MOST / 2), st.floats(0, MOST))
+def test_where_the_search_begins_changes_nothing(highest, near):
+    assert highest_rate(lambda rate: rate <= highest, near) == highest_rate(lambda rate: rate <= highest)
+    assert highest_rate(lambda rate: False, near) == 0
 
 
 def test_what_never_or_always_holds_is_said():
@@ -64,6 +78,39 @@ def test_the_rate_is_the_highest_that_keeps_the_limits(files, tmp_path):  # noqa
     assert kept[0] > 0.9 > kept[1]
     less = json.loads(done(*words(files, *asked, "--batch", "1", "--json")).stdout)
     assert less["configurations"][0]["requests_s"]["value"] < tree["requests_s"]["value"]
+
+
+def test_the_interval_carries_the_error_of_steps(files, tmp_path):  # noqa: F811
+    """Its ends are the rates with steps as slow and as fast as the error allows; plain decoding has no such error."""
+    asked = ["--tree", "2", "--batch", "4", *DAYS, "--capacity", "0.9", "--tpot-s", "0.03", "--ttft-s", "0.5", "--json"]
+    profile, found = load_profile(files / "p.json"), {}
+    for error in (0.0, 0.4):
+        save_profile(replace(profile, relative_error=error), tmp_path / "p.json")
+        shown = done(*words(files, *asked, "--profile", tmp_path / "p.json")).stdout
+        found[error] = json.loads(shown)["configurations"]
+    (sure, plain), (unsure, other) = found[0.0], found[0.4]
+    assert plain == other
+    for key in ("requests_s", "over"):
+        assert unsure[key]["value"] == sure[key]["value"]
+        assert unsure[key]["low"] < 0.8 * sure[key]["value"]
+        assert unsure[key]["high"] > max(1.2 * sure[key]["value"], sure[key]["high"])
+
+
+def test_days_share_their_prices():
+    """Each number of requests is priced once, at whatever rate and day."""
+    trace, priced = drawn_trace([[0.6]], [20, 30] * 10, depth=1, rng=np.random.default_rng(0)), []
+
+    class Counted(Constant):
+        def price(self, batch, tokens, context):
+            priced.append((batch, tokens))
+            return super().price(batch, tokens, context)
+
+    decoding = Decoding(trace, Switching((Tree.chain(1), None), (3,), (1,)), Counted(), rows=4)
+    for rate in (1.0, 10.0, 100.0):
+        rng = np.random.default_rng(1)
+        served = serve_day(decoding, draw_requests(trace, poisson(50, rate=rate, rng=rng), rng=rng), rows=4)
+        assert served.requests.done_s == pytest.approx(served.timeline.done_s, rel=1e-12)
+    assert len(priced) == len(set(priced)) > 4
 
 
 def test_a_plan_changes_its_trees_while_the_rate_is_looked_for(files):  # noqa: F811

@@ -71,3 +71,20 @@ def test_the_command_prices_every_cell_and_finds_the_cheapest(files):  # noqa: F
     shown = done(*words(files, *settings, "--max-tpot-ms", "1e-3")).stdout
     assert "Context 8192, at most 0.001 ms per token: tokens are cheapest on none of these" in shown
     assert "million" not in done(*words(files, "--batch", "1", "--max-nodes", "3")).stdout
+
+
+def test_without_prices_a_limit_names_the_most_tokens_per_second(files):  # noqa: F811
+    settings = ["--batch", "1,4,64", "--context", "8k", "--max-nodes", "5"]
+    cells = json.loads(done(*words(files, *settings, "--json")).stdout)["cells"]
+    tpots = {cell["batch"]: cell["batch"] / cell["tokens_s"] for cell in cells if cell["device"] == "L40S"}
+    limit_ms = 1e3 * (tpots[4] + tpots[64]) / 2
+    (best,) = json.loads(done(*words(files, *settings, "--max-tpot-ms", limit_ms, "--json")).stdout)["cheapest"]
+    quick = [cell for cell in cells if cell["fits"] and 1e3 * cell["batch"] / cell["tokens_s"] <= limit_ms]
+    due = max(quick, key=lambda cell: cell["tokens_s"])
+    assert (best["planned"]["device"], best["planned"]["batch"]) == (due["device"], due["batch"])
+    assert best["planned"]["million"] is None
+    shown = done(*words(files, *settings, "--max-tpot-ms", limit_ms)).stdout
+    assert f"ms per token: most tokens per second on {due['device']}, batch {due['batch']}" in shown
+    assert "million" not in shown
+    assert f"{1e3 * tpots[4]:.2f}" in shown.partition("L40S, 8192 tokens")[2]
+    assert "Break-even acceptance: the acceptance of each drafted token" in shown

@@ -61,9 +61,16 @@ def test_quiet_hides_the_bar(worked):
         assert worked() == ""
 
 
-def test_a_file_gets_no_bar(capsys, monkeypatch):
-    monkeypatch.setattr(printing, "PATIENCE_S", 0.0)
+def test_a_file_gets_lines_of_long_work_and_none_with_quiet(capsys, monkeypatch):
     work()
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(printing, "LINES_S", 0.1)
+    work()
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[-1]) == ("", "measuring: 3 of 4")
+    with click.Context(main) as context:
+        context.meta["treeopt.quiet"] = True
+        work()
     assert capsys.readouterr() == ("", "")
 
 

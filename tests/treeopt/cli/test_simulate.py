@@ -17,7 +17,7 @@ from simulate.runs.server_load import draw_requests, poisson
 from simulate.runs.timeline import speedup
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
-from tests.helpers.strategies import drawn_trace
+from tests.helpers.strategies import drawn_trace, with_lengths
 from treeopt.planning.baselines import STATIC
 from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan import Grown
@@ -57,7 +57,7 @@ def test_figures_are_the_librarys(files, tmp_path):
     tree, plain = (run(trace, t, profile, **how) for t in (Tree.from_paths([(0, 0), (1,)]), None))
     assert [way["name"] for way in record["configurations"]] == ["tree of 3 nodes", "no speculation"]
     for way, due in zip(record["configurations"], (tree, plain), strict=True):
-        assert way["tokens_s"]["value"] == due.rate.value
+        assert way["tokens_s"]["value"] == due.rate().value
         assert way["total_s"] == due.total_s
         assert way["ttft_s"]["p95"]["value"] == due.percentiles("ttft", (0.95,))[0].value
         assert way["itl_s"]["p50"]["high"] == due.percentiles("itl", (0.5,))[0].high
@@ -240,3 +240,26 @@ def test_what_cannot_be_is_refused(files, tmp_path):
     save_trace(drawn, tmp_path / "drawn.npz")
     settings = ["simulate", "--trace", tmp_path / "drawn.npz", "--profile", files / "p.json", "--batch", "1"]
     refused(command(*settings), "rule specinfer draws its candidates and needs the array `kept`")
+
+
+def test_intervals_of_a_run_are_clustered_by_domain_and_its_answer_names_the_device(files, tmp_path):
+    """Requests of a domain are alike here, and domains are not."""
+    lengths, rng = [20] * 60, np.random.default_rng(0)
+    shares = np.repeat(np.linspace(0.1, 0.9, 6), 200)
+    rank = np.where(rng.random(1200) < shares, 0, -1)[:, None]
+    domain = np.repeat(np.arange(6, dtype=np.int16), 10)
+    apart = with_lengths(rank, lengths, width=1, domain=domain, domain_names=tuple("abcdef"))
+    save_profile(replace(load_profile(files / "p.json"), meta={"device": "box 7"}), tmp_path / "p.json")
+    found = {}
+    for name, trace in {"apart": apart, "mixed": replace(apart, domain=np.tile(domain[::10], 10))}.items():
+        save_trace(trace, tmp_path / f"{name}.npz")
+        asked = ["simulate", "--trace", tmp_path / f"{name}.npz", "--profile", tmp_path / "p.json", "--tree", "1"]
+        found[name] = json.loads(done(*asked, "--batch", "4", "--json").stdout)
+        assert done(*asked, "--batch", "4").stdout.startswith("Batch 4 on box 7: a chain of 1, ")
+        server = [*asked, "--batch", "4", "--requests", "20", "--replications", "2", "--tpot-s", "0.05"]
+        assert "4 rows on box 7" in done(*server, "--arrivals", "9").stdout.splitlines()[0]
+        assert "4 rows on box 7" in done(*server, "--capacity", "0.5").stdout.splitlines()[0]
+    for of in (lambda r: r["configurations"][0]["tokens_s"], lambda r: r["speedup"]["throughput"]):
+        wide, narrow = of(found["apart"]), of(found["mixed"])
+        assert wide["value"] == narrow["value"]
+        assert wide["high"] - wide["low"] > 1.3 * (narrow["high"] - narrow["low"])

@@ -19,8 +19,8 @@ SECTIONS = {
     "Output": "output as_json",
 }
 EXAMPLES = examples(
-    "treeopt compare data/traces/medusa-t0.npz data/traces/eagle-t0.npz --shapes chain:2,best:15",
-    "treeopt compare data/traces/medusa-t0.npz data/traces/hydra-t0.npz --batch 1 --max-nodes 8 --output drafters.json",
+    "treeopt compare data/traces/medusa-t0.npz --acceptance 0.48@3 --shapes chain:2",
+    "treeopt compare data/traces/medusa-t0.npz --acceptance 0.6 --shapes chain:1 --output drafters.json",
 )
 
 

@@ -16,8 +16,8 @@ from treeopt.storage.provenance import this_run
 
 EXAMPLES = examples("treeopt doctor", "treeopt doctor --device cpu --json")
 # A requirement of treeopt, such as `simpy>=4.1; extra == 'serving'`.
-_REQUIREMENT = re.compile(r"(?P<name>[\w-]+)(?:>=(?P<least>[\d.]+))?(?:; extra == '(?P<extra>\w+)')?")
-DEVELOPERS = "dev"
+_REQUIREMENT = re.compile(r"(?P<name>[\w-]+)(?:<[\d.]+,)?(?:>=(?P<least>[\d.]+))?(?:; extra == '(?P<extra>\w+)')?")
+DEVELOPERS = ("dev", "docs", "browser")  # extras that no command needs
 
 
 @click.command(cls=Command, epilog=EXAMPLES)
@@ -69,10 +69,10 @@ def installed_versions() -> list[dict[str, Any]]:
     try:
         requirements = metadata.requires("treeopt") or []
     except metadata.PackageNotFoundError as error:
-        raise UsageError("treeopt is not installed in this environment; run `pip install -e .`") from error
+        raise UsageError("treeopt is not installed here: run `pip install -e FOLDER` of its checkout") from error
     packages = []
     for match in filter(None, map(_REQUIREMENT.fullmatch, requirements)):
-        if match["extra"] == DEVELOPERS:
+        if match["extra"] in DEVELOPERS:
             continue
         try:
             version = metadata.version(match["name"])

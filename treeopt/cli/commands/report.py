@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 ENDINGS = (".html", ".htm")
 
 EXAMPLES = examples(
-    "treeopt report data/traces/medusa-t0.npz data/validations/medusa-cpu.json --output report.html",
-    "treeopt report data/validations/medusa-cpu.json data/validations/medusa-cpu-t1.json --static "
-    "--title Validations --output validations.html",
+    "treeopt report data/traces/medusa-t0.npz data/profiles/medusa-cpu.json --output report.html",
+    "treeopt report data/profiles/medusa-cpu.json --static --title Profile --output profile.html",
 )
 
 

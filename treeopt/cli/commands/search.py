@@ -25,7 +25,7 @@ SECTIONS = {
 }
 EXAMPLES = examples(
     "treeopt search --trace data/traces/medusa-t0.npz --batch 4",
-    "treeopt search --trace data/traces/eagle-t0.npz --batch 1,4 --for sglang --output plan.json",
+    "treeopt search --trace data/traces/medusa-t0.npz --batch 1,4 --for medusa --output plan.json",
 )
 
 

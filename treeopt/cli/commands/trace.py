@@ -176,7 +176,7 @@ def merge(traces: tuple[Path, ...], output: Path, *, force: bool) -> None:
 
 SPLIT_EXAMPLES = examples(
     "treeopt trace split data/traces/medusa-t0.npz --output part.npz --rest rest.npz",
-    "treeopt trace split data/traces/eagle-t0.npz --share 0.9 --seed 1 --output large.npz --rest small.npz",
+    "treeopt trace split data/traces/medusa-t0.npz --share 0.9 --seed 1 --output large.npz --rest small.npz",
 )
 
 
@@ -207,7 +207,7 @@ def split(trace_file: Path, output: Path, rest: Path, share: float, seed: int, *
 
 INFO_EXAMPLES = examples(
     "treeopt trace info data/traces/medusa-t0.npz",
-    "treeopt trace info data/traces/eagle-t0.npz --learning-curve --nodes 4,16 --json",
+    "treeopt trace info data/traces/medusa-t0.npz --learning-curve --nodes 4,16 --json",
 )
 
 

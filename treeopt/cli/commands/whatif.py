@@ -30,9 +30,8 @@ SECTIONS = {
     "Output": "plans output",
 }
 EXAMPLES = examples(
-    "treeopt whatif --trace data/traces/medusa-t0.npz --hardware h100,l40s --target data/models/stdlib-llama "
-    "--batch 1-4 --max-nodes 15",
-    "treeopt whatif --trace data/traces/eagle-t0.npz --hardware h100 --target data/models/stdlib-llama --batch 1 "
+    "treeopt whatif --trace data/traces/medusa-t0.npz --hardware h100,l40s --target 8b --batch 1-4 --max-nodes 15",
+    "treeopt whatif --trace data/traces/medusa-t0.npz --hardware h100 --target 8b --batch 1 "
     "--max-nodes 15 --price h100=2.5 --plans plans",
 )
 FOLDER = click.Path(path_type=Path, file_okay=False)

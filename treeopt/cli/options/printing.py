@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from threading import Timer
+from threading import Event, Thread, Timer
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 HELD = "treeopt.held_warnings"  # key in a context's meta
 PATIENCE_S = 2.0  # work that is done sooner shows no bar
+LINES_S = 5.0  # seconds between lines of progress where there is no terminal
 
 
 def is_set(flag: str) -> bool:
@@ -93,15 +94,20 @@ def show(kind: "ResultKind | str", value: Any, **beside: Any) -> None:
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a bar with the time left on stderr, from `PATIENCE_S` on; call what it yields with finished pieces.
 
-    Nothing is shown where stderr is no terminal, from other processes than the first, and with --quiet.
+    A line every `LINES_S` takes its place where stderr is no terminal. Nothing is shown from other processes than the
+    first, and with --quiet.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    if not console.is_terminal or not is_main_process() or is_set("quiet"):
+    if not is_main_process() or is_set("quiet"):
         yield lambda pieces: None
+        return
+    if not console.is_terminal:
+        with _lines(label, total) as advance:
+            yield advance
         return
     bar = Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
     task, start = bar.add_task(label, total=total), Timer(PATIENCE_S, bar.start)
@@ -113,3 +119,21 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
         start.cancel()
         start.join()
         bar.stop()
+
+
+@contextmanager
+def _lines(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Print a line with the finished pieces every `LINES_S`; see `progress`."""
+    pieces_done, over = [0], Event()
+
+    def lines() -> None:
+        while not over.wait(LINES_S):
+            click.echo(f"{label}: {sum(pieces_done)} of {total}", err=True)
+
+    printer = Thread(target=lines, daemon=True)
+    printer.start()
+    try:
+        yield pieces_done.append
+    finally:
+        over.set()
+        printer.join()

@@ -1,0 +1,76 @@
+"""treeopt outside its checkout: shipped files by name, other distributions, tested bounds, optional packages."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+import treeopt
+from executor.target.kv_cache import cache_argument
+from treeopt.cli.commands import doctor
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def test_shipped_files_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trace = treeopt.load_trace("data/traces/medusa-t0.npz")
+    plan = treeopt.search(trace, treeopt.load_profile("data/profiles/medusa-cpu.json"), batch=(1, 4), solver_work=0)
+    assert len(plan.entries) == 2
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "hardware.json").write_text("{}")
+    assert treeopt.storage.user_files.found("data/hardware.json") == Path("data/hardware.json")  # one's own comes first
+
+
+def test_the_wheel_ships_what_the_first_steps_need():
+    target = PROJECT["tool"]["hatch"]["build"]["targets"]
+    for name in ("data/traces/medusa-t0.npz", "data/profiles/medusa-cpu.json"):
+        assert target["wheel"]["force-include"][name] == f"treeopt/{name}"
+        assert f"!{name}" in target["sdist"]["exclude"]
+
+
+def test_another_distribution_of_our_name_is_said_in_one_line(tmp_path):
+    for name in ("simulate", "executor"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    for words in (["search", "--trace", str(ROOT / "data/traces/medusa-t0.npz"), "--batch", "1"], ["doctor"]):
+        done = subprocess.run(
+            [sys.executable, "-c", "from treeopt.cli import main; main()", *words],
+            env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert re.fullmatch(r"Error: \S+__init__\.py is of another distribution than treeopt, .*\n", done.stderr), words
+
+
+def test_transformers_has_an_upper_bound_that_is_tested():
+    (limits,) = (
+        word for word in PROJECT["project"]["optional-dependencies"]["executor"] if word.startswith("transformers")
+    )
+    below = [int(number) for number in re.search(r"<([\d.]+)", limits)[1].split(".")]
+    tested = [int(number) for number in metadata.version("transformers").split(".")[:2]]
+    assert below == [tested[0], tested[1] + 1]
+
+
+def test_the_cache_has_the_name_that_a_forward_takes():
+    class Renamed(torch.nn.Module):
+        def forward(self, input_ids, cache=None, **more): ...
+
+    class Before(torch.nn.Module):
+        def forward(self, input_ids, past_key_values=None, **more): ...
+
+    assert [cache_argument(model) for model in (Renamed(), Before())] == ["cache", "past_key_values"]
+
+
+def test_the_doctor_is_sound_without_packages_that_no_command_needs(monkeypatch):
+    needs = ["click>=8.5", "transformers<5.24,>=5.17; extra == 'executor'", "playwright>=1.50; extra == 'browser'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: [*needs, "absent>=1; extra == 'browser'"])
+    found = {package["name"]: package for package in doctor.installed_versions()}
+    assert list(found) == ["click", "transformers"]
+    assert not any(package["trouble"] for package in found.values())
