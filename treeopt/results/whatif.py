@@ -29,6 +29,12 @@ from treeopt.results.words import export_command, method_advice, never_ran, othe
 from treeopt.storage.provenance import look
 
 Cells = Sequence[Mapping[str, Any]]
+PRICE = Column(
+    "price per million tokens",
+    drop=1,
+    meaning="In the currency of --price, of tokens decoded.",
+    show=lambda cell: money(cell["million"]) if cell.get("million") else Cell(),
+)
 COLUMNS = (
     BATCH,
     Column("best", align="left", key=True, show=lambda cell: word(_kind(cell))),
@@ -39,12 +45,13 @@ COLUMNS = (
     PLAIN_STEP,
     TOKENS_S,
     Column(
-        "ms per token",
+        "TPOT ms",
         drop=4,
-        meaning="Milliseconds per token of one sequence (TPOT).",
+        meaning="Time per output token of one sequence.",
         show=lambda cell: number(1e3 * cell["batch"] / cell["tokens_s"], 2),
     ),
     replace(SPEEDUP, meaning="Time per token of plain decoding over that of the best tree."),
+    PRICE,
     Column(
         "break-even acceptance",
         drop=5,
@@ -52,12 +59,6 @@ COLUMNS = (
         field="break_even_acceptance",
         digits=3,
         default="none",
-    ),
-    Column(
-        "price per million tokens",
-        drop=1,
-        meaning="In the currency of --price, of tokens decoded.",
-        show=lambda cell: money(cell["million"]) if cell.get("million") else Cell(),
     ),
 )
 
@@ -86,7 +87,8 @@ def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), written: bool
 
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
     """Yield a table for each device and context."""
-    columns = COLUMNS if record["cells"][0].get("million") else COLUMNS[:-1]
+    priced = record["cells"][0].get("million") is not None
+    columns = [column for column in COLUMNS if priced or column is not PRICE]
     for device, context in dict.fromkeys((cell["device"], cell["context"]) for cell in record["cells"]):
         title, cells = f"{device}, {context} tokens of context", _of(record, device, context)
         yield Table.of(title, columns, cells, lambda cell: "dim" if cell["tree"] is None else "")
