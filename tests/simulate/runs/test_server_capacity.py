@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulate.profiles.profile import load_profile, save_profile
+from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
+from simulate.runs.run_costs import by_parabolas, price_steps
 from simulate.runs.server import Decoding, Switching, serve_day
 from simulate.runs.server_load import draw_requests, poisson
 from simulate.runs.server_record import LEAST, MOST, NEAR, PILING, highest_rate, keeps_up
@@ -128,3 +129,20 @@ def test_what_cannot_be_is_refused(files):  # noqa: F811
     refused(command(*server, "--capacity", "0.9"), "--capacity needs limits: give --ttft-s, --tpot-s or both", code=2)
     refused(command(*limited, "--capacity", "1.1"), "--capacity", code=2)
     refused(command(*server, "--tpot-s", "0.1"), "give --arrivals, --capacity or --requests-file", code=2)
+
+
+def test_prices_by_context_are_those_of_the_profile():
+    """Three contexts, a batch size between two: parabolas between the tables, to rounding."""
+    tables = [
+        BatchTimes(
+            b, 0.01 * b**0.3 + c * b / 1e6, ((1, 1e-3 + c / 1e6),), ((2, 0.011 + c * b / 1e6), (8, 0.02 * b)), (), c
+        )
+        for b in (1, 4)
+        for c in (16.0, 100.5, 400.0)
+    ]
+    profile, contexts = Profile(tuple(tables), (10, 500), 0.02), np.arange(10, 501)
+    for tree in (None, Tree.chain(1)):
+        price = price_steps(tree, profile, committed=1.5)
+        for batch in (1, 3, 4):
+            due = [price(batch, context) for context in contexts.tolist()]
+            assert by_parabolas(price, profile)(batch, contexts) == pytest.approx(due, rel=1e-9)
