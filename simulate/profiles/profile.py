@@ -62,7 +62,8 @@ class ProfileRecord(Record, frozen=True, tag_field="schema", tag="treeopt.profil
 
 
 SCHEMA = "treeopt.profile/2"
-DOUBTFUL = 1.2  # by how much more than the batch a plain step may grow: measurements are noisy
+DOUBTFUL = 0.9  # share of the growth of the batch by which a plain step may grow: reading the weights does not grow
+SHORT_S = 1e-4  # no plain step is shorter
 NORMAL_95 = 1.96
 # Standard deviation between measuring runs of step time / plain step time (README, "Predicted against measured").
 RUN = 0.018
@@ -160,14 +161,18 @@ class Profile(ValueMethods):
 
     @property
     def doubts(self) -> Sequence[str]:
-        """What no device can have done: a plain step that grows faster than the batch."""
+        """What no device can have done, in imported times: a plain step that grows with the batch, or takes no time."""
+        if look(self.meta, "imported") is None:
+            return ()
         plain = {times.batch: times.plain_s for times in sorted(self.batches, key=lambda times: -times.context)}
         smallest, largest = min(plain), max(plain)
-        if plain[largest] <= plain[smallest] * largest / smallest * DOUBTFUL:
+        if plain[smallest] < SHORT_S:
+            return (f"a plain step takes {1e3 * plain[smallest]:.3g} ms at batch {smallest}: were seconds given as ms",)
+        if largest < 2 * smallest or plain[largest] <= plain[smallest] * largest / smallest * DOUBTFUL:
             return ()
         return (
             f"a plain step takes {1e3 * plain[smallest]:.3g} ms at batch {smallest} and {1e3 * plain[largest]:.3g} ms "
-            f"at batch {largest}, more than in proportion: was tokens_s that of one request, not of all",
+            f"at batch {largest}, in proportion or more: was tokens_s that of one request, not of all",
         )
 
     def caveats(self, *, context: int | None = None, trace: Any = None, batches: Sequence[int] = ()) -> list[str]:

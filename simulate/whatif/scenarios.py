@@ -265,7 +265,10 @@ class Offer:
     @classmethod
     def _of(cls, scenario: Scenario, name: str, speedup: Estimate, price: float) -> "Offer":
         tpot_s = scenario.plain_s / speedup.value
-        million = in_logs(price / HOUR_S * tpot_s / scenario.batch * MILLION, speedup.relative)
+        value = price / HOUR_S * tpot_s / scenario.batch * MILLION
+        million = in_logs(value, speedup.relative)
+        if speedup.low > 0:  # the interval of the speedup, turned over
+            million = Estimate(value, value * speedup.value / speedup.high, value * speedup.value / speedup.low)
         return cls(scenario.device, scenario.context, scenario.batch, name, tpot_s, million)
 
 

@@ -33,7 +33,7 @@ from treeopt.policies import Policy
 from treeopt.replay.objective import THROUGHPUT, WORST_DOMAIN
 from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
 from treeopt.settings import takes
-from treeopt.storage.provenance import assumption, look, this_run
+from treeopt.storage.provenance import assumption, from_figure, look, this_run
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
@@ -85,6 +85,8 @@ def search(
     depth = trace.depth if asked.max_depth is None else min(asked.max_depth, trace.depth)
     settings = asked.changed(batch=sizes, max_nodes=asked.nodes, max_depth=depth)
     fit, held = hold_out(trace, held_out=asked.held_out, seed=asked.seed)
+    if objective is WORST_DOMAIN and from_figure(trace.meta):
+        raise UsageError(f"{from_figure(trace.meta)} has no domains: the worst domain needs a recorded trace")
     if objective is WORST_DOMAIN:
         check_domains(fit, held)
     settings, limited = clamp_limits(settings, asked, cost)

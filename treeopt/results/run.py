@@ -52,7 +52,8 @@ def next_lines(
         trace: the option that names the trace.
         plan: the file of the plan that was simulated; None if none was.
     """
-    if plan is not None:
+    gain = look(record, "speedup", "throughput", "high")
+    if plan is not None and (gain is None or gain >= 1):
         yield Line("next", "Next: hand the plan to an engine:", export_command(plan))
     elif trace is not None:
         batch = record["batch"] if "batch" in record else record["rows"]

@@ -76,7 +76,7 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), written: bool = False, **_: Any) -> Iterator[Line]:
     """Yield the export of a plan, which the same command writes with `--plans`."""
-    if not plans or all(cell["fits"] is False for cell in record["cells"]):
+    if not plans or all(cell["fits"] is False or cell["tree"] is None for cell in record["cells"]):
         return
     engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
     engine = engine if engine in ENGINES.exporting() else None
@@ -144,7 +144,25 @@ def _cheapest(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     unsure = low is not None and high is not None and best["planned"] != best["plain"] and high >= low
     error = ", within the error of the price" if unsure else ";"
     said = "tokens are cheapest" if record["cells"][0].get("million") else "most tokens per second"
-    return f"Context {best['context']}{below}: {said} on {planned}{error} without speculation on {plain}."
+    rival = _rival(best, record)
+    return f"Context {best['context']}{below}: {said} on {planned}{error} without speculation on {plain}.{rival}"
+
+
+def _rival(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Return the other device whose price is within the error of the cheapest one's; empty without one."""
+    planned, limit = best["planned"], best["max_tpot_s"] or math.inf
+    high = look(planned, "million", "high")
+    others = [
+        cell
+        for cell in record["cells"]
+        if high is not None and cell.get("million") and cell["fits"] is not False
+        and (cell["context"], cell["device"] == planned["device"]) == (best["context"], False)
+        and cell["batch"] / cell["tokens_s"] <= limit
+    ]  # fmt: skip
+    other = min(others, key=lambda cell: cell["million"]["value"], default=None)
+    if other is None or other["million"]["low"] > high:
+        return ""
+    return f" {other['device']} is within the error of that: {money(other['million']).text} at batch {other['batch']}."
 
 
 def _offer(offer: Mapping[str, Any] | None, record: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import options_of
-from treeopt.cli.options.trace_or_figure import FIGURE, Figure, options_of_source
+from treeopt.cli.options.trace_or_figure import FIGURE, LENGTH, Figure, options_of_source
 from treeopt.comparison.compare_drafters import CompareSettings
 from treeopt.traces.trace import Trace
 
@@ -27,6 +27,7 @@ EXAMPLES = examples(
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.argument("traces", type=general.FOLDER, nargs=-1)
 @click.option("--acceptance", "figures", type=Figure(), multiple=True, help=f"{FIGURE} May be given several times.")
+@click.option("--accepted-length", "lengths", type=Figure(length=True), multiple=True, help=LENGTH)
 @click.option(
     "--profile",
     "profiles",
@@ -39,6 +40,7 @@ EXAMPLES = examples(
 def compare(
     traces: tuple[Path, ...],
     figures: tuple[Trace, ...],
+    lengths: tuple[Trace, ...],
     profiles: tuple[Path, ...],
     settings: CompareSettings,
     files: ResultFiles,
@@ -48,7 +50,7 @@ def compare(
     Differences are paired by request where the traces were recorded on the same prompts.
     """
     files.check()
-    sources = compare_traces.names_of_files(traces) | compare_traces.names_of_figures(figures)
+    sources = compare_traces.names_of_files(traces) | compare_traces.names_of_figures((*figures, *lengths))
     record = compare_traces.compare(sources, profiles or None, settings=settings).record()
     times = profiles or [None] * len(sources)
     options = {

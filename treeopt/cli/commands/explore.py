@@ -8,7 +8,7 @@ import click
 from treeopt.api.compare_traces import names_of_figures
 from treeopt.cli.options import general
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.trace_or_figure import FIGURE, Figure
+from treeopt.cli.options.trace_or_figure import FIGURE, LENGTH, Figure
 from treeopt.traces.trace import Trace, save_trace
 
 EXAMPLES = examples(
@@ -26,6 +26,7 @@ EXAMPLES = examples(
     help="A trace to choose from; may be given several times. Default: the shipped traces.",
 )
 @click.option("--acceptance", "figures", type=Figure(), multiple=True, help=f"{FIGURE} May be given several times.")
+@click.option("--accepted-length", "lengths", type=Figure(length=True), multiple=True, help=LENGTH)
 @click.option(
     "--profile",
     "profiles",
@@ -50,6 +51,7 @@ EXAMPLES = examples(
 def explore(
     traces: tuple[Path, ...],
     figures: tuple[Trace, ...],
+    lengths: tuple[Trace, ...],
     profiles: tuple[Path, ...],
     targets: tuple[Path, ...],
     drafter: Path | None,
@@ -66,7 +68,7 @@ def explore(
     from treeopt.explore.offered_files import Offer
 
     with TemporaryDirectory(prefix="treeopt-") as folder:
-        for name, trace in names_of_figures(figures).items():
+        for name, trace in names_of_figures((*figures, *lengths)).items():
             traces = (*traces, Path(folder) / f"{name}.npz")
             save_trace(trace, traces[-1])
         Offer.of_files(traces, profiles, targets, drafter).check()

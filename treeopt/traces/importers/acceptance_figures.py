@@ -73,7 +73,9 @@ def acceptance(figure: str | float | Sequence[float] | None = None, *, accepted_
     """
     if (figure is None) == (accepted_length is None):
         raise UsageError("give either acceptance or accepted_length")
-    text = str(figure if accepted_length is None else accepted_length).strip().strip("[]()")
+    if isinstance(figure, Sequence | np.ndarray) and not isinstance(figure, str):
+        figure = ",".join(str(float(rate)) for rate in figure) + ("," if len(figure) == 1 else "")
+    text = str(figure if accepted_length is None else accepted_length).strip()
     stands_for = _acceptance(text) if accepted_length is None else _accepted_length(text)
     return _trace(text, stands_for, "acceptance" if accepted_length is None else "accepted_length")
 
@@ -86,7 +88,12 @@ def _acceptance(text: str) -> AcceptanceFigure:
     if re.search(r"[^\d\W]", re.sub(r"(?<=\d)[eE](?=[-+\d])", "", text)):
         raise UsageError(f"--acceptance {text!r}: no such curve; published are {', '.join(published_acceptance())}")
     value, drafted = _at(text, "--acceptance", FORMS)
-    rates = [_number(part, text) for part in value.split(",")]
+    parts = [part.strip() for part in value.removesuffix(",").split(",")]
+    if len(parts) > MAX_DEPTH:
+        raise UsageError(f"--acceptance names {len(parts)} positions, at most {MAX_DEPTH}")
+    if len({part.endswith("%") for part in parts}) > 1:
+        raise UsageError(f"--acceptance {text} mixes per cent and shares: give % to each, or to none")
+    rates = [_number(part, text) for part in parts]
     for place, rate in enumerate(rates):
         if not 0 <= rate <= 1:
             raise UsageError(f"--acceptance {text}: position {place} must be in 0 to 1 (or end with %), got {rate:g}")
@@ -96,7 +103,7 @@ def _acceptance(text: str) -> AcceptanceFigure:
         meaning = f"{rates[0]:.3g} of the drafted tokens are accepted, {drafted} drafted a step"
         total = rates[0] * drafted
         return AcceptanceFigure(meaning, _of_sum(total, drafted))
-    if len(rates) == 1:
+    if len(rates) == 1 and not value.endswith(","):
         meaning = f"a token is accepted with {rates[0]:.3g} given the one before, on average over the first {REFERENCE}"
         return AcceptanceFigure(meaning, from_sum(_given_the_one_before, rates[0], LENGTH))
     for place, (before, rate) in enumerate(pairwise(rates), 1):

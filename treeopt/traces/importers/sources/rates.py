@@ -1,87 +1,101 @@
 """Rates by position as people paste them: model cards, pull requests, tables of benchmarks, lines that programs print.
 
-Asked last, where no engine's own output is recognised. Rates are shares of all steps. It reads lists behind
-"per-position" or "pos accept", lines "acceptance (rate) at token|position N: x", columns `...@N`, distributions of
-accepted lengths, and the histograms by position of Modular MAX.
+Asked last, where no engine's own output is recognised. Read are JSON lists and lines with "per-position acceptance" and
+nothing but numbers behind it, "token|position N: x" where acceptance is spoken of, tables with a column for each
+position, with a list in a column or with a row for each position, distributions of accepted lengths, and the histograms
+by position of Modular MAX. Rates are shares of all steps; conditional ones are refused.
 """
 
 import csv
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import Chain
 from treeopt.traces.importers.sources.bench_serve import Printed, printed_chain
 from treeopt.traces.importers.trace_source import Content, TraceSource
 
-_NUMBER = r"(?:\d{1,3}(?:\.\d{1,18})?|\.\d{1,18})\s?%?"
-_BY_POSITION = r"(?:per[-_ ]?pos(?:ition)?|pos(?:ition)? accept\w*)"
-_LIST = re.compile(rf"(?i){_BY_POSITION}[^\d\n\[{{|,]{{0,60}}\[?\s*({_NUMBER}(?:[,\s]\s?{_NUMBER})*)")
-_ONE = re.compile(
-    rf"(?i)accept\w*(?: rate)?(?: \(%\))?(?: at| of| for)? (?:token|position) (\d{{1,2}})\W{{1,30}}({_NUMBER})"
+_NUMBER = r"(?:\d{1,4}(?:\.\d{1,18})?|\.\d{1,18})"
+_RATE = re.compile(rf"{_NUMBER}%?")
+_BY_POSITION = re.compile(r"(?i)per[-_ ]?pos(?:ition)?|pos(?:ition)? accept|accept\w*(?: rates?)? (?:by|per) pos")
+_LINE = re.compile(
+    r"(?i)^(?P<words>[^|]*?)(?:[:=]|\s)\s*(?P<rates>[\[(]?\s*"
+    + _NUMBER
+    + r"\s*%?(?:[,;/\s]+"
+    + _NUMBER
+    + r"\s*%?)*\s*[\])]?)\s*$"
 )
+_ONE = re.compile(rf"(?i)\b(token|position|pos)\.? ?#?(\d{{1,2}})\s*[:=]\s*({_NUMBER}\s?%?)")
 _SHARES = re.compile(r"(?i)accepted tokens distribution\W{1,4}((?:\d{1,2}: ?'?[\d.]{1,20}%'?,? ?)+)")
 _HISTOGRAM = re.compile(
-    r'acceptance_rate_per_position_(sum|count)\{[^}\n]{0,200}?position="(\d{1,2})"[^}\n]{0,200}\}\s+([\d.]{1,20}(?:e[+-]?\d+)?)'
+    r'acceptance_rate_per_position_(sum|count)\{[^}\n]{0,200}?position="(\d{1,2})"[^}\n]{0,200}\}\s+'
+    r"([\d.]{1,20}(?:e[+-]?\d+)?)"
 )
-_COLUMN = re.compile(r"(?i)accept\w*@(\d{1,2})")
+_COLUMN = re.compile(r"(?i)(?:accept\w*@|(?:accept\w* )?(?:at )?(?:pos(?:ition)?|token) ?#?)(\d{1,2})")
+_HEADER = re.compile(r"\s*[A-Za-z][\w @#/()%.-]*(?:,\s*[A-Za-z][\w @#/()%.-]*)+\s*")
 _STEPS = re.compile(r"(?i)(?:num_drafts|number of draft(?: proposal)?s|draft proposals|rounds)\W{1,40}(\d[\d,]{0,17})")
-_OF_DRAFTED = re.compile(r"(?i)accepted/total draft tokens: (\d{1,15})/(\d{1,15})")
-_HEADER = re.compile(r"[A-Za-z]\w*@?\w*(?:,\s*[A-Za-z]\w*@?\w*)+")
 _STEPS_NAME = re.compile(r"(?i)(?:\w*num_drafts|rounds|drafts|steps)")
+_OF_DRAFTED = re.compile(r"(?i)accepted/total draft tokens: (\d{1,15})/(\d{1,15})")
+_MEAN = re.compile(rf"(?i)mean accept(?:ance|ed) length\W{{1,10}}({_NUMBER})")
+_OTHER = re.compile(
+    r"(?i)latency|loss|accuracy|agreement|dropout|average|mean|range|time|perplexity|length|accepted[ _]tokens"
+)
+_CONDITIONAL = re.compile(r"(?i)conditional|given (?:that )?(?:the )?(?:one|previous|token|before)")
+_KINDS = re.compile(r"(?i)drafter|draft_model|method|model")
+NEARBY = 400  # characters before a rate in which acceptance must be spoken of
+APART = 0.06  # by how much rates may add up to another mean than the text states: both are rounded
+SHARES = "rates are shares of all steps, not of the steps that accepted the position before"
 EQUAL = "the {} rows do not say how many steps they cover: each counts the same"
 
 
 def holds_rates(content: Content) -> bool:
-    """Return True if rates by position stand in the text, in a form that is read."""
-    return next(_rows(content.text), None) is not None
+    """Return True if rates by position stand in the content, in a form that is read."""
+    return next(_rows(content), None) is not None
 
 
 def read_rates(content: Content) -> Chain:
     """Return the chain of all rates in a text, pooled by their steps; of a running total, the last.
 
     Raises:
-        TraceError: rates that are no shares, that rise, or of drafts of several lengths.
+        TraceError: rates that are no shares, that rise, of several drafters or lengths, or that contradict the mean.
     """
-    rows = list(_rows(content.text))
-    without = [row for row in rows if not row.steps]
-    if without and len(rows) > 1:
-        length = {len(row.rates) for row in rows}
-        if len(length) > 1:
-            raise TraceError(f"it has rates of {min(length)} to {max(length)} positions: keep those of one length")
-        means = tuple(sum(rates) / len(rows) for rates in zip(*(row.rates for row in rows), strict=True))
-        return Chain(means, assumed=(EQUAL.format(len(rows)),))
-    return printed_chain(rows)
+    rows = list(_rows(content))
+    lengths = {len(row.rates) for row in rows}
+    if len(lengths) > 1:
+        raise TraceError(f"it has rates of {min(lengths)} to {max(lengths)} positions: keep those of one length")
+    means = _MEAN.findall(content.text)
+    total = 1 + sum(rows[0].rates)
+    if len(rows) == len(means) == 1 and abs(float(means[0]) - total) > APART:
+        raise TraceError(f"it says a mean length of {means[0]}, but its rates add up to {total:.2f} tokens a step")
+    if len(rows) > 1 and any(not row.steps for row in rows):
+        shares = np.mean([row.rates for row in rows], axis=0)
+        return Chain(tuple(shares.tolist()), assumed=(SHARES, EQUAL.format(len(rows))))
+    chain = printed_chain(rows)
+    return replace(chain, assumed=(SHARES, *chain.assumed))
 
 
-def _rows(text: str) -> Iterator[Printed]:
+def _rows(content: Content) -> Iterator[Printed]:
     """Yield each row of rates, with its steps where they are printed."""
+    text = content.text
     if means := _of_histograms(text):
         yield Printed.checked(means, 0.0, (None, None, None), "the histograms")
-        return
-    totals = list(_SHARES.finditer(text))
-    if totals:
+    elif totals := list(_SHARES.finditer(text)):
         yield _of_distribution(text, totals[-1])
-        return
-    table = list(_of_tables(text))
-    yield from table
-    if table:
-        return
-    stated = _STEPS.findall(text)
-    steps = int(stated[0].replace(",", "")) if len(stated) == 1 else None
-    for found in _LIST.finditer(text):
-        yield _printed(re.findall(_NUMBER, found[1]), steps)
-    ones: list[str] = []
-    for position, rate in _ONE.findall(text):
-        if int(position) == 0 and ones:
-            yield _printed(ones, steps)
-            ones = []
-        if int(position) != len(ones):
-            raise TraceError(f"position {position} stands where position {len(ones)} is expected")
-        ones.append(rate)
-    if ones:
-        yield _printed(ones, steps)
+    elif content.values is not None:
+        yield from _of_json(content)
+    elif table := list(_of_tables(text)):
+        yield from table
+    else:
+        stated = _STEPS.findall(text)
+        steps = int(stated[0].replace(",", "")) if len(stated) == 1 else None
+        lines = [row for line in text.splitlines() if (row := _of_line(line, steps))] or list(_of_ones(text, steps))
+        if len(lines) > 1:
+            raise TraceError(f"it has {len(lines)} lists of rates by position: keep one")
+        yield from lines
 
 
 def _of_histograms(text: str) -> list[float]:
@@ -105,54 +119,147 @@ def _of_distribution(text: str, found: re.Match[str]) -> Printed:
     return Printed.checked(rates, 5e-5 * len(shares), (steps, None, None), "the distribution")
 
 
+def _of_json(content: Content) -> Iterator[Printed]:
+    """Yield the lists of objects whose name speaks of acceptance by position."""
+    for record in content.records:
+        steps = [value for name, value in record.items() if _STEPS_NAME.fullmatch(name) and type(value) is int]
+        for name, value in record.items():
+            if isinstance(value, list) and value and "accept" in name.lower() and _BY_POSITION.search(name):
+                if re.search(r"(?i)accepted[ _]tokens", name):  # counts
+                    value = [rate / steps[0] for rate in value] if steps and steps[0] else []
+                if value:
+                    yield _printed([str(rate) for rate in value], name, steps[0] if steps else None)
+
+
+def _of_line(line: str, steps: int | None) -> Printed | None:
+    """Return the rates of a line that names acceptance by position, and has nothing but numbers behind the name."""
+    found = _LINE.match(line.strip())
+    if found is None or not _BY_POSITION.search(found["words"]) or "accept" not in found["words"].lower():
+        return None
+    words = found["words"]
+    if re.search(r"\d\.\d|\d%", words):  # numbers among other words: not a list
+        return None
+    if _OTHER.search(words) and not re.search(r"(?i)acceptance rate|accept rate", words):
+        return None
+    return _printed(_RATE.findall(re.sub(r"\s+%", "%", found["rates"])), words, steps)
+
+
+def _of_ones(text: str, steps: int | None) -> Iterator[Printed]:
+    """Yield the rates that follow a position each, `position 0: 0.8`, where acceptance is spoken of shortly before."""
+    rates: list[str] = []
+    first = 0
+    for found in _ONE.finditer(text):
+        spoken, position = text[max(found.start() - NEARBY, 0) : found.start()], int(found[2])
+        line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
+        if _OTHER.search(line) or ("accept" not in spoken.lower() and not rates):
+            continue
+        if position <= 1 and rates and position == first:
+            yield _printed(rates, spoken, steps)
+            rates = []
+        if not rates:
+            first = 1 if position == 1 and found[1].lower() != "token" else 0  # engines number tokens from 0
+        if position != first + len(rates):
+            raise TraceError(f"position {position} stands where position {first + len(rates)} is expected")
+        rates.append(found[3])
+        if _CONDITIONAL.search(spoken):
+            raise TraceError(_conditional(rates))
+    if rates:
+        yield _printed(rates, "", steps)
+
+
 def _of_tables(text: str) -> Iterator[Printed]:
-    """Yield the rows of CSV and of tables drawn with bars that have a column of rates."""
+    """Yield the rows of CSV and of tables drawn with bars that hold rates by position."""
     bars = [line for line in text.splitlines() if line.count("|") > 2 and re.search(r"\w", line)]
     rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in bars]
-    if not rows and _HEADER.fullmatch(text.strip().split("\n", 1)[0].strip()):
+    if not rows and _HEADER.fullmatch(text.strip().split("\n", 1)[0]):
         rows = list(csv.reader(io.StringIO(text.strip())))
     header, *rest = rows or [[]]
+    if column := _column_of_positions(header, rest):
+        yield _printed(column, "", None)
+        return
+    kinds = {row[place] for place, name in enumerate(header) if _KINDS.search(name) for row in rest if len(row) > place}
+    found = []
     for number, row in enumerate(rest, 1):
         cells = dict(zip(header, row, strict=False))
-        rates = _rates_of(cells)
-        if rates:
+        if rates := _rates_of(cells, text):
             counts = [cell for name, cell in cells.items() if _STEPS_NAME.fullmatch(name) and cell.isdecimal()]
-            yield _printed(rates, int(counts[0]) if counts else None, f"row {number}")
+            found.append(_printed(rates, " ".join(header), int(counts[0]) if counts else None, f"row {number}"))
+    labels = sum(1 for name in header if _KINDS.search(name))
+    if len(found) > 1 and len(kinds) > labels:
+        raise TraceError("it has rows of several models or drafters: keep those of one")
+    yield from found
 
 
-def _rates_of(cells: Mapping[str, str]) -> list[str]:
+def _column_of_positions(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rates of a table with a row for each position; none of other tables."""
+    places = [
+        place for place, name in enumerate(header) if re.fullmatch(r"(?i)(?:draft )?(?:position|pos|token)s?", name)
+    ]
+    rates = [place for place, name in enumerate(header) if "accept" in name.lower() and not _CONDITIONAL.search(name)]
+    if len(places) != 1 or len(rates) != 1 or any(len(row) <= max(places + rates) for row in rows):
+        return []
+    numbers = [row[places[0]] for row in rows]
+    starts = [[str(first + place) for place in range(len(rows))] for first in (0, 1)]
+    return [row[rates[0]] for row in rows] if numbers and numbers in starts else []
+
+
+def _rates_of(cells: Mapping[str, str], text: str) -> list[str]:
     """Return the rates of a row: those of columns that name positions, or of one column that lists them."""
     columns = {int(found[1]): cell for name, cell in cells.items() if (found := _COLUMN.fullmatch(name))}
-    if columns and sorted(columns) == list(range(len(columns))):
-        return [columns[position] for position in range(len(columns))]
-    lists = [cell for name, cell in cells.items() if re.search(rf"(?i){_BY_POSITION}", name)]
-    return re.findall(_NUMBER, lists[0]) if len(lists) == 1 else []
+    first = min(columns, default=0)
+    if (
+        columns
+        and first <= 1
+        and sorted(columns) == list(range(first, first + len(columns)))
+        and "accept" in text.lower()
+    ):
+        return [columns[first + place] for place in range(len(columns))]
+    lists = [cell for name, cell in cells.items() if "accept" in name.lower() and _BY_POSITION.search(name)]
+    return _RATE.findall(lists[0]) if len(lists) == 1 else []
 
 
-def _printed(rates: Sequence[str], steps: int | None, where: str = "it") -> Printed:
-    """Return a row from its words; all are per cent if one of them says so or exceeds 1."""
+def _printed(rates: Sequence[str], words: str, steps: int | None, where: str = "it") -> Printed:
+    """Return a row from its words; rates are all per cent or all shares."""
+    marked = [rate.strip().endswith("%") for rate in rates]
     try:
         values = [float(rate.strip().removesuffix("%")) for rate in rates]
     except ValueError:
         raise TraceError(f"{where}: rates must be numbers, found {list(rates)!r:.60}") from None
-    scale = 100 if any("%" in rate for rate in rates) or max(values) > 1 else 1
+    if any(marked) != all(marked):
+        raise TraceError(f"{where}: rates mix per cent and shares: {', '.join(rates)[:60]}")
+    percent = all(marked) or "%" in words or max(values) > 1
+    if max(values) > 100:
+        raise TraceError(f"{where}: {max(values):g} is no rate: are these counts? Divide them by the number of drafts")
+    if percent and not all(marked) and "%" not in words and min(values) <= 1 < max(values) and min(values) > 0:
+        raise TraceError(f"{where}: rates mix per cent and shares: {', '.join(rates)[:60]}")
+    scale = 100 if percent else 1
+    if _CONDITIONAL.search(words):
+        raise TraceError(_conditional([f"{value / scale:g}" for value in values]))
     digits = min(len(rate.strip().removesuffix("%").partition(".")[2]) for rate in rates)
-    error = 0.5 * 10.0**-digits / scale
-    return Printed.checked([value / scale for value in values], error, (steps, None, None), where)
+    shares = [value / scale for value in values]
+    return Printed.checked(shares, 0.5 * 10.0**-digits / scale, (steps, None, None), where)
+
+
+def _conditional(rates: Sequence[str]) -> str:
+    products = np.cumprod([float(rate.strip().removesuffix("%")) / (100 if "%" in rate else 1) for rate in rates])
+    shares = ",".join(f"{share:.3g}" for share in products)
+    return (
+        f"rates given the position before are no shares of all steps: give `--acceptance {shares}` to search or whatif"
+    )
 
 
 ENTRY = TraceSource(
     name="rates",
     title="rates by position",
-    form="a text with rates by position, shares of all steps: a list behind `per-position`, lines `acceptance at token "
-    "0: 0.80`, columns `accept_rate@0`, a distribution of accepted lengths, or histograms by position of Modular MAX. "
-    "Rows are pooled by their steps, where it says them",
+    form="a text with rates by position, shares of all steps: a line or JSON list named `per-position acceptance`, "
+    "lines `acceptance at token 0: 0.80`, a table with columns `accept_rate@0`, with a list or with a row for each "
+    "position, a distribution of accepted lengths, or histograms by position of Modular MAX. Rows are pooled by steps",
     trace_holds="intervals by steps, if their number is known",
     settings={
         "requests": "most texts that stand for the steps",
         "steps": "number of steps that the rates cover, if the text has none",
     },
-    assumes=("rates are shares of all steps, not of the steps that accepted the position before",),
+    assumes=(SHARES,),
     holds=holds_rates,
     chain=read_rates,
     last=True,

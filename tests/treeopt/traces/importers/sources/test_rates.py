@@ -54,6 +54,10 @@ NEMO = '{"num_drafts": 2000, "acceptance_rate": 60.0, "per_position_acceptance_r
         (NEMO, 2000),
         ("Per-position acceptance rate: 0.800, 0.600, 0.400", None),
         ("Per position acceptance (%): 80, 60, 40", None),
+        ("Per-position acceptance rate for K=3: 0.80 0.60 0.40", None),
+        ('{\n "per_position_acceptance": [\n  0.8,\n  0.6,\n  0.4\n ]\n}', None),
+        ("acceptance rate at position 1: 80%, at position 2: 60%, at position 3: 40%", None),
+        ("| Position | acceptance rate | note |\n|---|---|---|\n| 0 | 0.8 | |\n| 1 | 0.6 | |\n| 2 | 0.4 | |\n", None),
         ("acceptance at token 0: 0.80\nacceptance at token 1: 0.60\nacceptance at token 2: 0.40\n", None),
     ],
 )
@@ -66,15 +70,21 @@ def test_rates_are_read(text, steps):
 def test_rows_are_pooled_by_their_steps():
     text = IK_LLAMA.replace("80.0% 60.0% 40.0% |\n| qa", "60.0% 40.0% 20.0% |\n| qa")
     assert chain_of(text).survival == pytest.approx((0.65, 0.45, 0.25))
-    assert "the 2 rows do not say how many steps they cover" in chain_of(DEEPSPEC).assumed[0]
+    assert "the 2 rows do not say how many steps they cover" in chain_of(DEEPSPEC).assumed[1]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("Per-position acceptance rate: 0.4, 0.6", "is accepted more often"),
-        ("Per-position acceptance rate: 140%, 60%", "rates must be at most 64 shares in 0..1"),
+        ("Per-position acceptance rate: 140%, 60%", "140 is no rate: are these counts?"),
         ("acceptance at token 1: 0.6\n", "position 1 stands where position 0 is expected"),
+        ("per-position acceptance: 80%, 0.6, 0.4\n", "rates mix per cent and shares"),
+        ("Conditional acceptance per position: 0.80, 0.75\n", "give `--acceptance 0.8,0.6`"),
+        ("A per-position acceptance: 0.8, 0.6\nB per-position acceptance: 0.7, 0.5\n", "it has 2 lists"),
+        ("Mean acceptance length: 3.50\nPer-position acceptance: 0.8, 0.6, 0.4\n", "add up to 2.80 tokens a step"),
+        ("Per-position acceptance: p1=0.80 p2=0.60\n", "no acceptance by position or step"),
+        ("draft acceptance\nPer-position latency (ms): 12.0, 10.5\n", "no acceptance by position or step"),
         ("0.8\n0.6\n0.4\n", "--format table --column survival"),
         ("model,mean_itl_ms,acceptance_length\ndspark,4.69,3.44\n", "`--accepted-length L@K`"),
     ],
