@@ -172,7 +172,8 @@ def named_target(config: Any) -> str:
     if isinstance(config, Mapping):
         return str(config.get("_name_or_path", ""))
     path = Path(config)
-    return (path.parent if path.name == "config.json" else path).resolve().name if path.exists() else path.name
+    folder = path.parent if path.name == "config.json" else path
+    return folder.resolve().name if folder.exists() else folder.name
 
 
 class WhatIfRecord(Record):

@@ -129,7 +129,7 @@ def test_a_run_conserves_tokens_and_time(case):
     assert found.occupancy.min() >= 1
     assert found.occupancy.max() <= batch
     assert found.share_s.sum() == pytest.approx(found.total_s, rel=1e-12)
-    assert found.rate.value == pytest.approx(trace.anchors / found.total_s, rel=1e-12)
+    assert found.rate().value == pytest.approx(trace.anchors / found.total_s, rel=1e-12)
     # Little: requests in the system over time add up to their sojourns; steps and the prefill before them.
     order = np.argsort(found.admitted_s)
     edges = np.unique(np.concatenate([found.admitted_s[order], found.done_s]))
@@ -174,17 +174,17 @@ def test_long_runs_come_to_the_renewal_reward_ratio(batch):
     found = run(trace, tree, COST, batch=batch)
     full = batch * replay_tree(tree, trace).tau / COST.price(batch, tree.nodes + 1, None)
     row_steps, longest = found.steps.sum(), found.steps.max()
-    assert found.rate.value <= full * (1 + 1e-12) or batch > 1
+    assert found.rate().value <= full * (1 + 1e-12) or batch > 1
     steps = len(found.step_s)
     assert row_steps / batch <= steps <= row_steps / batch + longest
-    assert found.rate.value == pytest.approx(full, rel=2 * batch * longest / row_steps)
+    assert found.rate().value == pytest.approx(full, rel=2 * batch * longest / row_steps)
 
 
 def test_the_interval_of_the_rate_is_as_wide_as_reruns_with_resampled_requests():
     """400 reruns: their spread is known to 3.5 % (one standard error), and the linearised one must be within 15 %."""
     rng = np.random.default_rng(11)
     trace = drawn_trace([[0.8], [0.2], [0.5]], rng.integers(10, 60, 150).tolist(), depth=3, rng=rng)
-    found = run(trace, Tree.chain(3), COST, batch=4).rate
+    found = run(trace, Tree.chain(3), COST, batch=4).rate()
     tokens, accepted = trace.lengths, accepted_lengths(Tree.chain(3), trace)
     rates = []
     for _ in range(400):
@@ -195,7 +195,7 @@ def test_the_interval_of_the_rate_is_as_wide_as_reruns_with_resampled_requests()
             width=1,
         )
         kept = np.concatenate([accepted[trace.starts[r] : trace.stops[r]] for r in drawn])
-        rates.append(run(again, Tree.chain(3), COST, batch=4, accepted=kept).rate.value)
+        rates.append(run(again, Tree.chain(3), COST, batch=4, accepted=kept).rate().value)
     assert (found.high - found.value) / 1.976 == pytest.approx(np.std(rates), rel=0.15)
 
 
