@@ -1,4 +1,4 @@
-"""What the methods of values do in notebooks and files: HTML, text, tables, charts, files; reads records from files.
+"""Methods of values in notebooks and files: HTML, text, tables, charts, files; reads records from files.
 
 HTML is escaped, and takes the colours of the page around it.
 """

@@ -161,7 +161,7 @@ class Profile(ValueMethods):
 
     @property
     def doubts(self) -> Sequence[str]:
-        """What no device can have done, in imported times: a plain step that grows with the batch, or takes no time."""
+        """Doubts about imported times: a plain step that grows with the batch, or that takes no time."""
         if look(self.meta, "imported") is None:
             return ()
         plain = {times.batch: times.plain_s for times in sorted(self.batches, key=lambda times: -times.context)}

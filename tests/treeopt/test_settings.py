@@ -32,7 +32,7 @@ class Brew(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Bill(Settings):
-    """What must be paid."""
+    """A price to pay."""
 
     cents: int = setting(help="Cents.")
 

@@ -1,4 +1,4 @@
-"""What a real run needs: the target and the drafter on its device, the prompts as tokens, and how tokens are chosen."""
+"""Inputs of a real run: the target and the drafter on its device, the prompts as tokens, and how tokens are chosen."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -308,7 +308,7 @@ def _preferred_tree(judge: Judge, trees: Sequence[Tree], best: Tree, batch: int,
 
     As fast is a tree that is slower by at most `near`, or by at most `STEADIER` with a paired difference whose interval
     holds 0 and can be trusted; within `max_tpot_s` if `best` is, and no slower than plain decoding. The steadiest has
-    the highest lower bound. Ties go to the shallower tree, then to the faster one.
+    the highest lower bound. With `near` 0 the fastest is taken. Ties go to the shallower tree, then to the faster one.
     """
     plain, ceiling = judge.rate(None, batch), settings.max_tpot_s
     least = max(plain, 0.0 if ceiling is None else min(1 / ceiling, judge.rate(best, batch)))
@@ -317,7 +317,8 @@ def _preferred_tree(judge: Judge, trees: Sequence[Tree], best: Tree, batch: int,
     def as_fast(tree: Tree) -> bool:
         if rates[tree] >= (1 - settings.near) * rates[best]:
             return True
-        close = judge.fit.requests >= FEW_REQUESTS and rates[tree] >= (1 - STEADIER) * rates[best]
+        trusted = settings.near > 0 and judge.fit.requests >= FEW_REQUESTS
+        close = trusted and rates[tree] >= (1 - STEADIER) * rates[best]
         return close and judge.fitted_loss(tree, best, batch).low <= 0
 
     low = {tree: judge.fitted(tree, batch).low for tree in rates if tree == best or as_fast(tree)}

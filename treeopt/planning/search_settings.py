@@ -66,7 +66,11 @@ class SearchSettings(Settings):
         help="Recommend a batch size that takes at most this much time per output token (TPOT).",
     )
     near: float = setting(
-        0.01, least=0, below=1, help="Take the smallest tree within this share of the fastest, where intervals overlap."
+        0.01,
+        least=0,
+        below=1,
+        help="Of trees within this share of the fastest or within the error, take that with the highest lower bound, "
+        "or a smaller one within this share of it; 0: the fastest.",
     )
     shrink: float | None = setting(
         None,

@@ -342,4 +342,7 @@ def _choice_words(proposals: Proposals) -> str:
     settings = proposals.settings
     best = "the best one grown node by node" if proposals.grown else "the best one found"
     best += " by replay on the fitted requests"
-    return f"the smallest tree within {settings.near:.0%} of {best}" if settings.near else best
+    if not settings.near:
+        return best
+    within = f"the tree with the highest lower bound of those within the error or {settings.near:.0%} of {best}"
+    return f"{within}, or a smaller one within {settings.near:.0%} of it"

@@ -151,16 +151,18 @@ def _cheapest(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
 def _rival(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """Return the other device whose price is within the error of the cheapest one's; empty without one."""
     planned, limit = best["planned"], best["max_tpot_s"] or math.inf
-    high = look(planned, "million", "high")
+    if planned is None or planned["million"] is None:
+        return ""
     others = [
         cell
         for cell in record["cells"]
-        if high is not None and cell.get("million") and cell["fits"] is not False
-        and (cell["context"], cell["device"] == planned["device"]) == (best["context"], False)
+        if cell["context"] == best["context"]
+        and cell["device"] != planned["device"]
+        and cell["fits"] is not False
         and cell["batch"] / cell["tokens_s"] <= limit
-    ]  # fmt: skip
+    ]
     other = min(others, key=lambda cell: cell["million"]["value"], default=None)
-    if other is None or other["million"]["low"] > high:
+    if other is None or other["million"]["low"] > planned["million"]["high"]:
         return ""
     return f" {other['device']} is within the error of that: {money(other['million']).text} at batch {other['batch']}."
 

@@ -18,6 +18,7 @@ generation/candidate_generator.py (`PromptLookupCandidateGenerator`), llama.cpp 
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -37,7 +38,7 @@ LARGEST = 1024  # tokens of a match, llama.cpp's limit; the others have none
 
 
 @dataclass(frozen=True)
-class EngineRule:
+class EngineRule(ABC):
     """Proposes a piece of the text; the fields of a rule are its parameters."""
 
     engine: ClassVar[str]
@@ -57,6 +58,7 @@ class EngineRule:
         """The parameters by name, JSON values."""
         return asdict(self)
 
+    @abstractmethod
     def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
         """Return the proposed tokens, int64 (b, n, depth), NOTHING behind the last of each piece.
 
@@ -65,7 +67,6 @@ class EngineRule:
             ends: int64 (b, n), tokens of the text that are read, the root last.
             depth: K.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

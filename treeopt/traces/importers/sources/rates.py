@@ -30,7 +30,7 @@ _LINE = re.compile(
     + r"\s*%?)*\s*[\])]?)\s*$"
 )
 _ONE = re.compile(rf"(?i)\b(token|position|pos)\.? ?#?(\d{{1,2}})\s*[:=]\s*({_NUMBER}\s?%?)")
-_SHARES = re.compile(r"(?i)accepted tokens distribution\W{1,4}((?:\d{1,2}: ?'?[\d.]{1,20}%'?,? ?)+)")
+_DISTRIBUTION = re.compile(r"(?i)accepted tokens distribution\W{1,4}((?:\d{1,2}: ?'?[\d.]{1,20}%'?,? ?)+)")
 _HISTOGRAM = re.compile(
     r'acceptance_rate_per_position_(sum|count)\{[^}\n]{0,200}?position="(\d{1,2})"[^}\n]{0,200}\}\s+'
     r"([\d.]{1,20}(?:e[+-]?\d+)?)"
@@ -83,7 +83,7 @@ def _rows(content: Content) -> Iterator[Printed]:
     text = content.text
     if means := _of_histograms(text):
         yield Printed.checked(means, 0.0, (None, None, None), "the histograms")
-    elif totals := list(_SHARES.finditer(text)):
+    elif totals := list(_DISTRIBUTION.finditer(text)):
         yield _of_distribution(text, totals[-1])
     elif content.values is not None:
         yield from _of_json(content)
