@@ -35,7 +35,7 @@ fuzz: $(VENV)/.all  ## every reader of files on FUZZ damaged inputs; those that 
 browser: $(VENV)/.browser  ## pages in headless Chromium, which must be installed: layout, sliders, keyboard, accessibility
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser
 
-pictures: $(VENV)/.all  ## the pictures that README shows, drawn again from shipped files
+pictures: $(VENV)/.all  ## the picture that README shows, drawn again from shipped files
 	$(BIN)/python -m tests.benchmarks.pictures
 
 slow: $(VENV)/.all  ## statistical and whole-data suites, and property tests with more examples
