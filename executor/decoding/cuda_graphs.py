@@ -117,15 +117,13 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def _on_capture_stream(device: torch.device, *, strict: bool) -> Iterator[None]:
-    """Use the stream of captures on CUDA, so that libraries make their workspaces outside a graph's memory.
-
-    If `strict`, torch refuses what makes the host wait: found in a capture, it would leave the allocator unusable.
-    """
+    """Use the stream of captures on CUDA, so that libraries make their workspaces outside a graph's memory."""
     if device.type != "cuda":
         yield
         return
     ours, stream = torch.cuda.current_stream(device), _stream(device)
     stream.wait_stream(ours)
+    # Raise where the host waits: a capture that fails for it leaves torch's allocator and generators unusable.
     torch.cuda.set_sync_debug_mode("error" if strict else "default")
     try:
         with torch.cuda.stream(stream):
