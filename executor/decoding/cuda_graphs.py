@@ -5,6 +5,7 @@ graph reads and writes lies at fixed addresses: the rows' and the drafter's stat
 graphs, one for drafting and one for the rest of the step, so that the two phases can be timed.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,9 +15,13 @@ import torch
 from torch import Tensor
 
 from executor.decoding.batch_rows import Rows
+from executor.device import fits_device
 from executor.verification.tree_tensors import Draft
+from treeopt.errors import ExecutorError
 
 WARM_UP = 3  # steps run before a capture: libraries allocate their workspaces, compilers compile
+ADVICE = "give --graphs off"
+SMALLER = "take a smaller batch, shorter texts or a smaller tree, or give --graphs off"
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -27,19 +32,27 @@ class Graphs:
 
     Attributes:
         bytes: memory of the graphs on the device.
+        seconds: of all captures, with what warms up before them.
     """
 
     def __init__(self, rows: Rows, capture: Capture | None = None) -> None:
         """Begin with no graph; `capture` replaces that of CUDA."""
-        self.rows, self.bytes, self._capture = rows, 0, capture
+        self.rows, self.bytes, self.seconds, self._capture = rows, 0, 0.0, capture
         self._views: dict[int, tuple[Replay, Replay, Draft]] = {}  # the draft is kept: its memory is the graphs'
         self._pool: Any = None  # of CUDA's captures
 
     def prepare(self, *, view: int) -> bool:
-        """Capture this view's steps if they are missing; return True if they were."""
+        """Capture this view's steps if they are missing; return True if they were; raise ExecutorError if it fails."""
         if view in self._views:
             return False
-        self._views[view] = self._captured(view)
+        started = time.perf_counter()
+        try:
+            with fits_device(SMALLER):
+                self._views[view] = self._captured(view)
+        except RuntimeError as error:  # torch's
+            reason = str(error).split("\n")[0]
+            raise ExecutorError(f"a step cannot be captured (experts may ask the host): {reason}: {ADVICE}") from error
+        self.seconds += time.perf_counter() - started
         return True
 
     def draft(self, *, view: int) -> None:
@@ -65,14 +78,14 @@ class Graphs:
         before = [(tensor, tensor.clone()) for tensor in state_of(rows)]
         generator = _generator(rows)
         generator_state = torch.empty(0) if generator is None else generator.get_state()
-        with _on_capture_stream(rows.root.device):
-            for _ in range(WARM_UP):
+        for number in range(WARM_UP):
+            with _on_capture_stream(rows.root.device, strict=number == WARM_UP - 1):
                 draft()
                 verify()
-                for tensor, value in before:
-                    tensor.copy_(value)
-                # The first draft moved accepted nodes into place in the drafter's cache: later ones move nothing.
-                rows.committed.fed.copy_(torch.arange(steps, device=rows.root.device))
+            for tensor, value in before:
+                tensor.copy_(value)
+            # The first draft moved accepted nodes into place in the drafter's cache: later ones move nothing.
+            rows.committed.fed.copy_(torch.arange(steps, device=rows.root.device))
         if generator is not None:
             generator.set_state(generator_state)
         capture = self._capture or self._cuda
@@ -103,15 +116,20 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @contextmanager
-def _on_capture_stream(device: torch.device) -> Iterator[None]:
+def _on_capture_stream(device: torch.device, *, strict: bool) -> Iterator[None]:
     """Use the stream of captures on CUDA, so that libraries make their workspaces outside a graph's memory."""
     if device.type != "cuda":
         yield
         return
     ours, stream = torch.cuda.current_stream(device), _stream(device)
     stream.wait_stream(ours)
-    with torch.cuda.stream(stream):
-        yield
+    # Raise where the host waits: a capture that fails for it leaves torch's allocator and generators unusable.
+    torch.cuda.set_sync_debug_mode("error" if strict else "default")
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     ours.wait_stream(stream)
 
 
