@@ -40,7 +40,6 @@ import torch
 from transformers.utils import logging
 
 from executor.checkpoints import load_drafter
-from executor.decoding.cuda_graphs import Graphs
 from executor.decoding.decoder import Decoder
 from executor.decoding.self_test import Audit, audit_text
 from executor.drafters.base.drafter import Drafter
@@ -107,10 +106,7 @@ def graphs(o: argparse.Namespace, pieces: Pieces) -> None:
     """Measure steps without CUDA graphs and with them, and the seconds of each capture."""
 
     def cell(load: Callable[[], Models], batch: int, on: bool) -> dict[str, Any]:
-        models = load()
-        with captures() as seconds:
-            found = times(*models, batch, 1.0, o, graphs=on)
-        return found | {"capture_s": sum(seconds), "captures": seconds}
+        return times(*load(), batch, 1.0, o, graphs=on)
 
     for shape in ("toy",) if o.tiny else ("1b", "8b"):
         with shaped(shape, o) as load:
@@ -209,12 +205,14 @@ def times(
             "over_plain": (draft_s + rest_s) / plain_s,
             "share_of_copy_bandwidth": read / rest_s / copied,
             "graph_mib": decoders[name].graph_bytes / 2**20,
+            "capture_s": decoders[name].capture_s,
         }
         for name, (draft_s, rest_s) in middle.items()
     ]
     headline = {f"{cell['tree']}_ms": 1e3 * cell["rest_s"] for cell in cells}
     share = cells[0]["share_of_copy_bandwidth"]
-    return headline | {"plain_share": share, "fused": target.fused is not None, "cells": cells}
+    headline |= {"plain_share": share, "capture_s": sum(cell["capture_s"] for cell in cells)}
+    return headline | {"fused": target.fused is not None, "cells": cells}
 
 
 @contextmanager
@@ -242,24 +240,6 @@ def shipped_models(device: str, drafter: str, requests: int, *, dtype: str = "fl
     texts = [p.text for p in read_prompts(shipped("prompts/stdlib.jsonl"))[1000 : 1000 + requests]]
     tokenizer = load_tokenizer(shipped("models/stdlib-llama"), vocabulary=target.vocabulary)
     return target, load_drafter(shipped(f"models/stdlib-{drafter}"), target), tokenizer(texts)["input_ids"]
-
-
-@contextmanager
-def captures() -> Iterator[list[float]]:
-    """Note the seconds of each capture of graphs."""
-    own, seconds = Graphs.prepare, list[float]()
-
-    def prepare(self: Graphs, **place: Any) -> bool:
-        begun = time.perf_counter()
-        captured = own(self, **place)
-        seconds.extend([time.perf_counter() - begun] * captured)
-        return captured
-
-    Graphs.prepare = prepare
-    try:
-        yield seconds
-    finally:
-        Graphs.prepare = own
 
 
 def copy_rate(o: argparse.Namespace) -> float:
