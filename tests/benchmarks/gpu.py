@@ -99,7 +99,13 @@ def steps(o: argparse.Namespace, pieces: Pieces) -> None:
                 target, heads, prompts = load()
                 return times(Target(target.model, name=target.name), heads, prompts, 1, copied, o)
 
+            def check(load: Callable[[], Models] = load) -> dict[str, Any]:
+                target, begun = load()[0], time.monotonic()
+                fused_verification.fuse(target)
+                return {"s": time.monotonic() - begun, "reason": target.fused_reason}
+
             pieces.piece(f"{shape}, batch 1, unfused", unfused)
+            pieces.piece(f"{shape}, check at load", check)
 
 
 def graphs(o: argparse.Namespace, pieces: Pieces) -> None:
@@ -222,7 +228,11 @@ def shaped(shape: str, o: argparse.Namespace) -> Iterator[Callable[[], Models]]:
     @cache
     def load() -> Models:
         dtype = torch.float32 if o.tiny else torch.bfloat16  # which Triton's interpreter multiplies wrongly
-        target = random_target(shape, dtype=dtype, device=o.device, packed=True)
+        target = random_target(shape, dtype=dtype, device=o.device)
+        if fused_verification.DEVICE in o.device and fused_verification.device_refusal(target.device) is None:
+            from executor.kernels.fused_forward import FusedForward
+
+            target.fused = FusedForward(target.model.get_decoder())  # the check at load is timed apart
         heads = MedusaHeads(5, target.hidden).to(o.device, dtype).eval().requires_grad_(False)
         rng = np.random.default_rng(0)
         return target, heads, rng.integers(0, target.vocabulary, (32, 64 if o.tiny else PROMPT)).tolist()
@@ -234,9 +244,15 @@ def shaped(shape: str, o: argparse.Namespace) -> Iterator[Callable[[], Models]]:
         torch.cuda.empty_cache()
 
 
+@cache
+def shipped_target(device: str, dtype: str) -> Target:
+    """Load the shipped target, once in a process."""
+    return load_target(shipped("models/stdlib-llama"), device=device, dtype=dtype, packed=True)
+
+
 def shipped_models(device: str, drafter: str, requests: int, *, dtype: str = "float32") -> Models:
     """Load the shipped target with a drafter, and prompts that no trace holds."""
-    target = load_target(shipped("models/stdlib-llama"), device=device, dtype=dtype, packed=True)
+    target = shipped_target(device, dtype)
     texts = [p.text for p in read_prompts(shipped("prompts/stdlib.jsonl"))[1000 : 1000 + requests]]
     tokenizer = load_tokenizer(shipped("models/stdlib-llama"), vocabulary=target.vocabulary)
     return target, load_drafter(shipped(f"models/stdlib-{drafter}"), target), tokenizer(texts)["input_ids"]
@@ -290,13 +306,13 @@ class Part(NamedTuple):
 
 
 PARTS: dict[str, Part] = {
-    "rates": Part(rates, 20, kernels=True),
+    "rates": Part(rates, 30, kernels=True),
     "checks": Part(checks, 25, kernels=True),
-    "steps": Part(steps, 90),
+    "steps": Part(steps, 85),
     "live": Part(lambda o, pieces: live(partial(shipped_models, o.device), pieces, graphs=o.graphs, tiny=o.tiny), 110),
-    "rows": Part(rows, 40, kernels=True),
-    "kernels": Part(kernels, 30, kernels=True),
-    "graphs": Part(graphs, 60),
+    "rows": Part(rows, 35, kernels=True),
+    "kernels": Part(kernels, 25, kernels=True),
+    "graphs": Part(graphs, 50),
     "equality": Part(equality, 40),
 }
 

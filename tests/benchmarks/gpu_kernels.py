@@ -21,6 +21,7 @@ from executor.kernels.few_rows_linear import Around, gate, linear, rms_norm_rows
 from executor.kernels.fused_forward import FusedForward
 from executor.kernels.tree_attention import attend_to_tree
 from executor.models.random_weights import make_target, shape_config
+from executor.target import fused_verification
 from executor.target.attention_backends import attend
 from executor.target.load_hf_model import read_verifiable_config
 from executor.target.target_model import Target
@@ -60,21 +61,29 @@ def gathered(pool: Pool, work: Callable[[Any], Any], tasks: Sequence[Any], secon
 
 
 def compiled(pool: Pool, device: str, seconds: float, *, tiny: bool) -> dict[str, Any]:
-    """Run a layer of each shape with the rows of the parts, those of steps first: Triton keeps its kernels on disk."""
-    places = [(shape, batch, tokens, 512) for batch in (1, 4, 16) for tokens in (1, 64, 4) for shape in ("8b", "1b")]
-    places += [("8b", rows // NODES, NODES, view) for rows in MANY_ROWS for view in (512, 4096)]
-    places += [("shipped", batch, tokens, 512) for batch in (1, 4, 16, 64) for tokens in (1, 3, 26, 32, 64)]
-    places = [("toy", 2, 4, 64)] if tiny else places
+    """Run a layer of each shape with the rows of the parts, and check it: Triton keeps the kernels on disk."""
+    checked = (*fused_verification.LARGE, *fused_verification.SMALL)
+    places = [(shape, True, *sizes) for sizes in checked for shape in ("shipped", "8b", "1b")]
+    places += [
+        (shape, False, batch, tokens, 512) for batch in (1, 4, 16) for tokens in (1, 64, 4) for shape in ("8b", "1b")
+    ]
+    places += [("8b", False, rows // NODES, NODES, view) for rows in MANY_ROWS for view in (512, 4096)]
+    places += [("shipped", False, batch, tokens, 512) for batch in (1, 4, 16, 64) for tokens in (1, 3, 26, 32, 64)]
+    places = [("toy", False, 2, 4, 64)] if tiny else places
     found = gathered(pool, partial(_compiled, device=device), places, seconds)
     failed = [reason for reason in found if reason is not None]
     return {"done": len(found), "of": len(places), "failed": len(failed), "reasons": failed[:3]}
 
 
-def _compiled(place: tuple[str, int, int, int], *, device: str) -> str | None:
-    """Run one layer; return why that failed."""
-    shape, *sizes = place
+def _compiled(place: tuple[str, bool, int, int, int], *, device: str) -> str | None:
+    """Run one layer, or the check at load of it; return why that failed."""
+    shape, check, *sizes = place
     try:
-        forward(few_layers(shape, 1, device), *sizes)()
+        target = few_layers(shape, 1, device)
+        if check:
+            fused_verification._errors(Target(target.model), target.fused, *sizes)
+        else:
+            forward(target, *sizes)()
         if device.startswith("cuda"):
             torch.cuda.synchronize()
     except Exception as error:  # noqa: BLE001 - a compiler's, a driver's
