@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from executor.decoding.batch_rows import Rows
-from executor.device import fits_device
 from executor.verification.tree_tensors import Draft
 from treeopt.errors import ExecutorError
 
 WARM_UP = 3  # steps run before a capture: libraries allocate their workspaces, compilers compile
 ADVICE = "give --graphs off"
-SMALLER = "take a smaller batch, shorter texts or a smaller tree, or give --graphs off"
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -41,16 +39,18 @@ class Graphs:
         self._views: dict[int, tuple[Replay, Replay, Draft]] = {}  # the draft is kept: its memory is the graphs'
         self._pool: Any = None  # of CUDA's captures
 
-    def prepare(self, *, view: int) -> bool:
-        """Capture this view's steps if they are missing; return True if they were; raise ExecutorError if it fails."""
+    def prepare(self, *, view: int, strict: bool = False) -> bool:
+        """Capture this view's steps if they are missing; return True if they were; raise ExecutorError if it fails.
+
+        If `strict`, what makes the host wait is found before: a capture that fails leaves torch's allocator unusable.
+        """
         if view in self._views:
             return False
         started = time.perf_counter()
         try:
-            with fits_device(SMALLER):
-                self._views[view] = self._captured(view)
-        except RuntimeError as error:  # torch's
-            reason = str(error).split("\n")[0]
+            self._views[view] = self._captured(view, strict=strict)
+        except Exception as error:  # torch's, a driver's, a compiler's
+            reason = f"{type(error).__name__}: {error}".split("\n")[0].split(". GPU")[0]
             raise ExecutorError(f"a step cannot be captured (experts may ask the host): {reason}: {ADVICE}") from error
         self.seconds += time.perf_counter() - started
         return True
@@ -63,7 +63,7 @@ class Graphs:
         """Replay `Rows.verify`, `Rows.accept` and `Rows.commit` for the last draft."""
         self._views[view][1]()
 
-    def _captured(self, view: int) -> tuple[Replay, Replay, Draft]:
+    def _captured(self, view: int, *, strict: bool = False) -> tuple[Replay, Replay, Draft]:
         """Warm up and capture; the state stays as it was, except that the last accepted nodes are moved into place."""
         rows, steps = self.rows, self.rows.growth.depth + 1
         drafts: list[Draft] = []
@@ -79,7 +79,7 @@ class Graphs:
         generator = _generator(rows)
         generator_state = torch.empty(0) if generator is None else generator.get_state()
         for number in range(WARM_UP):
-            with _on_capture_stream(rows.root.device, strict=number == WARM_UP - 1):
+            with _on_capture_stream(rows.root.device, strict=strict and number == WARM_UP - 1):
                 draft()
                 verify()
             for tensor, value in before:
@@ -123,7 +123,6 @@ def _on_capture_stream(device: torch.device, *, strict: bool) -> Iterator[None]:
         return
     ours, stream = torch.cuda.current_stream(device), _stream(device)
     stream.wait_stream(ours)
-    # Raise where the host waits: a capture that fails for it leaves torch's allocator and generators unusable.
     torch.cuda.set_sync_debug_mode("error" if strict else "default")
     try:
         with torch.cuda.stream(stream):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from executor.decoding.batch_rows import Rows, Tokens
-from executor.decoding.cuda_graphs import ADVICE, SMALLER, Graphs
+from executor.decoding.cuda_graphs import ADVICE, Graphs
 from executor.decoding.dynamic_growth import AskingGrowth, DynamicGrowth
 from executor.decoding.request_queue import NewTokens as NewTokens
 from executor.decoding.request_queue import RequestQueue, limit_each
@@ -128,6 +128,7 @@ def copy_to_host(outcome: Tensor, *, queued: bool, late: bool) -> Tensor:
     return outcome.clone() if late else outcome
 
 
+SMALLER = f"take a smaller batch, shorter texts or a smaller tree, or {ADVICE}"
 BUCKETS = {"cpu": 16}  # views of the cache are multiples of this many tokens; of graphs each is twice the last
 BUCKET = 256
 
@@ -397,7 +398,7 @@ def graphs_refusal(target: Target, drafter: Drafter | None, tree: Tree | Policy)
     """Return why steps of these cannot be CUDA graphs, after trying to capture a small one; None: they can."""
     try:
         decoder = Decoder(target, drafter, tree=tree, graphs=True)
-        Graphs(decoder._begin([[0]], 1)).prepare(view=decoder.bucket)
+        Graphs(decoder._begin([[0]], 1)).prepare(view=decoder.bucket, strict=True)
     except (ExecutorError, UsageError) as error:
         return str(error).removesuffix(f": {ADVICE}")
     finally:

@@ -166,8 +166,8 @@ def test_runs_that_no_graph_can_hold_are_refused(monkeypatch):
     ("place", "error", "told"),
     [
         ("verify", type("OutOfResources", (Exception,), {})("shared memory"), "shared memory: take a smaller batch,"),
-        ("capture", torch.OutOfMemoryError("Tried 2 MiB. GPU 0 has a"), "Tried 2 MiB: take a smaller batch, shorter"),
-        ("capture", RuntimeError("not permitted\nwhen stream is"), "(experts may ask the host): not permitted: give"),
+        ("verify", torch.OutOfMemoryError("Tried 2 MiB. GPU 0 has a"), "Tried 2 MiB: take a smaller batch, shorter"),
+        ("capture", RuntimeError("refused\nwhen capturing"), "(experts may ask the host): RuntimeError: refused: give"),
     ],
 )
 def test_what_a_device_cannot_do_is_told_in_one_line(monkeypatch, place, error, told):
