@@ -309,8 +309,7 @@ class Decoder:
             draft = rows.draft(view=view, steps=last.tokens, all_fed=last.all_fed)
             drafted = timer.clock.mark()
             outputs = rows.verify(draft, view=view)
-            accepted = rows.accept(draft, outputs)
-            rows.commit(draft, outputs, accepted)
+            rows.settle(draft, outputs)
         else:
             if self._graphs.prepare(view=view):
                 started = timer.clock.mark()

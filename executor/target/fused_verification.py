@@ -34,7 +34,7 @@ def fuse(target: Target) -> None:
     from executor.kernels.fused_forward import FusedForward
 
     try:
-        found = FusedForward(target.model.get_decoder())
+        found = FusedForward(target.model.get_decoder(), target.context_limit)
         with torch.cuda.device_of(next(target.model.parameters())):  # Triton launches on the current device
             error = worst_error(target, found)
     except Exception as caught:  # noqa: BLE001 - a driver's, a compiler's: the model's own forward verifies instead
@@ -105,16 +105,15 @@ def worst_error(target: Target, fused: "FusedForward") -> float:
         for hook in hooks:
             hook.remove()
     assert target.cache is not None
-    places = target.placed(lengths[:, None] + target.cache.columns[: tokens.shape[1]], lengths, ancestors, VIEW)
-    embedded, rotation = decoder.embed_tokens(tokens), fused.rotation(own[0], lengths[:, None] + depths)
+    places = target.placed(lengths, depths, ancestors, VIEW)
+    embedded = decoder.embed_tokens(tokens)
     errors = [_error(embedded, own[0], own[0]), _error(fused.last_norm(own[-1]), features, features)]
     for number, (given, expected) in enumerate(pairwise(own)):
-        errors.append(_error(fused.layer(number, given, rotation, places), expected, expected - given))
+        errors.append(_error(fused.layer(number, given, places)[0], expected, expected - given))
     # The root alone, as in a plain step: one row has products of its own, and the root sees no other node.
-    alone = target.placed(places.slots[:, :1], lengths, ancestors[:, :1, :1], VIEW)
-    first = fused.rotation(own[0][:, :1], (lengths[:, None] + depths)[:, :1])
+    alone = target.placed(lengths, depths[:, :1], ancestors[:, :1, :1], VIEW)
     for number, (given, expected) in enumerate(pairwise(part[:, :1] for part in own)):
-        errors.append(_error(fused.layer(number, given, first, alone), expected, expected - given))
+        errors.append(_error(fused.layer(number, given, alone)[0], expected, expected - given))
     target.cache = None
     return max(errors)
 
