@@ -72,7 +72,7 @@ def gate(x: Tensor) -> Tensor:
 MOST_ROWS = 64  # that are streamed
 # Chosen on an H200 with the layers of an 8B model; docs/results/gpu.md has what they take.
 ROW_COLUMNS, ROW_STAGES = 4, 3
-ROW_INNER = {1024: 2}  # widest part of a row of a weight that is in registers before the wait: warps
+ROW_INNER = {1024: 2}  # inner widths that are wholly in registers before the wait, and warps; the first for others
 ROW_AHEAD = False  # the rest goes to the cache meanwhile
 STREAM_COLUMNS, STREAM_INNER, STREAM_BYTES = 64, 128, 200 * 1024
 STREAM_AHEAD = 512  # columns of each row of a weight that go to the cache while the kernel before runs
@@ -242,7 +242,8 @@ def row_linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
     assert not isinstance(around.norm, Scaled)
     norm, eps = (x, 0.0) if around.norm is None else around.norm
     inner = x.shape[1]
-    block_inner = min(max(ROW_INNER), max(min(ROW_INNER), triton.next_power_of_2(inner)))
+    whole = triton.next_power_of_2(inner)
+    block_inner = whole if whole in ROW_INNER else min(ROW_INNER)
     block_columns = ROW_COLUMNS // (2 if around.gated else 1)
     _row_kernel[triton.cdiv(columns, block_columns),](
         x,

@@ -20,6 +20,7 @@ from executor.kernels.rotary_store import Nodes, Rotation, rotate_and_store
 from executor.kernels.tree_attention import attend_to_tree
 from executor.target.positions import rope_types
 
+HEAD = False  # the LM head is one of the products
 FOLDED = True  # norms are folded into the products around them
 WIDEST_HEAD = 256  # tiles of wider ones may not fit
 DTYPES = (torch.bfloat16, torch.float32)  # a norm's weight times its unscaled input could overflow in float16
@@ -94,6 +95,12 @@ class FusedForward:
         output, norm = layer.finish(attended, rows, following)
         return output.view(hidden.shape), norm
 
+    def scores(self, last: Tensor, head: Any) -> Tensor:
+        """Return the LM head's output for its input, (batch, fed, hidden)."""
+        if not HEAD or type(head) is not nn.Linear or head.bias is not None or not head.weight.is_contiguous():
+            return head(last)  # type: ignore[no-any-return]
+        return linear(last.flatten(0, 1), head.weight).view(*last.shape[:2], -1)
+
     def last_norm(self, hidden: Tensor) -> Tensor:
         """Return the input of the LM head for the last layer's output."""
         return rms_norm_rows(hidden, *_norm(self._decoder.norm))
@@ -146,9 +153,7 @@ class _FusedLayer:
         projected = projected.view(batch, fed, -1)
         return rotate_and_store(projected, rotation, nodes, keys, values, norms, later), rows
 
-    def finish(
-        self, attended: Tensor, rows: Tensor, following: Norm | None
-    ) -> tuple[Tensor, Norm | Scaled | None]:
+    def finish(self, attended: Tensor, rows: Tensor, following: Norm | None) -> tuple[Tensor, Norm | Scaled | None]:
         """Return the layer's output, (rows, hidden), for its attention's and its input, and the norm that follows."""
         before_mlp = _norm(self._before_mlp)
         rows, norm = linear_before(

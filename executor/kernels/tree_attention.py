@@ -134,7 +134,10 @@ def _split_kernel(
                 other = tl.arange(0, BLOCK_SPLITS)
                 known = row_ok[:, None] & (other < splits)[None, :]
                 each = tl.load(
-                    weights + at[:, None] * splits + other[None, :], mask=known, other=-float("inf"), cache_modifier=".cg"
+                    weights + at[:, None] * splits + other[None, :],
+                    mask=known,
+                    other=-float("inf"),
+                    cache_modifier=".cg",
                 )
                 best = tl.where(row_ok, tl.max(each, 1), 0.0)
                 total = tl.sum(tl.exp2(each - best[:, None]), 1)

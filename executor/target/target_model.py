@@ -262,8 +262,9 @@ class Target(CausalModel):
         assert self.fused is not None
         with torch.cuda.device_of(tokens):  # Triton launches on the current device
             last, inputs = self.fused(tokens, places)
+            logits = self.after_head(self.fused.scores(last, self.head))
         chosen = [last if layer == HEAD else inputs[layer] for layer in taps or ()]
-        return Outputs(self.scored(last), torch.cat(chosen, -1) if chosen else last)
+        return Outputs(logits, torch.cat(chosen, -1) if chosen else last)
 
     def placed(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, first: int = 0) -> "Places":
         """Return where nodes stand, for the fused forward; for the arguments see `verify`."""

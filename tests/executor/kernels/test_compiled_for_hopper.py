@@ -61,7 +61,8 @@ def attention(kind, width, rows, columns):
 def row(gated, inner):
     names = "x", "weight", "norm", "bias", "residual", "out"
     arguments = dict.fromkeys(names, "*bf16") | {"columns": "i32", "inner": "i32", "eps": "fp32"}
-    options = {"BLOCK_INNER": inner, "STAGES": few_rows_linear.ROW_STAGES, "WHOLE": inner > 1024, "AHEAD": few_rows_linear.ROW_AHEAD}
+    options = {"BLOCK_INNER": inner, "STAGES": few_rows_linear.ROW_STAGES, "WHOLE": inner > 1024}
+    options |= {"AHEAD": few_rows_linear.ROW_AHEAD}
     warps = few_rows_linear.ROW_INNER[inner]
     constants = {"NORM": True, "BIAS": not gated, "RESIDUAL": not gated, "GATED": gated, "DEPENDENT": True}
     constants["BLOCK_COLUMNS"] = few_rows_linear.ROW_COLUMNS // (2 if gated else 1)
@@ -96,7 +97,8 @@ def small():
     arguments = dict.fromkeys(names, "*bf16") | dict.fromkeys(("lengths", "depths"), "*i64")
     arguments |= dict.fromkeys((*numbers, "key_stride", "value_stride"), "i32")
     arguments |= {"frequencies": "*fp32", "scaling": "fp32", "eps": "fp32"}
-    constants = {"HEADS": 32, "SHARED": 8, "WIDTH": 128, "BLOCK_HALF": 64, "NORM": True, "DEPENDENT": True, "PIECE": 4096}
+    constants = {"HEADS": 32, "SHARED": 8, "WIDTH": 128, "BLOCK_HALF": 64, "NORM": True, "DEPENDENT": True}
+    constants |= {"PIECE": rotary_store.PIECE}
     compiled(rotary_store._rotary_store_kernel, arguments, constants, num_warps=1)
 
 
