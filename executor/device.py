@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from treeopt.errors import ExecutorError
 
 Mark = float | torch.cuda.Event
 
@@ -43,6 +46,17 @@ def elapsed_s(start: Mark, end: Mark) -> float:
         return float(start.elapsed_time(end)) / 1e3
     assert isinstance(end, float)
     return end - start
+
+
+@contextmanager
+def fits_device(advice: str) -> Iterator[None]:
+    """Raise ExecutorError with advice where the device is too small for what runs inside."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ not in ("OutOfMemoryError", "OutOfResources"):  # torch's, Triton's
+            raise
+        raise ExecutorError(f"{str(error).split('. GPU')[0]}: {advice}") from error
 
 
 # Control groups, version 2 and 1: their folder; files with the limit and the use; the part of it that can be reclaimed.

@@ -50,4 +50,4 @@ def new_tokens() -> Any:
 
 def graphs() -> Any:
     """Return the setting of CUDA graphs."""
-    return setting(False, help="On CUDA, replay steps from CUDA graphs.")
+    return setting("auto", choices=("auto", "on", "off"), help="Replay steps from CUDA graphs; auto: where that works.")

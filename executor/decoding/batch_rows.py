@@ -28,6 +28,7 @@ class Rows:
         lengths: int64 (batch,), tokens in the cache.
         root: int64 (batch,), the last committed token, not in the cache yet; any for rows without a request.
         idle: bool (batch,), rows without a request: they are computed, and stay where they are.
+        capacity: entries of each row's cache.
         outcome: int64 (batch, depth + 4), of the last step: drafted tokens accepted; place in the order of feeding of
             the deepest accepted node, -1 if it was never fed; tokens drafted; tokens committed, in their order.
     """
@@ -61,7 +62,8 @@ class Rows:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.long, device=device)
 
-        self.target, self.drafter, self.growth, self.rule, self.batch = target, drafter, growth, rule, batch
+        self.target, self.drafter, self.growth, self.rule = target, drafter, growth, rule
+        self.batch, self.capacity = batch, capacity
         self.imposed = rule if isinstance(rule, Imposed) else None
         if self.imposed is not None:
             self.imposed.begin(batch, device)

@@ -5,6 +5,7 @@ graph reads and writes lies at fixed addresses: the rows' and the drafter's stat
 graphs, one for drafting and one for the rest of the step, so that the two phases can be timed.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from executor.decoding.batch_rows import Rows
 from executor.verification.tree_tensors import Draft
+from treeopt.errors import ExecutorError
 
 WARM_UP = 3  # steps run before a capture: libraries allocate their workspaces, compilers compile
+ADVICE = "give --graphs off"
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -27,19 +30,29 @@ class Graphs:
 
     Attributes:
         bytes: memory of the graphs on the device.
+        seconds: of all captures, with what warms up before them.
     """
 
     def __init__(self, rows: Rows, capture: Capture | None = None) -> None:
         """Begin with no graph; `capture` replaces that of CUDA."""
-        self.rows, self.bytes, self._capture = rows, 0, capture
+        self.rows, self.bytes, self.seconds, self._capture = rows, 0, 0.0, capture
         self._views: dict[int, tuple[Replay, Replay, Draft]] = {}  # the draft is kept: its memory is the graphs'
         self._pool: Any = None  # of CUDA's captures
 
-    def prepare(self, *, view: int) -> bool:
-        """Capture this view's steps if they are missing; return True if they were."""
+    def prepare(self, *, view: int, strict: bool = False) -> bool:
+        """Capture this view's steps if they are missing; return True if they were; raise ExecutorError if it fails.
+
+        If `strict`, what makes the host wait is found before: a capture that fails leaves torch's allocator unusable.
+        """
         if view in self._views:
             return False
-        self._views[view] = self._captured(view)
+        started = time.perf_counter()
+        try:
+            self._views[view] = self._captured(view, strict=strict)
+        except Exception as error:  # torch's, a driver's, a compiler's
+            reason = f"{type(error).__name__}: {error}".split("\n")[0].split(". GPU")[0]
+            raise ExecutorError(f"a step cannot be captured (experts may ask the host): {reason}: {ADVICE}") from error
+        self.seconds += time.perf_counter() - started
         return True
 
     def draft(self, *, view: int) -> None:
@@ -50,7 +63,7 @@ class Graphs:
         """Replay `Rows.verify` and `Rows.settle` for the last draft."""
         self._views[view][1]()
 
-    def _captured(self, view: int) -> tuple[Replay, Replay, Draft]:
+    def _captured(self, view: int, *, strict: bool = False) -> tuple[Replay, Replay, Draft]:
         """Warm up and capture; the state stays as it was, except that the last accepted nodes are moved into place."""
         rows, steps = self.rows, self.rows.growth.depth + 1
         drafts: list[Draft] = []
@@ -64,14 +77,14 @@ class Graphs:
         before = [(tensor, tensor.clone()) for tensor in state_of(rows)]
         generator = _generator(rows)
         generator_state = torch.empty(0) if generator is None else generator.get_state()
-        with _on_capture_stream(rows.root.device):
-            for _ in range(WARM_UP):
+        for number in range(WARM_UP):
+            with _on_capture_stream(rows.root.device, strict=strict and number == WARM_UP - 1):
                 draft()
                 verify()
-                for tensor, value in before:
-                    tensor.copy_(value)
-                # The first draft moved accepted nodes into place in the drafter's cache: later ones move nothing.
-                rows.committed.fed.copy_(torch.arange(steps, device=rows.root.device))
+            for tensor, value in before:
+                tensor.copy_(value)
+            # The first draft moved accepted nodes into place in the drafter's cache: later ones move nothing.
+            rows.committed.fed.copy_(torch.arange(steps, device=rows.root.device))
         if generator is not None:
             generator.set_state(generator_state)
         capture = self._capture or self._cuda
@@ -103,15 +116,19 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @contextmanager
-def _on_capture_stream(device: torch.device) -> Iterator[None]:
+def _on_capture_stream(device: torch.device, *, strict: bool) -> Iterator[None]:
     """Use the stream of captures on CUDA, so that libraries make their workspaces outside a graph's memory."""
     if device.type != "cuda":
         yield
         return
     ours, stream = torch.cuda.current_stream(device), _stream(device)
     stream.wait_stream(ours)
-    with torch.cuda.stream(stream):
-        yield
+    torch.cuda.set_sync_debug_mode("error" if strict else "default")
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     ours.wait_stream(stream)
 
 

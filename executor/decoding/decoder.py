@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from executor.decoding.batch_rows import Rows, Tokens
-from executor.decoding.cuda_graphs import Graphs
+from executor.decoding.cuda_graphs import ADVICE, Graphs
 from executor.decoding.dynamic_growth import AskingGrowth, DynamicGrowth
 from executor.decoding.request_queue import NewTokens as NewTokens
 from executor.decoding.request_queue import RequestQueue, limit_each
 from executor.decoding.static_growth import Growth, StaticGrowth
 from executor.decoding.step_results import Gathered, Generation, Step
-from executor.device import Clock, Mark, elapsed_s, free_bytes
+from executor.device import Clock, Mark, elapsed_s, fits_device, free_bytes
 from executor.drafters.base.drafter import Drafter
 from executor.target.kv_cache import TreeCache
 from executor.target.positions import looks_at_positions
@@ -39,29 +39,27 @@ class StepMarks:
 
     Attributes:
         away: marks between which the caller had the last step, if the device's clock ran on meanwhile.
-        begun: the step begins; requests are admitted.
-        admitted: they are; the same mark as `begun` if none joined.
-        started: drafting begins; between `admitted` and this, CUDA graphs are captured.
+        begun: the step begins; requests are admitted, and CUDA graphs are captured.
+        started: drafting begins; the same mark as `begun` if there was nothing of both.
         drafted: the trees are drafted.
         done: the outcome is written.
     """
 
     away: tuple[Mark, Mark] | None
     begun: Mark
-    admitted: Mark
     started: Mark
     drafted: Mark
     done: Mark
 
     @property
     def seconds(self) -> tuple[float, float, float]:
-        """Seconds of admitting, of drafting, and of all else; the step must have been read."""
+        """Seconds before drafting, of drafting, and of all else; the step must have been read."""
         away_s = 0.0 if self.away is None else elapsed_s(*self.away)
-        admit_s, draft_s = elapsed_s(self.begun, self.admitted), elapsed_s(self.started, self.drafted)
-        if self.admitted is not self.begun:
-            admit_s -= away_s
-        elif self.started is self.begun:
+        admit_s, draft_s = elapsed_s(self.begun, self.started), elapsed_s(self.started, self.drafted)
+        if self.started is self.begun:
             draft_s -= away_s
+        else:
+            admit_s -= away_s
         return admit_s, draft_s, elapsed_s(self.drafted, self.done)
 
 
@@ -100,9 +98,9 @@ class StepTimer:
             return self._last_done
         return self.clock.mark()
 
-    def finish(self, begun: Mark, admitted: Mark, started: Mark, drafted: Mark) -> StepMarks:
+    def finish(self, begun: Mark, started: Mark, drafted: Mark) -> StepMarks:
         """Mark the end of a step."""
-        marks = StepMarks(self._away, begun, admitted, started, drafted, self.clock.mark())
+        marks = StepMarks(self._away, begun, started, drafted, self.clock.mark())
         self._last_done, self._away = marks.done, None
         return marks
 
@@ -130,7 +128,8 @@ def copy_to_host(outcome: Tensor, *, queued: bool, late: bool) -> Tensor:
     return outcome.clone() if late else outcome
 
 
-BUCKETS = {"cpu": 16}  # views of the cache are multiples of this many tokens; elsewhere each size is a graph
+SMALLER = f"take a smaller batch, shorter texts or a smaller tree, or {ADVICE}"
+BUCKETS = {"cpu": 16}  # views of the cache are multiples of this many tokens; of graphs each is twice the last
 BUCKET = 256
 
 
@@ -184,7 +183,7 @@ class Decoder:
         if drafter is not None and tree.depth > drafter.max_depth:
             raise ExecutorError(f"the tree has depth {tree.depth}, the drafter drafts {drafter.max_depth} at most")
         if graphs:
-            _check_graphs(target, drafter)
+            _check_graphs(target, drafter, tree)
         self.target, self.tree, self.batch, self.graphs = target, tree, batch, graphs
         self.drafter = drafter if tree.nodes else None
         self.rule: Rule = Greedy() if rule is None else rule
@@ -215,8 +214,6 @@ class Decoder:
             raise ExecutorError(f"the tree wants {tree.drafting.width} children of {self.target.vocabulary} tokens")
         if isinstance(tree, DynamicTree):
             return DynamicGrowth(tree, self.target.device, adaptive=adaptive)
-        if self.graphs:
-            raise UsageError(f"{type(tree).__name__} asks the host after each level; CUDA graphs cannot: omit graphs")
         return AskingGrowth(tree, self.target.device)
 
     def generate(
@@ -241,7 +238,7 @@ class Decoder:
 
         Raises:
             UsageError: an empty prompt, tokens outside the vocabulary, a limit below 1, or not one for each request.
-            ExecutorError: a request does not fit the model's context, or the caches do not fit the device.
+            ExecutorError: a request does not fit the model's context, or the run does not fit the device.
         """
         rows = self._begin(prompts, new_tokens)
         limits = limit_each(new_tokens, len(prompts))
@@ -249,6 +246,10 @@ class Decoder:
         return self._decode(rows, queue, self.target.cache)
 
     def _decode(self, rows: Rows, queue: RequestQueue, cache: TreeCache | None) -> Iterator[Step]:
+        with fits_device(SMALLER):
+            yield from self._loop(rows, queue, cache)
+
+    def _loop(self, rows: Rows, queue: RequestQueue, cache: TreeCache | None) -> Iterator[Step]:
         """Run the loop until all requests have ended.
 
         Each turn gives the device a step (draft, verify, accept, commit; see `_launch`), then reads the outcome of the
@@ -299,10 +300,10 @@ class Decoder:
             unseen_s = 0.0
 
     def _launch(
-        self, rows: Rows, queue: RequestQueue, last: _LastStep, timer: StepTimer, begun: Mark, admitted: Mark
+        self, rows: Rows, queue: RequestQueue, last: _LastStep, timer: StepTimer, begun: Mark, started: Mark
     ) -> LaunchedStep:
         """Give the device one step: draft, verify, accept, commit. What is known of the last one only saves work."""
-        requests, started = queue.requests, admitted
+        requests = queue.requests
         self.target.forget_prompts(queue.empty_rows)
         view = self._rounded(queue.longest + self.growth.room)
         if self._graphs is None:
@@ -311,6 +312,7 @@ class Decoder:
             outputs = rows.verify(draft, view=view)
             rows.settle(draft, outputs)
         else:
+            view = min(self.bucket << (view // self.bucket - 1).bit_length(), rows.capacity)
             if self._graphs.prepare(view=view):
                 started = timer.clock.mark()
             self._graphs.draft(view=view)
@@ -318,7 +320,7 @@ class Decoder:
             self._graphs.verify(view=view)
         queue.launch()
         outcome = copy_to_host(rows.outcome, queued=timer.clock.queued, late=self.late > 0)
-        return LaunchedStep(requests, outcome, timer.finish(begun, admitted, started, drafted))
+        return LaunchedStep(requests, outcome, timer.finish(begun, started, drafted))
 
     def memory(self, prompts: Sequence[Tokens], *, new_tokens: NewTokens) -> str:
         """Return a sentence with the memory of the caches of such a run; raise as `steps` does."""
@@ -335,6 +337,12 @@ class Decoder:
         """Device memory of the last run's graphs."""
         return 0 if self._graphs is None else self._graphs.bytes
 
+    @property
+    def capture_s(self) -> float:
+        """Seconds of capturing the last run's graphs."""
+        return 0.0 if self._graphs is None else self._graphs.seconds
+
+    @fits_device(SMALLER)
     def _begin(self, prompts: Sequence[Tokens], new_tokens: NewTokens) -> Rows:
         """Allocate the caches of a run; all rows are idle."""
         length, capacity = self._checked_lengths(prompts, new_tokens)
@@ -385,12 +393,26 @@ def check_abstaining(kind: str, rule: Rule, *, dynamic: bool) -> None:
         raise ExecutorError(f"{kind} proposes a token without a probability: use rule sample-and-match or point-mass")
 
 
-def _check_graphs(target: Target, drafter: Drafter | None) -> None:
-    """Raise UsageError if steps of these models cannot be CUDA graphs."""
+def graphs_refusal(target: Target, drafter: Drafter | None, tree: Tree | Policy) -> str | None:
+    """Return why steps of these cannot be CUDA graphs, after trying to capture a small one; None: they can."""
+    try:
+        decoder = Decoder(target, drafter, tree=tree, graphs=True)
+        Graphs(decoder._begin([[0]], 1)).prepare(view=decoder.bucket, strict=True)
+    except (ExecutorError, UsageError) as error:
+        return str(error).removesuffix(f": {ADVICE}")
+    finally:
+        target.cache = None
+    return None
+
+
+def _check_graphs(target: Target, drafter: Drafter | None, tree: Tree | Policy) -> None:
+    """Raise UsageError if steps of these cannot be CUDA graphs, as far as types and configurations tell."""
     if target.device.type != "cuda":
-        raise UsageError(f"graphs are for CUDA devices, got {target.device.type}")
+        raise UsageError(f"graphs are for CUDA devices, got {target.device.type}: {ADVICE}")
     for model in (target.model, getattr(drafter, "model", None)):  # a language model drafts with a model of its own
         if model is not None and looks_at_positions(model):
-            raise UsageError("dynamic rotary scaling reads the lengths in each step, CUDA graphs cannot: omit graphs")
+            raise UsageError(f"dynamic rotary scaling reads the lengths in each step, CUDA graphs cannot: {ADVICE}")
     if processes() > 1:
-        raise UsageError("graphs of a model that several processes share are not supported: use only one of the two")
+        raise UsageError(f"CUDA graphs of a model that several processes share are not supported: {ADVICE}")
+    if not isinstance(tree, Tree | DynamicTree):
+        raise UsageError(f"{type(tree).__name__} asks the host after each level, CUDA graphs cannot: {ADVICE}")

@@ -17,7 +17,7 @@ from executor.device import free_bytes
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.models.fingerprint import device_name
 from executor.models.random_weights import random_target
-from executor.target.fused_verification import device_refusal
+from executor.target.fused_verification import device_refusal, fuse
 from executor.target.load_hf_model import DTYPES
 from executor.target.packed_linears import multiplies_bf16
 from executor.target.target_model import Target
@@ -120,7 +120,7 @@ def facts(device: str) -> dict[str, Any]:
 def trials(device: str) -> Iterator[Trial]:
     """Run the trials: greedy texts with drafts, in fp32 against Hugging Face's `generate`, in half precision audited.
 
-    On CUDA graphs are tried too. An error is reported as a trial that does not hold.
+    On CUDA graphs are tried with fused kernels, where it has them. An error is reported as a trial that does not hold.
     """
     cuda = torch.device(device).type == "cuda"
     yield _trial("fp32: the loop writes what generate does", partial(_equal, device))
@@ -140,7 +140,9 @@ def _trial(name: str, run: Callable[[], tuple[bool, str]]) -> Trial:
 def _equal(device: str, *, graphs: bool = False) -> tuple[bool, str]:
     target, texts, tau = _decode(device, "float32", graphs=graphs)
     differing = sum(text != _generate(target, prompt) for text, prompt in zip(texts, PROMPTS, strict=True))
-    return differing == 0 and tau > LEAST, f"{differing} of {len(texts)} texts differ; tau {tau:.2f}"
+    forward = "fused kernels" if target.fused is not None else f"the model's own forward ({target.fused_reason})"
+    figures = f"{differing} of {len(texts)} texts differ; tau {tau:.2f}"
+    return differing == 0 and tau > LEAST, f"{forward}: {figures}" if graphs else figures
 
 
 def _audit(device: str, *, dtype: str) -> tuple[bool, str]:
@@ -159,6 +161,8 @@ def _decode(device: str, dtype: str, *, graphs: bool = False) -> tuple[Target, l
         values = SPREAD * torch.randn(weight.shape, generator=rng) if weight.dim() > 1 else torch.ones(weight.shape)
         weight.data.copy_(values)
         noisy_weight.data.copy_(values + NOISE * SPREAD * torch.randn(weight.shape, generator=rng))
+    if graphs:
+        fuse(target)
     decoder = Decoder(target, LanguageModel(Target(noisy)), tree=TREE, batch=2, graphs=graphs)
     generations = decoder.generate(PROMPTS, new_tokens=NEW_TOKENS)
     tokens, steps = (sum(len(getattr(g, name)) for g in generations) for name in ("tokens", "accepted"))

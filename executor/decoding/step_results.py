@@ -32,12 +32,12 @@ class Step:
         ended: True for each row whose request ended with this step.
         draft_s: seconds of drafting, taking in the last step's outcome included.
         rest_s: seconds of verifying, accepting and committing, and of the host's bookkeeping.
-        admit_s: seconds of prefilling the requests that joined before the step, and of earlier steps whose requests
-            had all ended.
+        admit_s: seconds before the step: of prefilling the requests that joined, of capturing CUDA graphs, and of
+            earlier steps whose requests had all ended.
 
     On CUDA seconds are the device's own, from the end of one step to the end of the next: the host's work counts where
-    the device waited for it. The caller's work between steps does not count, nor do captures of graphs, nor a step that
-    is under way when the last request ends.
+    the device waited for it. The caller's work between steps does not count, nor does a step that is under way when the
+    last request ends.
     """
 
     requests: tuple[int, ...]

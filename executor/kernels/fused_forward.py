@@ -198,6 +198,8 @@ def _layer_refusal(layer: Any) -> str | None:
             return "its layers are not built as Llama's are"
         if any(getattr(module, name).bias is not None for name in names if name not in ("q_proj", "k_proj", "v_proj")):
             return "its layers have biases where Llama's have none"
+    if type(getattr(layer.mlp, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
+        return "its gate is not SiLU"
     attention = layer.self_attn
     norms = [layer.input_layernorm, layer.post_attention_layernorm]
     norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]

@@ -284,7 +284,7 @@ def _with_depth(runner: LoopRunner, drafter: Drafter, prompts: Sequence[Tokens],
     if not settings.context and len(prompts) < settings.batch[-1]:
         raise UsageError(f"batch {settings.batch[-1]} needs at least that many prompts, got {len(prompts)}")
     if settings.policies and runner.graphs:
-        raise UsageError("some policies ask the host at each step; CUDA graphs cannot: measure policies without them")
+        raise UsageError("some policies ask the host at each step, CUDA graphs cannot: give --graphs off")
     if settings.policies and runner.rule.sampled_candidates:
         name = rule_meta(runner.rule)["verification"]
         raise UsageError(f"rule {name} draws its candidates, which policies would bias: measure without policies")

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
+from executor.device import fits_device
 from executor.target import NUMBER_TYPES
 from executor.target.architectures import layer_number, refusal, tensors_with_effect
 from executor.target.fused_verification import fuse
@@ -43,6 +44,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@fits_device("take --dtype bfloat16, --quantize, or a smaller model")
 def load_target(
     path: Path | str,
     *,

@@ -112,6 +112,7 @@ STANDINS: dict[str, Any] = {
     "graph_pool_handle": lambda: 0,
     "synchronize": lambda device: None,
     "empty_cache": lambda: None,
+    "set_sync_debug_mode": lambda mode: None,
     "memory_reserved": lambda device: 0,
     "memory_allocated": lambda device: 0,
     "mem_get_info": lambda device: (2**40, 2**40),

@@ -18,6 +18,7 @@ from treeopt.api.run_models import (
     load_prompts,
     load_target_and_drafter,
 )
+from treeopt.api.runners import graphs_used
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.errors import ExecutorError, PlanError, UsageError, counted
 from treeopt.planning.search_warnings import position_warnings
@@ -66,7 +67,7 @@ class DecodeSettings(Settings):
     sampling: Sampling = group(Sampling)
     ignore_end: bool = setting(False, help="Continue to --new-tokens past tokens that end a text.")
     compiled: bool = setting(False, help="Compile the target's forward (torch.compile); slow to start.")
-    graphs: bool = defaults.graphs()
+    graphs: str = defaults.graphs()
     audit: bool = setting(False, help="Check each greedy text against a plain forward; exit code 1 if it fails.")
     output: Path | None = setting(
         None, help="Write each request to this file when it ends (JSON lines, never a partial one)."
@@ -179,19 +180,20 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
     if begun is not None:
         compute_as_recorded(target, drafter, begun[0].get("provenance"))
     rule = settings.sampling.rule_for(target)
-    decoder = Decoder(target, drafter, tree=shape, batch=batch, rule=rule, graphs=settings.graphs)
+    graphs = graphs_used(settings.graphs, target, drafter, shape)
+    decoder = Decoder(target, drafter, tree=shape, batch=batch, rule=rule, graphs=graphs)
     stop = [] if settings.ignore_end else requests.stop
     meta = {**_meta(decoder, requests.tokens), **_conditions(settings, stop)}
     longest = [len(prompt) + settings.new_tokens for prompt in requests.tokens]
     warn(position_warnings(look(meta, "drafter", "positions"), longest, "may pass"))
     if plan is not None:
-        warn([*plan_model_warnings(plan, meta, graphs=settings.graphs), *plan_rule_warnings(plan, rule_meta(rule))])
+        warn([*plan_model_warnings(plan, meta, graphs=graphs), *plan_rule_warnings(plan, rule_meta(rule))])
     earlier = _continued(settings.output, begun, meta)
     main = is_main_rank()
     run = _Run(decoder, requests, settings, stop, (watcher or Watcher()) if main else Watcher())
     gathered, records = run.decode({record["request"] for record in earlier}, meta, write=main)
     if main:
-        note([_summary(gathered, decoder, graphs=settings.graphs)])
+        note([_summary(gathered, decoder)])
         if settings.audit:
             _audit([*earlier, *records], target)
     return Record({"schema": SCHEMA, "meta": meta, "counts": _counts(gathered), "requests": records})
@@ -327,13 +329,13 @@ def _writer(output: Path | None, meta: Mapping[str, Any]) -> Iterator[Callable[[
         yield put
 
 
-def _summary(gathered: "Gathered", decoder: "Decoder", *, graphs: bool) -> str:
+def _summary(gathered: "Gathered", decoder: "Decoder") -> str:
     """Return counts, and means over all steps."""
     means = f": {figures(gathered)} (means; prefill counted in tokens/s)" if gathered.steps else ""
-    held = f"; graphs hold {decoder.graph_bytes / 2**20:.1f} MiB" if graphs else ""
+    held = f"; graphs hold {decoder.graph_bytes / 2**20:.1f} MiB, captured in {decoder.capture_s:.1f} s, counted too"
     tokens, steps = counted(gathered.committed, "token"), counted(gathered.steps, "step")
     counts = f"{counted(gathered.ended, 'request')}, {tokens} in {steps}"
-    return f"{counts} at batch {decoder.batch}{means}{held}"
+    return f"{counts} at batch {decoder.batch}{means}{held if decoder.graphs else ''}"
 
 
 def figures(gathered: "Gathered") -> str:

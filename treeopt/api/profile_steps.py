@@ -24,7 +24,7 @@ class ProfileSettings(Settings):
     source: Prompts = group(Prompts)
     measuring: Measuring = group(Measuring)
     sampling: Sampling = group(Sampling)
-    graphs: bool = defaults.graphs()
+    graphs: str = defaults.graphs()
     engine: EngineSetup = group(EngineSetup)
 
 
@@ -50,7 +50,8 @@ def profile(*, settings: ProfileSettings, work: Path | None = None, progress: Pr
     """
     measuring, engine = settings.measuring, settings.engine
     engine.refuse({"--budget": measuring.budget_s})
-    runner = open_runner(settings.models, engine, sampling=settings.sampling, graphs=settings.graphs)
+    rule, asks = settings.sampling, measuring.policies
+    runner = open_runner(settings.models, engine, sampling=rule, graphs=settings.graphs, asks=asks)
     tokens, _ = load_tokens(settings.models, runner.target, settings.source)
     from executor.profiling.measure_steps import Measurement
 

@@ -156,7 +156,8 @@ def kernel_notes(target: "Target") -> list[str]:
     """Say on CUDA why fused kernels are not used."""
     if target.device.type != "cuda" or target.fused_reason is None:
         return []
-    return [f"fused kernels are not used: {target.fused_reason}"]
+    half = str(target.dtype) == "torch.float16" and "bfloat16" in target.fused_reason
+    return [f"fused kernels are not used: {target.fused_reason}{': give --dtype bfloat16' if half else ''}"]
 
 
 def _other_target_warnings(models: Models, target: "Target") -> list[str]:

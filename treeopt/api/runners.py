@@ -5,13 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.api.run_models import Models, Sampling, engine_tokenizer, load_target_and_drafter
+from treeopt.api.messages import note
+from treeopt.api.run_models import Models, Sampling, engine_tokenizer, load_models
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.settings import Settings, setting
+from treeopt.tree import Tree
 
 if TYPE_CHECKING:
-    from executor.runners.runner import Runner
+    from executor.drafters.base.drafter import Drafter
+    from executor.runners.runner import Runner, Shape
+    from executor.target.target_model import Target
     from treeopt.engines.driver import Driver
 
 
@@ -101,9 +105,11 @@ class EngineSetup(Settings):
 
 
 def open_runner(
-    models: Models, engine: EngineSetup, *, sampling: Sampling | None = None, graphs: bool = False
+    models: Models, engine: EngineSetup, *, sampling: Sampling | None = None, graphs: str = "off", asks: bool = False
 ) -> "Runner":
     """Return what decodes: the engine, which is started when the runner is entered, or the loop with its models loaded.
+
+    `asks`: policies that ask the host will run, so that `graphs` of `auto` are not used.
 
     Raises:
         UsageError: settings that the engine does not take, or models without a drafter.
@@ -115,7 +121,7 @@ def open_runner(
 
         engine.refuse(
             {
-                "--graphs": graphs,
+                "--graphs": graphs == "on",
                 "--temperature": sampling.temperature,
                 "--random-weights": models.random_weights,
             }
@@ -124,7 +130,22 @@ def open_runner(
         return EngineRunner(lambda concurrency: engine.driver(models, concurrency=concurrency), models=record)
     if models.drafter is None:
         raise UsageError("give --drafter, which drafts; or --engine, which may load its own")
-    target, drafter = load_target_and_drafter(models.or_shape())
+    target, drafter = load_models(models.or_shape())
     from executor.runners.loop_runner import LoopRunner
 
-    return LoopRunner(target, drafter, rule=sampling.rule_for(target), graphs=graphs)
+    used = graphs_used(graphs, target, drafter, None if asks else Tree.chain(min(2, drafter.max_depth)))
+    return LoopRunner(target, drafter, rule=sampling.rule_for(target), graphs=used)
+
+
+def graphs_used(choice: str, target: "Target", drafter: "Drafter | None", shape: "Shape | None") -> bool:
+    """Return whether steps of a shape (None: some policies ask the host) are replayed from CUDA graphs.
+
+    Where `auto` does not use them on CUDA, a note says why.
+    """
+    from executor.decoding.decoder import graphs_refusal
+
+    if choice != "auto" or target.device.type != "cuda":
+        return choice == "on"
+    reason = "some policies ask the host" if shape is None else graphs_refusal(target, drafter, shape)
+    note([] if reason is None else [f"CUDA graphs are not used: {reason}"])
+    return reason is None

@@ -16,10 +16,12 @@ from treeopt.defaults import BLOCKS, ENGINE_LENGTH, VALIDATED_BATCHES
 from treeopt.engines import ENGINES, engine_rules
 from treeopt.planning.search_warnings import position_warnings
 from treeopt.plans.plan import Plan
+from treeopt.policies import DynamicTree
 from treeopt.results.kinds import Validation
 from treeopt.settings import Settings, group, setting, takes
 from treeopt.storage.provenance import look, this_run
 from treeopt.traces.trace import Trace
+from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from executor.runners.runner import Requests, Runner
@@ -68,7 +70,7 @@ class ValidateSettings(Settings):
     )
     blocks: int = setting(BLOCKS, least=2, help="Number of blocks that the prompts are split into.")
     sampling: Sampling = group(Sampling)
-    graphs: bool = defaults.graphs()
+    graphs: str = defaults.graphs()
     engine: EngineSetup = group(EngineSetup)
 
     def check(self) -> None:
@@ -118,6 +120,7 @@ def validate(*, settings: ValidateSettings, work: Path | None = None, progress: 
         [{'batch': 1, 'name': 'chosen tree'}, {'batch': 1, 'name': 'best chain'}]
     """
     from simulate.validation.make_predictions import read_sources
+    from simulate.validation.predictions import ways_of
 
     models, prompts, sources = settings.models, settings.source, settings.sources
     material = read_sources(sources, skip=prompts.skip, requests=prompts.requests)
@@ -125,7 +128,10 @@ def validate(*, settings: ValidateSettings, work: Path | None = None, progress: 
     warn(material.warnings)
     if material.replayed is not None:
         prompts = prompts.changed(requests=material.replayed.requests)
-    runner = open_runner(models, settings.engine, sampling=settings.sampling, graphs=settings.graphs)
+    plan, static = (material.fixed or material).plan, sources.replay is not None
+    shapes = [shape for entry in (plan.entries if plan else ()) for shape in ways_of(entry, static=static)]
+    asks = not all(isinstance(shape, Tree | DynamicTree) for shape in shapes)
+    runner = open_runner(models, settings.engine, sampling=settings.sampling, graphs=settings.graphs, asks=asks)
     tokens, stop = load_tokens(models, runner.target, prompts)
     from executor.runners.runner import Requests
 

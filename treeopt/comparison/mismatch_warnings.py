@@ -165,7 +165,7 @@ def plan_model_warnings(
     """
     warnings = []
     if look(plan.meta, "cost", "graphs") not in (None, graphs):
-        warnings.append(f"the plan's step times were measured {'without' if graphs else 'with'} --graphs")
+        warnings.append(f"the plan's step times were measured {'without' if graphs else 'with'} CUDA graphs")
     made = look(plan.meta, source)
     recorded = {"trace": "trace was recorded", "cost": "step times were measured"}[source]
     for part in differing_models(made, models):

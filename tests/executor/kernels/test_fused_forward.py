@@ -144,12 +144,13 @@ MINISTRAL = Ministral3Config(**SMALL | {"pad_token_id": 0}, num_key_value_heads=
     [
         (transformers.OlmoConfig(**SMALL), "its norms are not RMS norms"),
         (transformers.LlamaConfig(**SMALL, mlp_bias=True), "its layers have biases where Llama's have none"),
+        (transformers.LlamaConfig(**SMALL, hidden_act="gelu"), "its gate is not SiLU"),
         (transformers.MixtralConfig(**SMALL), "its layers are not built as Llama's are"),
         (transformers.GPT2Config(**SMALL), "it is not built as Llama is"),
         (MINISTRAL, "its attention reads positions"),
         (WIDE, f"its heads are wider than {WIDEST_HEAD}"),
     ],
-    ids=["no weights", "biases", "experts", "another family", "positions", "wide heads"],
+    ids=["no weights", "biases", "gelu", "experts", "another family", "positions", "wide heads"],
 )
 def test_other_settings_are_refused(config, reason):
     assert refusal(made(config)).startswith(reason)
