@@ -53,11 +53,3 @@ def prefetch(pointers, bytes_each):
         is_pure=False,
         pack=1,
     )
-
-
-@triton.jit
-def prefetch_part(pointer, bytes_all, part, parts, LANES: tl.constexpr, PIECE: tl.constexpr):
-    """Ask for one of `parts` interleaved parts of a stretch of memory, in pieces of `PIECE` bytes."""
-    for start in range(part * LANES * PIECE, bytes_all, parts * LANES * PIECE):
-        offset = start + tl.arange(0, LANES) * PIECE
-        prefetch(pointer.to(tl.uint64) + offset, tl.minimum(tl.maximum(bytes_all - offset, 0), PIECE))

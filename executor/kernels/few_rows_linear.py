@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from executor.kernels.dependent_launch import arrivals, launch_options, prefetch, prefetch_part
+from executor.kernels.dependent_launch import arrivals, launch_options, prefetch
 
 
 @triton.jit
@@ -69,11 +69,9 @@ def gate(x: Tensor) -> Tensor:
     return out
 
 
-MOST_ROWS = 64  # that are streamed
+MOST_ROWS = 128  # that are streamed
 # Chosen on an H200 with the layers of an 8B model; docs/results/gpu.md has what they take.
-ROW_COLUMNS, ROW_STAGES = 4, 3
-ROW_INNER = {1024: 2}  # inner widths that are wholly in registers before the wait, and warps; the first for others
-ROW_AHEAD = False  # the rest goes to the cache meanwhile
+ROW_COLUMNS, ROW_TILE = 4, {"BLOCK_INNER": 1024, "STAGES": 3, "num_warps": 2}
 STREAM_COLUMNS, STREAM_INNER, STREAM_BYTES = 64, 128, 200 * 1024
 STREAM_AHEAD = 512  # columns of each row of a weight that go to the cache while the kernel before runs
 WANTED, MOST_SPLITS = 132, 2  # programs: a product that makes half as many is split over the inner width
@@ -181,8 +179,6 @@ def _row_kernel(
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
     STAGES: tl.constexpr,
-    WHOLE: tl.constexpr,
-    AHEAD: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     column = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
@@ -198,12 +194,6 @@ def _row_kernel(
         up_tile = tl.load(ups, mask=inside[None, :], other=0.0)
     if DEPENDENT:
         gdc_launch_dependents()
-        if AHEAD:
-            mine = tl.program_id(0).to(tl.int64) * BLOCK_COLUMNS
-            stretch = tl.minimum(BLOCK_COLUMNS, columns - mine).to(tl.int32) * inner * 2
-            prefetch_part(weight + mine * inner, stretch, 0, 1, 128, 256)
-            if GATED:
-                prefetch_part(weight + (columns + mine) * inner, stretch, 0, 1, 128, 256)
         gdc_wait()
     part = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
     squares = part * part
@@ -211,16 +201,15 @@ def _row_kernel(
         part *= tl.load(norm + offset, mask=inside, other=0.0).to(tl.float32)
     sums = tile.to(tl.float32) * part[None, :]
     up_sums = up_tile.to(tl.float32) * part[None, :]
-    if not WHOLE:
-        for start in tl.range(BLOCK_INNER, inner, BLOCK_INNER, num_stages=STAGES):
-            inside = start + offset < inner
-            part = tl.load(x + start + offset, mask=inside, other=0.0).to(tl.float32)
-            if NORM:
-                squares += part * part
-                part *= tl.load(norm + start + offset, mask=inside, other=0.0).to(tl.float32)
-            sums += tl.load(weights + start, mask=inside[None, :], other=0.0).to(tl.float32) * part[None, :]
-            if GATED:
-                up_sums += tl.load(ups + start, mask=inside[None, :], other=0.0).to(tl.float32) * part[None, :]
+    for start in tl.range(BLOCK_INNER, inner, BLOCK_INNER, num_stages=STAGES):
+        inside = start + offset < inner
+        part = tl.load(x + start + offset, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            squares += part * part
+            part *= tl.load(norm + start + offset, mask=inside, other=0.0).to(tl.float32)
+        sums += tl.load(weights + start, mask=inside[None, :], other=0.0).to(tl.float32) * part[None, :]
+        if GATED:
+            up_sums += tl.load(ups + start, mask=inside[None, :], other=0.0).to(tl.float32) * part[None, :]
     total, up = tl.sum(sums, 1), tl.sum(up_sums, 1)
     if NORM:  # a factor of the whole row: the product is linear in it
         scale = tl.rsqrt(tl.sum(squares) / inner + eps)
@@ -237,13 +226,12 @@ def _row_kernel(
 
 def row_linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
     """Return `linear` of one row."""
+    if FLAT is not None:
+        return flat_row_linear(x, weight, around)
     columns = _columns(weight, around)
     out = torch.empty(1, columns, dtype=x.dtype, device=x.device)
     assert not isinstance(around.norm, Scaled)
     norm, eps = (x, 0.0) if around.norm is None else around.norm
-    inner = x.shape[1]
-    whole = triton.next_power_of_2(inner)
-    block_inner = whole if whole in ROW_INNER else min(ROW_INNER)
     block_columns = ROW_COLUMNS // (2 if around.gated else 1)
     _row_kernel[triton.cdiv(columns, block_columns),](
         x,
@@ -253,7 +241,110 @@ def row_linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
         x if around.residual is None else around.residual,
         out,
         columns,
-        inner,
+        x.shape[1],
+        eps,
+        NORM=around.norm is not None,
+        BIAS=around.bias is not None,
+        RESIDUAL=around.residual is not None,
+        GATED=around.gated,
+        BLOCK_COLUMNS=block_columns,
+        **ROW_TILE,
+        **launch_options(x.device),
+    )
+    return out
+
+
+@triton.jit
+def _flat_row_kernel(
+    x,
+    weight,
+    norm,
+    bias,
+    residual,
+    out,
+    columns,
+    inner,
+    groups_each,
+    eps,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
+    STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    if DEPENDENT:
+        gdc_launch_dependents()
+    steps = tl.cdiv(inner, BLOCK_INNER)
+    first = tl.program_id(0) * groups_each
+    groups = tl.minimum(groups_each, tl.cdiv(columns, BLOCK_COLUMNS) - first)
+    offset = tl.arange(0, BLOCK_INNER)
+    squares = tl.zeros((BLOCK_INNER,), tl.float32)
+    sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
+    up_sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
+    for turn in tl.range(0, groups * steps, num_stages=STAGES):
+        column = (first + turn // steps) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+        start = turn % steps * BLOCK_INNER
+        inside = start + offset < inner
+        read = tl.minimum(column, columns - 1).to(tl.int64)  # past the end the last is read again, and not written
+        weights = weight + read[:, None] * inner + (start + offset)[None, :]
+        tile = tl.load(weights, mask=inside[None, :], other=0.0)
+        up_tile = tile
+        if GATED:
+            up_tile = tl.load(weights + columns.to(tl.int64) * inner, mask=inside[None, :], other=0.0)
+        part = tl.zeros((BLOCK_INNER,), x.dtype.element_ty)
+        if inner > 0:  # always: loads below a condition are not moved before the loop, and so not before the wait
+            if DEPENDENT:
+                if turn == 0:
+                    gdc_wait()
+            part = tl.load(x + start + offset, mask=inside, other=0.0)
+        part = part.to(tl.float32)
+        if NORM:
+            squares += tl.where(turn < steps, part * part, 0.0)
+            part *= tl.load(norm + start + offset, mask=inside, other=0.0).to(tl.float32)
+        sums += tile.to(tl.float32) * part[None, :]
+        if GATED:
+            up_sums += up_tile.to(tl.float32) * part[None, :]
+        if start + BLOCK_INNER >= inner:
+            total, up = tl.sum(sums, 1), tl.sum(up_sums, 1)
+            if NORM:  # a factor of the whole row: the product is linear in it
+                scale = tl.rsqrt(tl.sum(squares) / inner + eps)
+                total, up = total * scale, up * scale
+            ok = column < columns
+            if BIAS:
+                total += tl.load(bias + column, mask=ok, other=0.0).to(tl.float32)
+            if GATED:
+                total = total * tl.sigmoid(total) * up
+            if RESIDUAL:
+                total += tl.load(residual + column, mask=ok, other=0.0).to(tl.float32)
+            tl.store(out + column, total.to(out.dtype.element_ty), mask=ok)
+            sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
+            up_sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
+
+
+FLAT = (4, 512, 6, 2, 1056)  # columns, inner, stages, warps, programs
+
+
+def flat_row_linear(x, weight, around):
+    columns = _columns(weight, around)
+    out = torch.empty(1, columns, dtype=x.dtype, device=x.device)
+    norm, eps = (x, 0.0) if around.norm is None else around.norm
+    block_columns, block_inner, stages, warps, programs = FLAT
+    block_columns //= 2 if around.gated else 1
+    groups = triton.cdiv(columns, block_columns)
+    each = triton.cdiv(groups, programs)
+    _flat_row_kernel[triton.cdiv(groups, each),](
+        x,
+        weight,
+        norm,
+        x if around.bias is None else around.bias,
+        x if around.residual is None else around.residual,
+        out,
+        columns,
+        x.shape[1],
+        each,
         eps,
         NORM=around.norm is not None,
         BIAS=around.bias is not None,
@@ -261,10 +352,8 @@ def row_linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
         GATED=around.gated,
         BLOCK_COLUMNS=block_columns,
         BLOCK_INNER=block_inner,
-        STAGES=ROW_STAGES,
-        WHOLE=inner <= block_inner,
-        AHEAD=ROW_AHEAD and inner > block_inner and inner % 8 == 0 and x.dtype == torch.bfloat16,
-        num_warps=ROW_INNER[block_inner],
+        STAGES=stages,
+        num_warps=warps,
         **launch_options(x.device),
     )
     return out

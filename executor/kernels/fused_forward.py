@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.kernels.few_rows_linear import Around, Norm, Scaled, linear, linear_before, rms_norm_rows
+from executor.kernels.few_rows_linear import Around, Norm, Scaled, linear, linear_before, rms_norm_rows, row_linear
 from executor.kernels.rotary_store import Nodes, Rotation, rotate_and_store
 from executor.kernels.tree_attention import attend_to_tree
 from executor.target.positions import rope_types
 
-HEAD = False  # the LM head is one of the products
-FOLDED = True  # norms are folded into the products around them
 WIDEST_HEAD = 256  # tiles of wider ones may not fit
 DTYPES = (torch.bfloat16, torch.float32)  # a norm's weight times its unscaled input could overflow in float16
 
@@ -97,9 +95,10 @@ class FusedForward:
 
     def scores(self, last: Tensor, head: Any) -> Tensor:
         """Return the LM head's output for its input, (batch, fed, hidden)."""
-        if not HEAD or type(head) is not nn.Linear or head.bias is not None or not head.weight.is_contiguous():
+        one = last.shape[:2].numel() == 1 and type(head) is nn.Linear and head.bias is None
+        if not one or not head.weight.is_contiguous():
             return head(last)  # type: ignore[no-any-return]
-        return linear(last.flatten(0, 1), head.weight).view(*last.shape[:2], -1)
+        return row_linear(last[0], head.weight)[None]
 
     def last_norm(self, hidden: Tensor) -> Tensor:
         """Return the input of the LM head for the last layer's output."""
@@ -149,18 +148,14 @@ class _FusedLayer:
         if self._head_norms[0] is not None:
             (q_weight, eps), (k_weight, _) = map(_norm, self._head_norms)
             norms = q_weight, k_weight, eps
-        later = self._out.weight, self._joined_gate_up
-        projected = projected.view(batch, fed, -1)
-        return rotate_and_store(projected, rotation, nodes, keys, values, norms, later), rows
+        return rotate_and_store(projected.view(batch, fed, -1), rotation, nodes, keys, values, norms), rows
 
     def finish(self, attended: Tensor, rows: Tensor, following: Norm | None) -> tuple[Tensor, Norm | Scaled | None]:
         """Return the layer's output, (rows, hidden), for its attention's and its input, and the norm that follows."""
         before_mlp = _norm(self._before_mlp)
-        rows, norm = linear_before(
-            attended.view(len(rows), -1), self._out.weight, Around(residual=rows), before_mlp if FOLDED else None
-        )
+        rows, norm = linear_before(attended.view(len(rows), -1), self._out.weight, Around(residual=rows), before_mlp)
         gated = linear(rows, self._joined_gate_up, Around(norm=norm or before_mlp, gated=True))
-        return linear_before(gated, self._down.weight, Around(residual=rows), following if FOLDED else None)
+        return linear_before(gated, self._down.weight, Around(residual=rows), following)
 
 
 def refusal(decoder: Any) -> str | None:

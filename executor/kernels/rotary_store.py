@@ -1,6 +1,5 @@
 """Rotary positions and the cache: a layer's fused projection becomes queries, and keys and values in their places."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,10 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from executor.kernels.dependent_launch import launch_options, prefetch_part
-
-AHEAD_BYTES = 0  # of the weights after the attention that go to the cache while it runs: they are read next
-PIECE = 4096  # bytes
+from executor.kernels.dependent_launch import launch_options
 
 
 @dataclass(frozen=True)
@@ -56,10 +52,6 @@ def _rotary_store_kernel(
     q,
     keys,
     values,
-    next_weight,
-    later_weight,
-    next_bytes,
-    later_bytes,
     tokens,
     first_node,
     capacity,
@@ -74,15 +66,11 @@ def _rotary_store_kernel(
     WIDTH: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     NORM: tl.constexpr,
-    PIECE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)  # of batch * tokens; query, key and value heads
     if DEPENDENT:
         gdc_launch_dependents()
-        part = tl.program_id(0) * tl.num_programs(1) + head
-        prefetch_part(next_weight, next_bytes, part, tl.num_programs(0) * tl.num_programs(1), 32, PIECE)
-        prefetch_part(later_weight, later_bytes, part, tl.num_programs(0) * tl.num_programs(1), 32, PIECE)
         gdc_wait()
     sequence, token = row // tokens, row % tokens
     half: tl.constexpr = WIDTH // 2
@@ -126,7 +114,6 @@ def rotate_and_store(
     keys: Tensor,
     values: Tensor,
     norms: tuple[Tensor, Tensor, float] | None = None,
-    later: Sequence[Tensor] = (),
 ) -> Tensor:
     """Rotate queries and keys, write keys and values of nodes; return the queries, (batch, tokens, heads, width).
 
@@ -136,17 +123,12 @@ def rotate_and_store(
         nodes: where they stand; what would stand beyond the capacity is not written.
         keys, values: (batch, shared heads, capacity, width), the layer's part of the cache.
         norms: weights of the norms of queries and keys over a head, (width,), and their epsilon; None: no norms.
-        later: at most two weights that are read after the attention; see `AHEAD_BYTES`.
     """
     batch, tokens, _ = projected.shape
     shared, capacity, width = keys.shape[1:]
     heads = projected.shape[2] // width - 2 * shared
     q = torch.empty(batch, tokens, heads, width, dtype=projected.dtype, device=projected.device)
     q_norm, k_norm, eps = (projected, projected, 0.0) if norms is None else norms
-    left, ahead = AHEAD_BYTES, list[int]()
-    for weight in later:
-        ahead.append(min(left, weight.nbytes) // 16 * 16)
-        left -= ahead[-1]
     _rotary_store_kernel[batch * tokens, heads + 2 * shared](
         projected,
         nodes.lengths,
@@ -157,8 +139,6 @@ def rotate_and_store(
         q,
         keys,
         values,
-        *(*later, q, q)[:2],
-        *(*ahead, 0, 0)[:2],
         tokens,
         nodes.first,
         capacity,
@@ -173,7 +153,6 @@ def rotate_and_store(
         WIDTH=width,
         BLOCK_HALF=triton.next_power_of_2(width // 2),
         NORM=norms is not None,
-        PIECE=PIECE,
         num_warps=1,
         **launch_options(projected.device),
     )

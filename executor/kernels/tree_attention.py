@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from executor.kernels.dependent_launch import arrivals, launch_options
+from executor.kernels.dependent_launch import launch_options
 
 
 @triton.jit
@@ -41,7 +41,6 @@ def _split_kernel(
     ancestors,
     partial,
     weights,
-    arrived,
     out,
     tokens,
     count,
@@ -57,8 +56,7 @@ def _split_kernel(
     BLOCK_COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-    SUMMED: tl.constexpr,
+    WHOLE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     if DEPENDENT:
@@ -118,40 +116,12 @@ def _split_kernel(
         )
     ok = row_ok[:, None] & width_ok[None, :]
     some = tl.where(total > 0, total, 1.0)
-    acc = acc / some[:, None]
-    whole = True
-    if BLOCK_SPLITS > 1:
+    if WHOLE:
+        tl.store(out + at[:, None] * WIDTH + width[None, :], (acc / some[:, None]).to(out.dtype.element_ty), mask=ok)
+    else:
         to = at * splits + split
-        tl.store(partial + to[:, None] * WIDTH + width[None, :], acc, mask=ok)
+        tl.store(partial + to[:, None] * WIDTH + width[None, :], acc / some[:, None], mask=ok)
         tl.store(weights + to, tl.where(total > 0, best + tl.log2(some), -float("inf")), mask=row_ok)
-        whole = SUMMED
-        if SUMMED:
-            tl.debug_barrier()
-            tile = place * tl.num_programs(1) + tl.program_id(1)
-            whole = tl.atomic_add(arrived + tile, 1) == splits - 1
-            if whole:  # the last to arrive adds all up, in one order
-                tl.store(arrived + tile, 0)
-                other = tl.arange(0, BLOCK_SPLITS)
-                known = row_ok[:, None] & (other < splits)[None, :]
-                each = tl.load(
-                    weights + at[:, None] * splits + other[None, :],
-                    mask=known,
-                    other=-float("inf"),
-                    cache_modifier=".cg",
-                )
-                best = tl.where(row_ok, tl.max(each, 1), 0.0)
-                total = tl.sum(tl.exp2(each - best[:, None]), 1)
-                acc = tl.zeros((BLOCK_ROWS, BLOCK_WIDTH), tl.float32)
-                for one in tl.range(0, splits, loop_unroll_factor=4):
-                    to = at * splits + one
-                    share = tl.exp2(tl.load(weights + to, mask=row_ok, other=0.0, cache_modifier=".cg") - best)
-                    part = tl.load(
-                        partial + to[:, None] * WIDTH + width[None, :], mask=ok, other=0.0, cache_modifier=".cg"
-                    )
-                    acc += part * share[:, None]
-                acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    if whole:
-        tl.store(out + at[:, None] * WIDTH + width[None, :], acc.to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit
@@ -187,7 +157,6 @@ MOST_COLUMNS = 128  # of a tile: scores of narrow heads would not fit the shared
 LONG = 1024  # columns of all sequences from which on tiles of queries are twice as large
 PROGRAMS = 132  # wanted, as many as an H100 has multiprocessors; twice as many of small tiles
 MOST_SPLITS, STAGES = 64, 3
-SUMMED_ROWS, MOST_SUMMED = 16, 8  # of a tile, and splits, that the last program to arrive adds up
 
 
 def splits_of(view: int, block: int, wanted: int) -> int:
@@ -238,7 +207,6 @@ def attend_to_tree(
         weights = torch.empty(batch, tokens, heads, splits, dtype=torch.float32, device=q.device)
     else:
         partial = weights = out
-    summed = block_rows <= SUMMED_ROWS and splits <= MOST_SUMMED
     options = launch_options(q.device) | {"WIDTH": width, "BLOCK_WIDTH": block_width}
     _split_kernel[batch * shared, tiles, splits](
         q,
@@ -248,7 +216,6 @@ def attend_to_tree(
         ancestors.view(torch.uint8),
         partial,
         weights,
-        arrivals(q.device),
         out,
         tokens,
         count,
@@ -260,14 +227,13 @@ def attend_to_tree(
         GROUP=group,
         BLOCK_ROWS=block_rows,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        BLOCK_SPLITS=triton.next_power_of_2(splits),
-        SUMMED=summed,
+        WHOLE=splits == 1,
         BLOCK_COLUMNS=block_columns,
         STAGES=STAGES,
         num_warps=8 if block_rows > block_columns else 4,
         **options,
     )
-    if splits > 1 and not summed:
+    if splits > 1:
         _sum_kernel[batch * tokens * heads,](
             partial, weights, out, splits, BLOCK=max(2, triton.next_power_of_2(splits)), num_warps=1, **options
         )

@@ -57,7 +57,7 @@ def mend_products_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 def take_wide_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one program compute many outputs of a row: the interpreter takes as long for a small block as for a large."""
     monkeypatch.setattr(few_rows_linear, "ROW_COLUMNS", 64)
-    monkeypatch.setattr(few_rows_linear, "ROW_INNER", {64: 2})
+    monkeypatch.setattr(few_rows_linear, "ROW_TILE", few_rows_linear.ROW_TILE | {"BLOCK_INNER": 64})
 
 
 CONFIGS: dict[str, PretrainedConfig] = {

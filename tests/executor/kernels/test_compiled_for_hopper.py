@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from executor.kernels import few_rows_linear
 from executor.kernels.few_rows_linear import MOST_ROWS
 from executor.kernels.tree_attention import tile_of
 
@@ -28,7 +27,7 @@ SHARED_MEMORY = 232448  # bytes of a block, at most
 def compiled(kernel, arguments, constants, **options):
     '''Compile as the launcher would: pointers are aligned, and so are numbers that 16 divides.'''
     signature = {name: arguments.get(name, "constexpr") for name in kernel.arg_names}
-    aligned = "inner", "columns", "key_stride", "value_stride", "inner_per_split", "next_bytes", "later_bytes"
+    aligned = "inner", "columns", "key_stride", "value_stride", "inner_per_split"
     attributes = {
         (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
         for name, kind in arguments.items()
@@ -48,22 +47,20 @@ def compiled(kernel, arguments, constants, **options):
 def attention(kind, width, rows, columns):
     names = "q", "keys", "values", "out"
     pointers = dict.fromkeys(names, kind) | {"lengths": "*i64", "ancestors": "*u8"}
-    pointers |= {"partial": "*fp32", "weights": "*fp32", "arrived": "*i32"}
+    pointers |= {"partial": "*fp32", "weights": "*fp32"}
     numbers = "tokens", "count", "ancestor_stride", "key_stride", "value_stride"
     constants = {"HEADS": 8, "GROUP": 4, "WIDTH": width, "BLOCK_WIDTH": width, "BLOCK_ROWS": rows}
-    constants |= {"BLOCK_COLUMNS": columns, "STAGES": tree_attention.STAGES, "DEPENDENT": True}
-    constants |= {"BLOCK_SPLITS": tree_attention.MOST_SPLITS, "SUMMED": rows <= tree_attention.SUMMED_ROWS}
+    constants |= {"BLOCK_COLUMNS": columns, "STAGES": tree_attention.STAGES, "WHOLE": False, "DEPENDENT": True}
     constants["PRECISION"] = "ieee" if kind == "*fp32" else "tf32"
     arguments = pointers | dict.fromkeys(numbers, "i32") | {"scale": "fp32"}
     compiled(tree_attention._split_kernel, arguments, constants, num_warps=8 if rows > columns else 4)
 
 
-def row(gated, inner):
+def row(gated):
     names = "x", "weight", "norm", "bias", "residual", "out"
     arguments = dict.fromkeys(names, "*bf16") | {"columns": "i32", "inner": "i32", "eps": "fp32"}
-    options = {"BLOCK_INNER": inner, "STAGES": few_rows_linear.ROW_STAGES, "WHOLE": inner > 1024}
-    options |= {"AHEAD": few_rows_linear.ROW_AHEAD}
-    warps = few_rows_linear.ROW_INNER[inner]
+    options = dict(few_rows_linear.ROW_TILE)
+    warps = options.pop("num_warps")
     constants = {"NORM": True, "BIAS": not gated, "RESIDUAL": not gated, "GATED": gated, "DEPENDENT": True}
     constants["BLOCK_COLUMNS"] = few_rows_linear.ROW_COLUMNS // (2 if gated else 1)
     compiled(few_rows_linear._row_kernel, arguments, constants | options, num_warps=warps)
@@ -92,13 +89,12 @@ def small():
     sums = {"partial": "*fp32", "weights": "*fp32", "out": "*bf16", "splits": "i32"}
     constants = {"WIDTH": 256, "BLOCK_WIDTH": 256, "BLOCK": tree_attention.MOST_SPLITS, "DEPENDENT": True}
     compiled(tree_attention._sum_kernel, sums, constants, num_warps=1)
-    names = "projected", "q_norm", "k_norm", "q", "keys", "values", "next_weight", "later_weight"
-    numbers = "next_bytes", "later_bytes", "tokens", "first_node", "capacity", "limit", "depth_stride"
+    names = "projected", "q_norm", "k_norm", "q", "keys", "values"
+    numbers = "tokens", "first_node", "capacity", "limit", "depth_stride"
     arguments = dict.fromkeys(names, "*bf16") | dict.fromkeys(("lengths", "depths"), "*i64")
     arguments |= dict.fromkeys((*numbers, "key_stride", "value_stride"), "i32")
     arguments |= {"frequencies": "*fp32", "scaling": "fp32", "eps": "fp32"}
     constants = {"HEADS": 32, "SHARED": 8, "WIDTH": 128, "BLOCK_HALF": 64, "NORM": True, "DEPENDENT": True}
-    constants |= {"PIECE": rotary_store.PIECE}
     compiled(rotary_store._rotary_store_kernel, arguments, constants, num_warps=1)
 
 
@@ -106,7 +102,7 @@ def small():
 
 CALLS = [
     "small()",
-    *(f"row({gated}, {inner})" for gated in (False, True) for inner in few_rows_linear.ROW_INNER),
+    *(f"row({gated})" for gated in (False, True)),
     *(f"stream({rows}, {gated}, {splits})" for rows in (16, MOST_ROWS) for gated, splits in ((False, 2), (True, 1))),
 ]
 

@@ -71,12 +71,9 @@ def test_nodes_that_are_in_the_cache_already_are_seen(fed, trees, monkeypatch):
     compare(monkeypatch, [0, 30], 64, nodes=9, fed=fed, trees=trees)
 
 
-@pytest.mark.parametrize("summed", [0, MOST_SPLITS], ids=["summed by another kernel", "by the last program"])
 @pytest.mark.parametrize("lengths", [[0], [250], [249, 3], [127, 128], [192, 63]], ids=str)
-def test_long_views_are_split(lengths, summed, monkeypatch):
+def test_long_views_are_split(lengths, monkeypatch):
     """Some splits hold nothing of a short sequence; some begin or end within the tree."""
-    monkeypatch.setattr(tree_attention, "SUMMED_ROWS", 64)
-    monkeypatch.setattr(tree_attention, "MOST_SUMMED", summed)
     monkeypatch.setattr(tree_attention, "TILE_BYTES", 64 * 16)  # of 16 columns
     compare(monkeypatch, lengths, 256, nodes=6, heads=2, shared=1)
 
