@@ -1,17 +1,15 @@
 """The program for CUDA machines loses nothing that a call has found, however it ended, and computes nothing twice."""
 
 import json
-import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from tests.benchmarks import gpu, gpu_drafters
+from tests.benchmarks import gpu
 from tests.benchmarks.gpu_pieces import OtherDeviceError, OutOfTimeError, Pieces, results, unpack
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -25,123 +23,91 @@ def call(monkeypatch, output, *words):
     return ended.value.code
 
 
-def part(*names, fail=None, calls=None):
-    """A part of pieces, of which one may fail."""
+def part(*names, fail=None):
+    """A part of pieces, of which one may fail or last; each that is made leaves a file."""
 
     def run(options, pieces):
-        for name in names:
+        def make(name):
+            (options.output / f"{name}.made").open("a").write("x")
             if name == fail:
                 raise RuntimeError("planted")
-            pieces.piece(name, lambda name=name: calls.append(name) or {"value": len(name)})
+            if name == "long":
+                time.sleep(60)
+            return {"value": len(name)}
 
-    return run
+        for name in names:
+            pieces.piece(name, lambda name=name: make(name))
+
+    return gpu.Part(run, 30)
 
 
-def test_a_part_that_fails_leaves_its_pieces_and_is_resumed(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setitem(gpu.PARTS, "correctness", part("one", "three", "five", fail="three", calls=calls))
-    assert call(monkeypatch, tmp_path, "--part", "correctness") == 1
-    found = results(tmp_path)["correctness"]
-    assert found["pieces"] == {"one": {"value": 3}}
-    assert "planted" in found["failed"]
-    assert "in run" in found["failed"]  # where
+def made(folder):
+    """The number of times that each piece was made."""
+    return {file.stem: len(file.read_text()) for file in folder.glob("*.made")}
+
+
+def test_a_piece_that_fails_leaves_the_others_and_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setitem(gpu.PARTS, "steps", part("one", "three", "five", fail="three"))
+    assert call(monkeypatch, tmp_path, "--part", "steps") == 1
+    found = results(tmp_path)["steps"]
+    assert found["pieces"] == {"one": {"value": 3}, "five": {"value": 4}}
+    assert "planted" in found["failed"]["three"]
+    assert "in make" in found["failed"]["three"]  # where
     assert "under_way" not in found
+    assert "done" not in found
     assert found["provenance"]
-    monkeypatch.setitem(gpu.PARTS, "correctness", part("one", "three", "five", calls=calls))
-    assert call(monkeypatch, tmp_path, "--part", "correctness") == 0
-    found = results(tmp_path)["correctness"]
+    monkeypatch.setitem(gpu.PARTS, "steps", part("one", "three", "five"))
+    assert call(monkeypatch, tmp_path, "--part", "steps") == 0
+    found = results(tmp_path)["steps"]
     assert found["pieces"] == {"one": {"value": 3}, "three": {"value": 5}, "five": {"value": 4}}
     assert found["done"]
     assert "failed" not in found
-    assert calls == ["one", "three", "five"]
+    assert made(tmp_path) == {"one": 1, "three": 2, "five": 1}
 
 
-def test_no_piece_is_begun_after_the_deadline(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setitem(gpu.PARTS, "correctness", part("one", calls=calls))
-    assert call(monkeypatch, tmp_path, "--part", "correctness", "--total-s", "-1") == 0
-    found = results(tmp_path)["correctness"]
-    assert calls == []
-    assert found["stopped"] == "no time was left for one"
-    assert found["under_way"]
-    pieces = Pieces(tmp_path, "correctness", {"device": found["device"]}, deadline=0.0)
+def test_no_piece_is_begun_after_the_deadline(tmp_path):
+    pieces = Pieces(tmp_path, "steps", {"device": "cpu"}, deadline=0.0)
     with pytest.raises(OutOfTimeError, match="no time was left for one"):
         pieces.piece("one", lambda: 1)
 
 
-def test_parts_that_are_stopped_leave_what_they_had_found(tmp_path, monkeypatch):
-    """Each part of several has a process, stopped here after its first piece; parts that are done have none."""
-
-    def stopped(words, **how):
-        calls.append(words[words.index("--part") + 1])
-        Pieces(tmp_path, calls[-1], {"device": "cpu"}).piece("one", lambda: 1)
-        raise subprocess.TimeoutExpired(words, how["timeout"])
-
-    calls = []
-    Pieces(tmp_path, "host_gaps", {"device": "cpu"}).write(done=True)
-    monkeypatch.setattr(gpu.subprocess, "run", stopped)
-    parts = [word for name in ("step_times", "host_gaps", "kernels") for word in ("--part", name)]
-    monkeypatch.setattr(sys, "argv", ["gpu", "--output", str(tmp_path), "--device", "cpu", "--limit-s", "5", *parts])
-    monkeypatch.setattr(gpu, "__spec__", type("Spec", (), {"name": "tests.benchmarks.gpu"}))
-    gpu.main()
+def test_parts_have_limits_and_the_last_are_left_out(tmp_path, monkeypatch, capfd):
+    """Each part has a process, killed here within its second piece; a part that is done has none."""
+    Pieces(tmp_path, "steps", {"device": "cpu"}).write(done=True)
+    for name in ("rates", "kernels"):
+        monkeypatch.setitem(gpu.PARTS, name, part("one", "long"))
+    parts = [word for name in ("steps", "rates", "kernels") for word in ("--part", name)]
+    assert call(monkeypatch, tmp_path, "--limit-s", "6", "--total-s", "8", *parts) == 1
     found = results(tmp_path)
-    assert calls == ["step_times", "kernels"]
-    for name in calls:
-        assert found[name]["failed"] == "not done in 5 s"
-        assert found[name]["pieces"] == {"one": 1}
-        assert found[name]["under_way"]
+    assert set(found) == {"steps", "rates"}
+    assert found["rates"]["failed"] == "not done in 6 s"
+    assert found["rates"]["pieces"] == {"one": {"value": 3}}
+    assert found["rates"]["under_way"]
+    said = capfd.readouterr().out.splitlines()
+    assert said[0] == "steps: done before"
+    assert said[-1].startswith("kernels: left out, it may take 6 s and ")
 
 
 def test_an_archive_carries_files_to_the_next_machine(tmp_path):
-    """Models stay behind; a piece whose file is missing is computed again."""
+    """Other files stay behind; a piece whose file is missing is computed again."""
     output, archive = tmp_path / "first", tmp_path / "results.zip"
-    (output / "trained" / "target").mkdir(parents=True)
-    for name in ("profile.json", "trained/eagle-t0.npz", "trained/target/config.json"):
+    output.mkdir()
+    for name in ("profile.json", "model.bin"):
         (output / name).write_text("{}")
     pieces = Pieces(output, "part", {"device": "cpu"}, archive=archive)
     pieces.piece("kept", lambda: 1, file="profile.json")
-    pieces.piece("model", lambda: 2, file="trained/target/config.json")
-    assert zipfile.ZipFile(archive).namelist() == ["gpu.json", "profile.json", "trained/eagle-t0.npz"]
+    pieces.piece("model", lambda: 2, file="model.bin")
+    assert zipfile.ZipFile(archive).namelist() == ["gpu.json", "profile.json"]
     unpack(archive, tmp_path / "second")
     resumed = Pieces(tmp_path / "second", "part", {"device": "cpu"})
     assert resumed.piece("kept", lambda: 3, file="profile.json") == 1
-    assert resumed.piece("model", lambda: 4, file="trained/target/config.json") == 4
+    assert resumed.piece("model", lambda: 4, file="model.bin") == 4
 
 
 def test_results_of_two_devices_are_not_mixed(tmp_path):
     Pieces(tmp_path, "part", {"device": "one"}).piece("a", lambda: 1)
     with pytest.raises(OtherDeviceError, match="holds results of one: name another --output"):
         Pieces(tmp_path, "part", {"device": "other"})
-
-
-def test_drafters_of_a_target_that_is_gone_are_trained_anew(tmp_path, monkeypatch):
-    """Archives hold no models, so another machine trains another target; what is complete is left as it is."""
-
-    def train_drafter(name, target, output, *others, **words):
-        made.append(name)
-        (output / f"{gpu_drafters._folder(name)}-t0.npz").write_text("")
-        return {}
-
-    def train_target(folder, corpus, *, tiny):
-        made.append("target")
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-
-    made, names = [], list(gpu_drafters.RECIPE_NAMES)
-    corpus = SimpleNamespace(sources=[], train=np.zeros(3))
-    monkeypatch.setattr(gpu_drafters, "_corpus", lambda *, tiny: corpus)
-    monkeypatch.setattr(gpu_drafters, "load_target", lambda *args, **words: None)
-    monkeypatch.setattr(gpu_drafters, "_train_target", train_target)
-    monkeypatch.setattr(gpu_drafters, "_train_drafter", train_drafter)
-    pieces = Pieces(tmp_path, "trained_drafters", {"device": "cpu"})
-    gpu_drafters.trained_drafters("cpu", pieces, tiny=True)
-    assert made == ["target", *names]
-    shutil.rmtree(tmp_path / "trained" / "target")
-    gpu_drafters.trained_drafters("cpu", pieces, tiny=True)
-    assert made == ["target", *names]
-    del pieces.found[names[-1]]
-    gpu_drafters.trained_drafters("cpu", pieces, tiny=True)
-    assert made == ["target", *names] * 2
 
 
 @pytest.mark.slow
@@ -155,17 +121,8 @@ def test_every_part_runs_at_toy_size_without_ortools(tmp_path):
     """The machine need not have OR-Tools; all results fit one archive, and a second call has nothing left to do."""
     for name in ("ortools", "click_didyoumean"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('blocked')")
-    words = [
-        sys.executable,
-        "-m",
-        "tests.benchmarks.gpu",
-        "--device",
-        "cpu",
-        "--tiny",
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    words += ["--archive", str(tmp_path / "results.zip")]
+    words = [sys.executable, "-m", "tests.benchmarks.gpu", "--device", "cpu", "--tiny", "--limit-s", "600"]
+    words += ["--output", str(tmp_path / "out"), "--archive", str(tmp_path / "results.zip")]
     path = ":".join([str(tmp_path), *sys.path])
     first, second = (
         subprocess.run(words, env={"PYTHONPATH": path, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)

@@ -45,7 +45,9 @@ def compare(
     poison_new_memory(monkeypatch)
     found = attend_to_tree(q, keys[1], values[1], starts, ancestors, view, SCALE)
     assert (found.shape, found.dtype) == (q.shape, dtype)
-    assert relative_error(found, expected) < allowed(dtype)
+    error = relative_error(found, expected)
+    assert error < allowed(dtype), error
+    return error
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,229 @@
+"""The shipped target with its drafters, live: profiles, predictions with their hash, then what is measured.
+
+Trees are chosen on shipped traces of these models, recorded on a CPU, and decode prompts that no trace holds, in fp32.
+Predictions lie in `live-NAME-BATCH.predictions.json` before anything of theirs is measured.
+"""
+
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from executor.decoding.decoder import Decoder
+from executor.drafters.base.drafter import Drafter
+from executor.profiling.loop_blocks import WARM_UP, run_block
+from executor.profiling.measure_steps import measure_profile
+from executor.profiling.profile_settings import Measuring
+from executor.prompts.prompt_files import Prompt
+from executor.recording.collect_trace import collect
+from executor.runners.loop_runner import LoopRunner
+from executor.runners.runner import Requests
+from executor.target.target_model import Target
+from executor.validation.compare_live import compare, runs_of
+from executor.verification.acceptance_rules import Greedy
+from executor.verification.sample_and_match import SampleAndMatch
+from executor.verification.temperature_top_k_top_p import Warp
+from simulate.model_sizes.drafter_kinds import drafter_shape
+from simulate.model_sizes.model_shape import Shape
+from simulate.profiles.profile import load_profile, save_profile
+from simulate.roofline.data_sheets import find_hardware
+from simulate.roofline.roofline_model import Roofline
+from simulate.validation.predicted_vs_measured import Comparison, comparison_record
+from simulate.validation.predictions import Predictions, save_predictions, whole_runs
+from tests.benchmarks.gpu_pieces import Pieces
+from treeopt.cost_model import StepShape
+from treeopt.errors import CostError, UsageError
+from treeopt.planning.held_out_split import hold_out
+from treeopt.planning.search_pipeline import search
+from treeopt.policies import DynamicTree
+from treeopt.replay.static_tree import visit
+from treeopt.storage.atomic_files import shipped
+from treeopt.storage.provenance import this_run
+from treeopt.traces.trace import load_trace
+from treeopt.tree import Tree
+from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+
+# Drafter, its shipped trace, batch sizes, and the seconds that its profile may take.
+CASES = (
+    ("medusa", "t0", (1, 4, 16, 64), 14.0),
+    ("eagle3", "t0", (1, 4, 16, 64), 14.0),
+    ("eagle", "candidates-t0", (1, 16), 14.0),
+    ("medusa", "t1", (1, 16), 7.0),
+    ("eagle3", "t1", (1, 16), 7.0),
+)
+REQUESTS = {1: 16, 4: 32, 16: 64, 64: 256}  # by batch size: 2 blocks of at least 2 batches
+TINY = {1: 4, 2: 8}
+# EAGLE-2's trees of several sizes, as deep and wide as the recorded candidates.
+DYNAMIC = tuple(DynamicTree(nodes, depth=6, beam=8, width=5) for nodes in (8, 24, 59))
+
+Load = Callable[[str, int], tuple[Target, Drafter, list[list[int]]]]
+
+
+def live(load: Load, pieces: Pieces, *, graphs: bool, tiny: bool) -> None:
+    """Compare predicted with measured speedups, live and replayed tau, and plain steps of a few batch sizes."""
+    cells: list[dict[str, Any]] = []
+    for drafter, trace, batches, budget_s in CASES:
+        case = _Case(cache(partial(load, drafter, 16 if tiny else 256)), drafter, trace, pieces, graphs, tiny)
+        sizes = tuple(TINY)[: len(batches) // 2] if tiny else batches
+        make = partial(case.profile, sizes, budget_s)
+        pieces.piece(f"{case.name}, profile", make, file=f"live-{case.name}.profile.json")
+        for batch in sizes:
+            found = pieces.piece(f"{case.name}, batch {batch}", partial(case.compared, batch))
+            cells += found["cells"] if found else []
+        if trace == "t0":
+            pieces.piece(f"{case.name}, tau", case.tau)
+        if case.name == "medusa-t0":
+            for batch in (1,) if tiny else (8, 16, 24, 32):
+                pieces.piece(f"plain steps, batch {batch}", partial(case.plain_steps, batch))
+    pieces.piece("all", lambda: _summary(cells))
+
+
+def _summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    errors, sheet = (np.abs([c[name] for c in cells if c[name] is not None]) for name in ("error", "sheet_error"))
+    return {
+        "cells": len(cells),
+        "mean_error": errors.mean(),
+        "max_error": errors.max(),
+        "intervals_hold": np.mean([c["covered"] for c in cells]),
+        "sheet_mean_error": sheet.mean() if len(sheet) else None,
+    }
+
+
+class _Case:
+    """A drafter and a rule."""
+
+    def __init__(
+        self, load: Callable[[], Any], drafter: str, trace: str, pieces: Pieces, graphs: bool, tiny: bool
+    ) -> None:
+        self.name, self._drafter, self._load = f"{drafter}-{trace}", drafter, load
+        self._output, self._tiny = pieces.output, tiny
+        self._trace = load_trace(shipped(f"traces/{drafter}-{trace}.npz"))
+        self._policies = self._trace.candidates is not None
+        self._graphs = graphs and not self._policies  # whose profile is measured without
+        self._sampled = trace == "t1"
+        self._new = 8 if tiny else int(self._trace.lengths.max())
+
+    def _runner(self) -> LoopRunner:
+        target, drafter, _ = self._load()
+        generator = torch.Generator(target.device).manual_seed(0)
+        rule = SampleAndMatch(Warp(), generator) if self._sampled else Greedy()
+        return LoopRunner(target, drafter, rule=rule, graphs=self._graphs)
+
+    def profile(self, batches: tuple[int, ...], budget_s: float) -> dict[str, Any]:
+        small: dict[str, Any] = {"rounds": 2, "steps": 2, "max_nodes": 8, "max_depth": 2} if self._tiny else {}
+        settings = Measuring(batch=batches, new_tokens=self._new, policies=self._policies, **small)
+        measured = partial(measure_profile, self._runner(), self._load()[2])
+        try:
+            found = measured(settings if self._tiny else settings.changed(budget_s=budget_s))
+        except UsageError:  # the smallest profile takes longer
+            found = measured(settings.changed(budget_s=2 * budget_s))
+        save_profile(found, self._output / f"live-{self.name}.profile.json")
+        plain = {f"plain_{batch}_ms": 1e3 * found.plain_s(batch=batch) for batch in batches}
+        return plain | {"rounds": found.meta["rounds"], "left_out": len(found.meta["left_out"])}
+
+    def compared(self, batch: int) -> dict[str, Any]:
+        costs, runner = load_profile(self._output / f"live-{self.name}.profile.json"), self._runner()
+        dynamic = (DYNAMIC[:1] if self._tiny else DYNAMIC) if self._policies else ()
+        plan = search(
+            self._trace,
+            costs,
+            batch=(batch,),
+            solver_work=0.0,
+            dynamic=dynamic,
+            compare={} if self._tiny else {"Medusa's tree": published_trees()[MEDUSA]},
+        )
+        requests = (TINY if self._tiny else REQUESTS)[batch]
+        asked = Requests(self._load()[2][:requests], self._new, [0])
+        whole = whole_runs(plan, hold_out(self._trace)[1], costs, runs_of(plan, runner, asked, blocks=2))
+        predictions = Predictions(plan, meta={"provenance": this_run()}, whole=whole)
+        save_predictions(predictions, self._output / f"live-{self.name}-{batch}.predictions.json")
+        print(f"live: {self.name}, batch {batch}: predicted, sha256 {predictions.sha256}", flush=True)
+        begun = time.monotonic()
+        comparisons = compare(runner, plan, asked, blocks=2, whole=whole)
+        record = comparison_record(comparisons)
+        cells = [
+            cell | {"case": self.name, "covered": one.covered, "sheet_error": self._sheet_error(one, asked.context)}
+            for cell, one in zip(record["cells"], comparisons, strict=True)
+        ]
+        return {
+            "mean_error": record["mean_error"],
+            "max_error": record["max_error"],
+            "measured_in_s": time.monotonic() - begun,
+            "skipped": len(plan.entries[0].skipped),
+            "predictions": {"sha256": predictions.sha256},
+            "plain": record["plain"],
+            "end_to_end": record["end_to_end"],
+            "cells": cells,
+        }
+
+    def _sheet_error(self, one: Comparison, context: int) -> float | None:
+        """Return the error of the speedup that the data sheet gives at the measured tau; None for a dynamic tree."""
+        if one.tree is None:
+            return None
+        target, _, _ = self._load()
+        shape = Shape.from_config(target.model.config.to_dict())
+        config = shipped(f"models/stdlib-{self._drafter}/config.json")
+        name = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else ""
+        try:
+            sheet = Roofline(
+                shape,
+                drafter_shape(config, kind=self._drafter, target=shape),
+                find_hardware("H200" if "H200" in name else "H100"),
+                weight_bytes=4,
+                draft_bytes=4,
+                kv_bytes=4,
+            )
+            tau = one.measured.tau.value
+            step = StepShape.of(one.tree, batch=one.batch, context=context, committed=tau)
+            quotient = sheet.plain_s(batch=one.batch, context=context) / float(sheet.step_s([step])[0])
+        except CostError:
+            return None
+        return tau * quotient / one.measured.speedup.value - 1
+
+    def tau(self) -> dict[str, Any]:
+        """Compare the live steps of trees with those of a replay of these requests' own trace."""
+        target, drafter, tokens = self._load()
+        tokens = tokens[:4] if self._tiny else tokens[:64]
+        prompts = [Prompt("")] * len(tokens)
+        trace = collect(target, drafter, prompts, tokens, new_tokens=self._new, width=16, depth=4, stop=[0], batch=16)
+        found: dict[str, Any] = {}
+        for name, tree in (("chain", Tree.chain(4)), ("tree", Tree.full(4, 2) if self._tiny else _shallow())):
+            decoder = Decoder(target, drafter, tree=tree, batch=4 if self._tiny else 16, graphs=self._graphs)
+            texts = decoder.generate(tokens, new_tokens=self._new, stop=[0])
+            steps = visit(tree, trace)
+            replayed = [steps.accepted[steps.request == request].tolist() for request in range(len(tokens))]
+            written = sum(len(text.tokens) for text in texts)
+            found |= {
+                f"{name}_live": written / sum(len(text.accepted) for text in texts),
+                f"{name}_replayed": int(trace.lengths.sum()) / sum(map(len, replayed)),
+                f"{name}_equal": sum(list(t.accepted) == r for t, r in zip(texts, replayed, strict=True)),
+            }
+        return found | {"requests": len(tokens)}
+
+    def plain_steps(self, batch: int) -> dict[str, Any]:
+        """Measure plain steps in rounds, with graphs and without, by the fused and by the model's own forward."""
+        target, _, tokens = self._load()
+        found: dict[str, Any] = {}
+        ways = {"fused": target, "own": Target(target.model, name=target.name)}
+        for name, verifier in ways.items():
+            for graphs in (False, True) if self._graphs else (False,):
+                decoder = Decoder(verifier, batch=batch, graphs=graphs)
+                rounds = []
+                for turn in range(3):
+                    prompts = [*tokens[turn * batch :], *tokens][: 2 * batch]
+                    begun = time.perf_counter()
+                    block = run_block(decoder, prompts, steps=20, new_tokens=20 + 2 * WARM_UP)
+                    wall_s, ms = time.perf_counter() - begun, [1e3 * step.rest_s for step in block]
+                    rounds.append({"median_ms": float(np.median(ms)), "wall_s": wall_s, "ms": ms})
+                label = f"{name}{'_graphs' if graphs else ''}"
+                found[f"{label}_ms"] = "/".join(f"{one['median_ms']:.2f}" for one in rounds)
+                found[f"{label}_rounds"] = rounds
+        return found
+
+
+def _shallow() -> Tree:
+    """Return Medusa's tree as deep as the traces that are compared."""
+    return Tree.from_paths([path for path in published_trees()[MEDUSA].paths if len(path) <= 4])
