@@ -296,7 +296,7 @@ def _flat_row_kernel(
             up_tile = tl.load(weights + columns.to(tl.int64) * inner, mask=inside[None, :], other=0.0)
         part = tl.zeros((BLOCK_INNER,), x.dtype.element_ty)
         if inner > 0:  # always: loads below a condition are not moved before the loop, and so not before the wait
-            if DEPENDENT:
+            if DEPENDENT:  # noqa: SIM102 - known when compiled
                 if turn == 0:
                     gdc_wait()
             part = tl.load(x + start + offset, mask=inside, other=0.0)
@@ -324,10 +324,13 @@ def _flat_row_kernel(
             up_sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
 
 
-FLAT = (4, 512, 6, 2, 1056)  # columns, inner, stages, warps, programs
+FLAT: tuple[int, int, int, int, int] | None = None  # columns, inner, stages, warps, programs
 
 
-def flat_row_linear(x, weight, around):
+def flat_row_linear(x: Tensor, weight: Tensor, around: Around) -> Tensor:
+    """Return `linear` of one row, by programs that each compute several groups of columns."""
+    assert FLAT is not None
+    assert not isinstance(around.norm, Scaled)
     columns = _columns(weight, around)
     out = torch.empty(1, columns, dtype=x.dtype, device=x.device)
     norm, eps = (x, 0.0) if around.norm is None else around.norm
