@@ -124,7 +124,7 @@ class Rows:
         if self.target.fused is None or not isinstance(self.rule, Greedy):
             self._commit(draft, outputs, self.rule.accept(outputs.logits, draft))
             return
-        from executor.kernels.accepted_path import commit_longest
+        from executor.decoding.commit_kernel import commit_longest
 
         emitted = best_of(outputs.logits)
         with torch.cuda.device_of(emitted):

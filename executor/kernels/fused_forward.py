@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from executor.kernels.few_rows_linear import Around, Norm, Scaled, linear, linear_before, rms_norm_rows, row_linear
 from executor.kernels.rotary_store import Nodes, Rotation, rotate_and_store
 from executor.kernels.tree_attention import attend_to_tree
-from executor.target.positions import rope_types
 
 WIDEST_HEAD = 256  # tiles of wider ones may not fit
 DTYPES = (torch.bfloat16, torch.float32)  # a norm's weight times its unscaled input could overflow in float16
@@ -170,8 +169,6 @@ def refusal(decoder: Any) -> str | None:
     parts = ("embed_tokens", "layers", "norm", "rotary_emb")
     if not all(hasattr(decoder, name) for name in parts) or not isinstance(decoder.layers, nn.ModuleList):
         return "it is not built as Llama is"
-    if "dynamic" in rope_types(decoder.config):
-        return "its positions depend on the length of the text"
     rotated = 2 * len(getattr(decoder.rotary_emb, "inv_freq", ()))
     reasons = [_layer_refusal(layer) or _head_refusal(layer.self_attn, rotated) for layer in decoder.layers]
     return next((reason for reason in reasons if reason is not None), None)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.target.kv_cache import TreeCache, cache_argument
+from executor.target.positions import looks_at_positions
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from treeopt.errors import ExecutorError
@@ -64,6 +65,8 @@ def _refusal(target: Target) -> str | None:
         return "the model is split over processes"
     if target.masks.windows != {"": None} or target.attention != "packed":
         return "its attention has a window, or is not the usual one"
+    if looks_at_positions(target.model):
+        return "its positions depend on the length of the text"
     from executor.kernels.fused_forward import refusal
 
     decoder: Any = target.model.get_decoder()

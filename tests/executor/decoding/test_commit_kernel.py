@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from executor.decoding.batch_rows import Rows
+from executor.decoding.commit_kernel import commit_longest
 from executor.drafters.base.drafter import Committed
-from executor.kernels.accepted_path import commit_longest
 from executor.verification.longest_accepted_path import follow
 from executor.verification.tree_tensors import Draft, Topology
 
