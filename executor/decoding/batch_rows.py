@@ -124,13 +124,13 @@ class Rows:
         if self.target.fused is None or not isinstance(self.rule, Greedy):
             self._commit(draft, outputs, self.rule.accept(outputs.logits, draft))
             return
-        from executor.decoding.commit_kernel import commit_longest
+        from executor.kernels.accepted_path import commit_longest
 
-        emitted = best_of(outputs.logits)
+        emitted, last, tree = best_of(outputs.logits), self.committed, draft.topology
+        changed = self.lengths, self.root, last.tokens, last.fed, last.counts, self.outcome
+        shape = tree.parent, tree.depth, tree.below, tree.path
         with torch.cuda.device_of(emitted):
-            before, path = commit_longest(
-                draft, emitted, self.idle, self.lengths, self.root, self.committed, self.outcome
-            )
+            before, path = commit_longest(draft.tokens, emitted, shape, tree.present, draft.fed, self.idle, changed)
         self._move(outputs, before, path)
 
     def _move(self, outputs: Outputs, before: Tensor, path: Tensor) -> None:

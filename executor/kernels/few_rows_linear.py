@@ -1,4 +1,4 @@
-"""Linear layers for few rows: a decoding step multiplies 1 to 64 tokens with every weight.
+"""Linear layers for few rows: a decoding step multiplies 1 to 128 tokens with every weight.
 
 Such a product takes as long as reading the weight, so kernels are laid out to read. One row is multiplied without
 matrix units, each program adding up some outputs; more rows stream tiles of the weight to the matrix units through

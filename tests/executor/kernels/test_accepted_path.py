@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from executor.decoding import batch_rows
 from executor.decoding.batch_rows import Rows
-from executor.decoding.commit_kernel import commit_longest
 from executor.drafters.base.drafter import Committed
+from executor.verification.acceptance_rules import Greedy
 from executor.verification.longest_accepted_path import follow
 from executor.verification.tree_tensors import Draft, Topology
 
@@ -33,13 +34,13 @@ def drawn(count: int, *, trees: int, absent: bool) -> tuple[Draft, torch.Tensor,
     rows.lengths, rows.root, rows.outcome = torch.randint(50, (BATCH,)), torch.randint(9, (BATCH,)), torch.zeros(3, 8)
     rows.outcome, rows.idle = rows.outcome.long(), torch.tensor([False, True, False])
     rows.batch, rows.drafter, rows.taps, rows.growth = BATCH, object(), None, SimpleNamespace(in_place=True)
-    rows.target = SimpleNamespace(cache=object())
+    rows.target, rows.rule = SimpleNamespace(cache=object(), fused=object()), Greedy()
     return draft, torch.randint(2, (BATCH, count)), rows
 
 
 @pytest.mark.parametrize(("trees", "absent"), [(1, False), (BATCH, False), (BATCH, True)])
 @pytest.mark.parametrize("count", [1, 2, 40, 65])
-def test_the_longest_path_is_committed(count, trees, absent):
+def test_the_longest_path_is_committed(count, trees, absent, monkeypatch):
     longest = []
     for seed in range(6):
         torch.manual_seed(seed)
@@ -48,10 +49,13 @@ def test_the_longest_path_is_committed(count, trees, absent):
         accepted = follow(draft, emitted)
         longest.append(int(accepted.count.max()))
         rows._commit(draft, None, accepted)
+        moved = []
+        monkeypatch.setattr(other, "_move", lambda *args, moved=moved: moved.extend(args), raising=False)
+        monkeypatch.setattr(batch_rows, "best_of", lambda logits: logits)
+        other.settle(draft, SimpleNamespace(logits=emitted))
         changed = other.committed
-        starts, path = commit_longest(draft, emitted, other.idle, other.lengths, other.root, changed, other.outcome)
-        assert starts.equal(before)
-        assert path.equal(accepted.path)
+        assert moved[1].equal(before)
+        assert moved[2].equal(accepted.path)
         for name in ("tokens", "fed", "counts"):
             assert getattr(changed, name).equal(getattr(rows.committed, name)), name
         for name in ("lengths", "root", "outcome"):

@@ -6,9 +6,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from executor.drafters.base.drafter import Committed
 from executor.kernels.dependent_launch import launch_options
-from executor.verification.tree_tensors import Draft
 
 
 @triton.jit
@@ -79,47 +77,52 @@ def _commit_kernel(
 
 
 def commit_longest(
-    draft: Draft, emitted: Tensor, idle: Tensor, lengths: Tensor, root: Tensor, last: Committed, outcome: Tensor
+    tokens: Tensor,
+    emitted: Tensor,
+    tree: tuple[Tensor, Tensor, Tensor, Tensor],
+    present: Tensor | None,
+    fed: Tensor,
+    idle: Tensor,
+    changed: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Accept the longest path as `follow` does, and commit it as `Rows.commit` does; what moves caches is returned.
+    """Accept the longest path on which every drafted token equals what its parent emitted, and commit it.
 
     Args:
-        draft: the trees.
+        tokens: int64 (batch, count), the drafted trees.
         emitted: int64 (batch, count), contiguous, the token that the rule emits at each node.
-        idle, lengths, root, last, outcome: those of `Rows`, contiguous; all but `idle` are changed.
+        tree: `parent`, `depth`, `below` and `path` of the topology.
+        present: its entries that are no fillers; None if all are.
+        fed: int64 (1 or batch, count), places of the nodes in the order of feeding.
+        idle: bool (batch,), rows that stay where they are.
+        changed: lengths, roots, the last committed tokens, their places in the order of feeding and counts, and the
+            outcome, as the loop's rows hold them.
 
     Returns:
         The lengths before the step, int64 (batch,), and the accepted path, int64 (batch, depth + 1).
     """
-    tree = draft.topology
-    batch, count, steps = len(emitted), tree.count, last.tokens.shape[1]
-    tokens, fed = draft.tokens.contiguous(), draft.fed.contiguous()
-    starts, path = torch.empty_like(lengths), torch.empty_like(last.tokens)
-    parts = [part.contiguous() for part in (tree.parent, tree.depth, tree.below.view(torch.uint8), tree.path)]
-    present = None if tree.present is None else tree.present.contiguous().view(torch.uint8)
-    _commit_kernel[batch,](
-        tokens,
+    lengths, steps, count = changed[0], tree[3].shape[-1], tokens.shape[1]
+    starts = torch.empty_like(lengths)
+    path = torch.empty(len(tokens), steps, dtype=torch.long, device=tokens.device)
+    parts = [part.contiguous() for part in (tree[0], tree[1], tree[2].view(torch.uint8), tree[3])]
+    there = None if present is None else present.contiguous().view(torch.uint8)
+    _commit_kernel[len(tokens),](
+        tokens.contiguous(),
         emitted,
         *parts,
-        parts[2] if present is None else present,
-        fed,
+        parts[2] if there is None else there,
+        fed.contiguous(),
         idle.view(torch.uint8),
-        lengths,
-        root,
-        last.tokens,
-        last.fed,
-        last.counts,
-        outcome,
+        *changed,
         starts,
         path,
         count,
         steps,
-        int(len(tree.parent) > 1),
+        int(len(tree[0]) > 1),
         int(len(fed) > 1),
-        PRESENT=present is not None,
+        PRESENT=there is not None,
         BLOCK=max(2, triton.next_power_of_2(count)),
         BLOCK_STEPS=max(2, triton.next_power_of_2(steps)),
         num_warps=4,
-        **launch_options(emitted.device),
+        **launch_options(tokens.device),
     )
     return starts, path
