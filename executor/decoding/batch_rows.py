@@ -13,8 +13,8 @@ from executor.device import to_device
 from executor.drafters.base.drafter import Admitted, Committed, Drafter
 from executor.target.causal_model import Outputs
 from executor.target.target_model import Target
-from executor.verification.acceptance_rules import Rule
-from executor.verification.longest_accepted_path import Accepted
+from executor.verification.acceptance_rules import Greedy, Rule
+from executor.verification.longest_accepted_path import Accepted, best_of
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.tree_tensors import Draft
 
@@ -119,22 +119,35 @@ class Rows:
         return self.target.verify(draft.tokens, self.lengths, tree.depth, tree.ancestors, view, taps=self.taps)
 
     @torch.no_grad()
-    def accept(self, draft: Draft, outputs: Outputs) -> Accepted:
-        """Let the rule choose the accepted path of each tree, and the bonus token."""
-        return self.rule.accept(outputs.logits, draft)
+    def settle(self, draft: Draft, outputs: Outputs) -> None:
+        """Accept a path of each tree and commit it; where the target has kernels, greedy steps do so in one."""
+        if self.target.fused is None or not isinstance(self.rule, Greedy):
+            self._commit(draft, outputs, self.rule.accept(outputs.logits, draft))
+            return
+        from executor.kernels.accepted_path import commit_longest
 
-    @torch.no_grad()
-    def commit(self, draft: Draft, outputs: Outputs, accepted: Accepted) -> None:
-        """Move the cache, the lengths and the roots to the end of the accepted paths, and write `outcome`."""
-        last = self.committed
+        emitted, last, tree = best_of(outputs.logits), self.committed, draft.topology
+        changed = self.lengths, self.root, last.tokens, last.fed, last.counts, self.outcome
+        shape = tree.parent, tree.depth, tree.below, tree.path
+        with torch.cuda.device_of(emitted):
+            before, path = commit_longest(draft.tokens, emitted, shape, tree.present, draft.fed, self.idle, changed)
+        self._move(outputs, before, path)
+
+    def _move(self, outputs: Outputs, before: Tensor, path: Tensor) -> None:
+        """Move the entries of accepted paths to the end of the cache, and their features to where the drafter reads."""
         assert self.target.cache is not None
         if not self.growth.in_place:
-            self.target.cache.compact(self.lengths, accepted.path)
+            self.target.cache.compact(before, path)
+        if self.taps is not None:
+            nodes = path[:, :, None].expand(-1, -1, outputs.features.shape[2])
+            torch.gather(outputs.features, 1, nodes, out=self.committed.features)
+
+    def _commit(self, draft: Draft, outputs: Outputs, accepted: Accepted) -> None:
+        """Move the cache, the lengths and the roots to the end of the accepted paths, and write `outcome`."""
+        last = self.committed
+        self._move(outputs, self.lengths, accepted.path)
         if self.drafter is not None:
             torch.gather(draft.fed.expand(self.batch, -1), 1, accepted.path, out=last.fed)
-        if self.taps is not None:
-            path = accepted.path[:, :, None].expand(-1, -1, outputs.features.shape[2])
-            torch.gather(outputs.features, 1, path, out=last.features)
         torch.add(accepted.count, 1, out=last.counts).masked_fill_(self.idle, 0)
         last.tokens.copy_(accepted.emitted)
         self.lengths.add_(last.counts)

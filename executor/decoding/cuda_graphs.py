@@ -60,7 +60,7 @@ class Graphs:
         self._views[view][0]()
 
     def verify(self, *, view: int) -> None:
-        """Replay `Rows.verify`, `Rows.accept` and `Rows.commit` for the last draft."""
+        """Replay `Rows.verify` and `Rows.settle` for the last draft."""
         self._views[view][1]()
 
     def _captured(self, view: int, *, strict: bool = False) -> tuple[Replay, Replay, Draft]:
@@ -72,8 +72,7 @@ class Graphs:
             drafts[:] = [rows.draft(view=view, steps=steps, all_fed=False)]
 
         def verify() -> None:
-            outputs = rows.verify(drafts[0], view=view)
-            rows.commit(drafts[0], outputs, rows.accept(drafts[0], outputs))
+            rows.settle(drafts[0], rows.verify(drafts[0], view=view))
 
         before = [(tensor, tensor.clone()) for tensor in state_of(rows)]
         generator = _generator(rows)
@@ -89,7 +88,8 @@ class Graphs:
         if generator is not None:
             generator.set_state(generator_state)
         capture = self._capture or self._cuda
-        return capture(draft), capture(verify), drafts[0]
+        # Without a drafter no kernel drafts: the tree is the root, where it stands.
+        return draft if rows.drafter is None else capture(draft), capture(verify), drafts[0]
 
     def _cuda(self, work: Callable[[], None]) -> Replay:
         device = self.rows.root.device

@@ -310,8 +310,7 @@ class Decoder:
             draft = rows.draft(view=view, steps=last.tokens, all_fed=last.all_fed)
             drafted = timer.clock.mark()
             outputs = rows.verify(draft, view=view)
-            accepted = rows.accept(draft, outputs)
-            rows.commit(draft, outputs, accepted)
+            rows.settle(draft, outputs)
         else:
             view = min(self.bucket << (view // self.bucket - 1).bit_length(), rows.capacity)
             if self._graphs.prepare(view=view):

@@ -81,6 +81,8 @@ class StaticGrowth:
         self, drafter: Drafter | None, state: Any, root: Tensor, rule: Rule, *, idle: Tensor | None = None
     ) -> Draft:
         """See `Growth.draft`."""
+        if not self.levels:
+            return Draft(root[:, None], self.topology, self.fed)
         candidates, scores_by_level, proposed = [root[:, None]], [], [torch.ones_like(root[:, None], dtype=torch.bool)]
         for level in self.levels:
             assert drafter is not None

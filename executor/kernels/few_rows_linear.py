@@ -1,12 +1,12 @@
-"""Linear layers for few rows: a decoding step multiplies 1 to 64 tokens with every weight.
+"""Linear layers for few rows: a decoding step multiplies 1 to 128 tokens with every weight.
 
 Such a product takes as long as reading the weight, so kernels are laid out to read. One row is multiplied without
 matrix units, each program adding up some outputs; more rows stream tiles of the weight to the matrix units through
 tensor maps (Hopper and later). What stands around the product in a decoder layer is done on the way: the norm of the
-input (one row only), bias, gate, residual.
+input, bias, gate, residual.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from executor.kernels.dependent_launch import launch_options
+from executor.kernels.dependent_launch import arrivals, launch_options, prefetch
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def gate(x: Tensor) -> Tensor:
     return out
 
 
-MOST_ROWS = 64  # that are streamed
+MOST_ROWS = 128  # that are streamed
 # Chosen on an H200 with the layers of an 8B model; docs/results/gpu.md has what they take.
 ROW_COLUMNS, ROW_TILE = 4, {"BLOCK_INNER": 1024, "STAGES": 3, "num_warps": 2}
 STREAM_COLUMNS, STREAM_INNER, STREAM_BYTES = 64, 128, 200 * 1024
@@ -78,6 +78,21 @@ WANTED, MOST_SPLITS = 132, 2  # programs: a product that makes half as many is s
 BUSY = 3  # streamed only if there is a program for every third multiprocessor; cuBLAS splits smaller products
 
 Norm = tuple[Tensor, float]  # weight and epsilon
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Rows that their producer has prepared for a norm: the product is linear in each row's factor, so it comes last.
+
+    Attributes:
+        norm: the norm.
+        values: the rows times its weight.
+        squares: fp32 (parts, rows), sums of squares over parts of the rows.
+    """
+
+    norm: Norm
+    values: Tensor
+    squares: Tensor
 
 
 @dataclass(frozen=True)
@@ -91,7 +106,7 @@ class Around:
         gated: the weight holds the gate's rows and then as many of `up`; the output is SiLU(gate) * up.
     """
 
-    norm: Norm | None = None
+    norm: Norm | Scaled | None = None
     bias: Tensor | None = None
     residual: Tensor | None = None
     gated: bool = False
@@ -102,17 +117,27 @@ BARE = Around()
 
 def linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
     """Return `x` (rows, inner) times `weight` (columns, inner), with what stands around it: (rows, columns)."""
+    return linear_before(x, weight, around, None)[0]
+
+
+def linear_before(
+    x: Tensor, weight: Tensor, around: Around, following: Norm | None
+) -> tuple[Tensor, Norm | Scaled | None]:
+    """Return `linear`, and the norm that follows as the next product takes it: prepared if the rows are streamed."""
+    norm = around.norm
     if len(x) == 1:
-        return row_linear(x, weight, around)
-    if around.norm is not None:
-        x = rms_norm_rows(x, *around.norm)
+        return row_linear(x, weight, around), following
     if _streams(x, weight, around):
-        return stream_linear(x, weight, around)
+        if norm is not None and not isinstance(norm, Scaled):
+            x, around = rms_norm_rows(x, *norm), replace(around, norm=None)
+        return stream_linear(x, weight, around, following)
+    if norm is not None:
+        x = rms_norm_rows(x, *(norm.norm if isinstance(norm, Scaled) else norm))
     if around.residual is not None and around.bias is None and not around.gated:
-        return torch.addmm(around.residual, x, weight.T)
+        return torch.addmm(around.residual, x, weight.T), following
     out = F.linear(x, weight, around.bias)
     out = gate(out) if around.gated else out
-    return out if around.residual is None else out + around.residual
+    return out if around.residual is None else out + around.residual, following
 
 
 def _columns(weight: Tensor, around: Around) -> int:
@@ -120,7 +145,7 @@ def _columns(weight: Tensor, around: Around) -> int:
 
 
 def _streams(x: Tensor, weight: Tensor, around: Around) -> bool:
-    if len(x) > MOST_ROWS or x.dtype == torch.float32 or x.shape[1] % 8 or around.bias is not None:
+    if len(x) > MOST_ROWS or x.dtype == torch.float32 or x.shape[1] % 8:
         return False
     programs = triton.cdiv(_columns(weight, around), STREAM_COLUMNS)
     return _has_tensor_maps(x.device) and programs * BUSY >= _multiprocessors(x.device)
@@ -201,8 +226,11 @@ def _row_kernel(
 
 def row_linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
     """Return `linear` of one row."""
+    if FLAT is not None:
+        return flat_row_linear(x, weight, around)
     columns = _columns(weight, around)
     out = torch.empty(1, columns, dtype=x.dtype, device=x.device)
+    assert not isinstance(around.norm, Scaled)
     norm, eps = (x, 0.0) if around.norm is None else around.norm
     block_columns = ROW_COLUMNS // (2 if around.gated else 1)
     _row_kernel[triton.cdiv(columns, block_columns),](
@@ -227,27 +255,144 @@ def row_linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
 
 
 @triton.jit
+def _flat_row_kernel(
+    x,
+    weight,
+    norm,
+    bias,
+    residual,
+    out,
+    columns,
+    inner,
+    groups_each,
+    eps,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_INNER: tl.constexpr,
+    STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    if DEPENDENT:
+        gdc_launch_dependents()
+    steps = tl.cdiv(inner, BLOCK_INNER)
+    first = tl.program_id(0) * groups_each
+    groups = tl.minimum(groups_each, tl.cdiv(columns, BLOCK_COLUMNS) - first)
+    offset = tl.arange(0, BLOCK_INNER)
+    squares = tl.zeros((BLOCK_INNER,), tl.float32)
+    sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
+    up_sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
+    for turn in tl.range(0, groups * steps, num_stages=STAGES):
+        column = (first + turn // steps) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+        start = turn % steps * BLOCK_INNER
+        inside = start + offset < inner
+        read = tl.minimum(column, columns - 1).to(tl.int64)  # past the end the last is read again, and not written
+        weights = weight + read[:, None] * inner + (start + offset)[None, :]
+        tile = tl.load(weights, mask=inside[None, :], other=0.0)
+        up_tile = tile
+        if GATED:
+            up_tile = tl.load(weights + columns.to(tl.int64) * inner, mask=inside[None, :], other=0.0)
+        part = tl.zeros((BLOCK_INNER,), x.dtype.element_ty)
+        if inner > 0:  # always: loads below a condition are not moved before the loop, and so not before the wait
+            if DEPENDENT:  # noqa: SIM102 - known when compiled
+                if turn == 0:
+                    gdc_wait()
+            part = tl.load(x + start + offset, mask=inside, other=0.0)
+        part = part.to(tl.float32)
+        if NORM:
+            squares += tl.where(turn < steps, part * part, 0.0)
+            part *= tl.load(norm + start + offset, mask=inside, other=0.0).to(tl.float32)
+        sums += tile.to(tl.float32) * part[None, :]
+        if GATED:
+            up_sums += up_tile.to(tl.float32) * part[None, :]
+        if start + BLOCK_INNER >= inner:
+            total, up = tl.sum(sums, 1), tl.sum(up_sums, 1)
+            if NORM:  # a factor of the whole row: the product is linear in it
+                scale = tl.rsqrt(tl.sum(squares) / inner + eps)
+                total, up = total * scale, up * scale
+            ok = column < columns
+            if BIAS:
+                total += tl.load(bias + column, mask=ok, other=0.0).to(tl.float32)
+            if GATED:
+                total = total * tl.sigmoid(total) * up
+            if RESIDUAL:
+                total += tl.load(residual + column, mask=ok, other=0.0).to(tl.float32)
+            tl.store(out + column, total.to(out.dtype.element_ty), mask=ok)
+            sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
+            up_sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
+
+
+FLAT: tuple[int, int, int, int, int] | None = None  # columns, inner, stages, warps, programs
+
+
+def flat_row_linear(x: Tensor, weight: Tensor, around: Around) -> Tensor:
+    """Return `linear` of one row, by programs that each compute several groups of columns."""
+    assert FLAT is not None
+    assert not isinstance(around.norm, Scaled)
+    columns = _columns(weight, around)
+    out = torch.empty(1, columns, dtype=x.dtype, device=x.device)
+    norm, eps = (x, 0.0) if around.norm is None else around.norm
+    block_columns, block_inner, stages, warps, programs = FLAT
+    block_columns //= 2 if around.gated else 1
+    groups = triton.cdiv(columns, block_columns)
+    each = triton.cdiv(groups, programs)
+    _flat_row_kernel[triton.cdiv(groups, each),](
+        x,
+        weight,
+        norm,
+        x if around.bias is None else around.bias,
+        x if around.residual is None else around.residual,
+        out,
+        columns,
+        x.shape[1],
+        each,
+        eps,
+        NORM=around.norm is not None,
+        BIAS=around.bias is not None,
+        RESIDUAL=around.residual is not None,
+        GATED=around.gated,
+        BLOCK_COLUMNS=block_columns,
+        BLOCK_INNER=block_inner,
+        STAGES=stages,
+        num_warps=warps,
+        **launch_options(x.device),
+    )
+    return out
+
+
+@triton.jit
 def _stream_kernel(
     x,
     weight,
     addresses,
+    squares,
+    bias,
     residual,
     out,
+    factors,
+    scaled,
+    out_squares,
     sums_of_splits,
     arrived,
     rows,
     columns,
     inner,
     inner_per_split,
+    parts,
+    eps,
+    BLOCK_PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
+    FOLLOWED: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK_INNER: tl.constexpr,
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
-    LINE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     place, split = tl.program_id(0), tl.program_id(1)
@@ -255,13 +400,19 @@ def _stream_kernel(
     end = tl.minimum(begin + inner_per_split, inner)
     if DEPENDENT:
         gdc_launch_dependents()
-        # Weights do not depend on the kernel before: their first lines go to the cache while it still runs.
-        line = tl.minimum(begin + tl.arange(0, AHEAD // LINE) * LINE, inner - 1)
-        known = tl.minimum(first + tl.arange(0, BLOCK_COLUMNS), columns - 1).to(tl.int64)
-        _prefetch(addresses + known[:, None] * inner + line[None, :])
+        # Weights do not depend on the kernel before: their first bytes go to the cache while it still runs.
+        known = tl.minimum(first + tl.arange(0, BLOCK_COLUMNS), columns - 1).to(tl.int64)[:, None]
+        half = begin + tl.arange(0, 2)[None, :] * (AHEAD // 2)
+        ahead = tl.minimum(tl.maximum(end - half, 0), AHEAD // 2) * 2
+        prefetch(addresses + known * inner + half, ahead)
         if GATED:
-            _prefetch(addresses + (columns + known)[:, None] * inner + line[None, :])
+            prefetch(addresses + (columns + known) * inner + half, ahead)
         gdc_wait()
+    row = tl.arange(0, BLOCK_ROWS)
+    if BLOCK_PARTS > 0:  # used last, so that they arrive meanwhile
+        part_of = tl.arange(0, BLOCK_PARTS)
+        known_squares = (part_of < parts)[:, None] & (row < rows)[None, :]
+        square = tl.load(squares + part_of[:, None] * rows + row[None, :], mask=known_squares, other=0.0)
     # Columns stand where matrix units want 64 rows, so that 16 tokens suffice.
     sums = tl.zeros((BLOCK_COLUMNS, BLOCK_ROWS), tl.float32)
     up_sums = tl.zeros((BLOCK_COLUMNS, BLOCK_ROWS), tl.float32)
@@ -270,7 +421,6 @@ def _stream_kernel(
         sums = tl.dot(weight.load([first, start]), part, sums)
         if GATED:
             up_sums = tl.dot(weight.load([columns + first, start]), part, up_sums)
-    row = tl.arange(0, BLOCK_ROWS)
     column = first + tl.arange(0, BLOCK_COLUMNS)
     at = row[None, :] * columns + column[:, None]
     ok = (row < rows)[None, :] & (column < columns)[:, None]
@@ -285,52 +435,68 @@ def _stream_kernel(
             sums = tl.zeros((BLOCK_COLUMNS, BLOCK_ROWS), tl.float32)
             for other in range(SPLITS):  # in one order, so that sums are the same each time
                 sums += tl.load(sums_of_splits + other * rows * columns + at, mask=ok, other=0.0, cache_modifier=".cg")
+        if BLOCK_PARTS > 0:
+            factor = tl.rsqrt(tl.sum(square, 0) / inner + eps)[None, :]
+            sums *= factor
+            up_sums *= factor
+        if BIAS:
+            sums += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)[:, None]
         if GATED:
             sums = sums * tl.sigmoid(sums) * up_sums
         if RESIDUAL:
             sums += tl.load(residual + at, mask=ok, other=0.0).to(tl.float32)
-        tl.store(out + at, sums.to(out.dtype.element_ty), mask=ok)
+        rounded = sums.to(out.dtype.element_ty)
+        tl.store(out + at, rounded, mask=ok)
+        if FOLLOWED:
+            sums = tl.where(ok, rounded.to(tl.float32), 0.0)
+            weight_after = tl.load(factors + column, mask=column < columns, other=0.0).to(tl.float32)
+            tl.store(scaled + at, (sums * weight_after[:, None]).to(out.dtype.element_ty), mask=ok)
+            tl.store(out_squares + place * rows + row, tl.sum(sums * sums, 0), mask=row < rows)
 
 
-@triton.jit
-def _prefetch(pointers):
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.uint64)], tl.int32, is_pure=False, pack=1
-    )
-
-
-@cache
-def _arrivals(device: torch.device) -> Tensor:
-    """Return counters of the programs that have arrived at an output; all are zero between kernels of a stream."""
-    return torch.zeros(WANTED, dtype=torch.int32, device=device)
-
-
-def stream_linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
-    """Return `linear` of at most `MOST_ROWS` rows, without norm and bias."""
+def stream_linear(
+    x: Tensor, weight: Tensor, around: Around = BARE, following: Norm | None = None
+) -> tuple[Tensor, Scaled | None]:
+    """Return `linear_before` of at most `MOST_ROWS` rows; of norms it takes those that are prepared."""
+    ready = around.norm if isinstance(around.norm, Scaled) else None
+    x = x if ready is None else ready.values
     rows, columns, inner = len(x), _columns(weight, around), x.shape[1]
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     programs = triton.cdiv(columns, STREAM_COLUMNS)
     splits = 1 if around.gated else max(1, min(MOST_SPLITS, WANTED // programs))
     partial = out if splits == 1 else torch.empty(splits, rows, columns, dtype=torch.float32, device=x.device)
+    after = None
+    if following is not None:
+        squares = torch.empty(programs, rows, dtype=torch.float32, device=x.device)
+        after = Scaled(following, torch.empty_like(out), squares)
     block_rows = max(16, triton.next_power_of_2(rows))
     stage = (block_rows + STREAM_COLUMNS * (2 if around.gated else 1)) * STREAM_INNER * x.element_size()
     _stream_kernel[programs, splits](
         TensorDescriptor.from_tensor(x, [block_rows, STREAM_INNER]),
         TensorDescriptor.from_tensor(weight, [STREAM_COLUMNS, STREAM_INNER]),
         weight,
+        partial if ready is None else ready.squares,
+        x if around.bias is None else around.bias,
         x if around.residual is None else around.residual,
         out,
+        x if after is None else after.norm[0],
+        out if after is None else after.values,
+        partial if after is None else after.squares,
         partial,
-        _arrivals(x.device),
+        arrivals(x.device),
         rows,
         columns,
         inner,
         triton.cdiv(inner, splits * STREAM_INNER) * STREAM_INNER,
+        0 if ready is None else len(ready.squares),
+        0.0 if ready is None else ready.norm[1],
+        BLOCK_PARTS=0 if ready is None else triton.next_power_of_2(len(ready.squares)),
+        BIAS=around.bias is not None,
         RESIDUAL=around.residual is not None,
         GATED=around.gated,
+        FOLLOWED=after is not None,
         SPLITS=splits,
         AHEAD=STREAM_AHEAD,
-        LINE=128 // x.element_size(),
         BLOCK_ROWS=block_rows,
         BLOCK_COLUMNS=STREAM_COLUMNS,
         BLOCK_INNER=STREAM_INNER,
@@ -338,4 +504,4 @@ def stream_linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
         num_warps=4,
         **launch_options(x.device),
     )
-    return out
+    return out, after

@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.kernels.few_rows_linear import Around, Norm, linear, rms_norm_rows
-from executor.kernels.rotary_store import rotate_and_store
+from executor.kernels.few_rows_linear import Around, Norm, Scaled, linear, linear_before, rms_norm_rows, row_linear
+from executor.kernels.rotary_store import Nodes, Rotation, rotate_and_store
 from executor.kernels.tree_attention import attend_to_tree
-
-Rotation = tuple[Tensor, Tensor]
 
 WIDEST_HEAD = 256  # tiles of wider ones may not fit
 DTYPES = (torch.bfloat16, torch.float32)  # a norm's weight times its unscaled input could overflow in float16
@@ -30,58 +28,76 @@ class Places:
     """Where the nodes of a forward stand in the cache, and what they see.
 
     Attributes:
-        slots: int64 (batch, fed), contiguous, columns to which keys and values go.
+        nodes: where they stand.
         stores: keys and values, (layers, batch, shared heads, capacity, width).
-        lengths: int64 (batch,), contiguous, committed tokens; all nodes of the trees lie in the columns after them.
         ancestors: bool (1 or batch, fed, count), contiguous, row is below or equal to column.
         view: columns of the cache that are read.
     """
 
-    slots: Tensor
+    nodes: Nodes
     stores: tuple[Tensor, ...]
-    lengths: Tensor
     ancestors: Tensor
     view: int
+
+    def __post_init__(self) -> None:
+        """Refuse a view that the cache does not have."""
+        assert all(self.view <= store.shape[3] for store in self.stores)
+        assert self.nodes.first + self.ancestors.shape[1] <= self.ancestors.shape[2] <= self.view
 
 
 class FusedForward:
     """The forward of one model, up to the input of its LM head."""
 
-    def __init__(self, decoder: Any) -> None:
-        """Move weights of one input next to each other; see `refusal` for which decoders can be taken."""
+    def __init__(self, decoder: Any, limit: int | None = None) -> None:
+        """Move weights of one input next to each other; see `refusal` for which decoders can be taken.
+
+        Positions from `limit` on are taken for the one before it.
+        """
         self._decoder = decoder
         self._layers = [_FusedLayer(layer) for layer in decoder.layers]
+        self._limit = limit
 
     @property
     def outdated(self) -> bool:
         """True if the model's parameters are no longer the weights that the kernels read, after a cast or a copy."""
         return any(layer.outdated for layer in self._layers)
 
-    def __call__(self, tokens: Tensor, positions: Tensor, places: Places) -> tuple[Tensor, list[Tensor]]:
+    def __call__(self, tokens: Tensor, places: Places) -> tuple[Tensor, list[Tensor]]:
         """Return the input of the LM head, (batch, fed, hidden), the inputs of all layers, and the last one's output.
 
         Args:
             tokens: int64 (batch, fed), nodes of the trees.
-            positions: int64 (batch, fed).
             places: where the nodes stand.
         """
         inputs = [self._decoder.embed_tokens(tokens)]
-        rotation = self.rotation(inputs[0], positions)
+        norm: Norm | Scaled | None = None
         for number in range(len(self._layers)):
-            inputs.append(self.layer(number, inputs[-1], rotation, places))
+            output, norm = self.layer(number, inputs[-1], places, norm)
+            inputs.append(output)
         return self.last_norm(inputs[-1]), inputs
 
-    def rotation(self, hidden: Tensor, positions: Tensor) -> Rotation:
-        """Return cosines and sines of positions, in the type of `hidden`."""
-        cos, sin = self._decoder.rotary_emb(hidden, position_ids=positions)
-        return cos.contiguous(), sin.contiguous()
+    def layer(
+        self, number: int, hidden: Tensor, places: Places, norm: Norm | Scaled | None = None
+    ) -> tuple[Tensor, Norm | Scaled | None]:
+        """Return a layer's output for its input, (batch, fed, hidden), and what the next one takes as its norm.
 
-    def layer(self, number: int, hidden: Tensor, rotation: Rotation, places: Places) -> Tensor:
-        """Return a layer's output for its input, (batch, fed, hidden); write its keys and values."""
+        It writes its keys and values. `norm` is what the layer before returned, None for the layer's own.
+        """
         layer, (keys, values) = self._layers[number], (store[number] for store in places.stores)
-        q, rows = layer.project(hidden, rotation, places.slots, keys, values)
-        attended = attend_to_tree(q, keys, values, places.lengths, places.ancestors, places.view, layer.scale)
-        return layer.finish(attended, rows).view(hidden.shape)
+        embedding = self._decoder.rotary_emb
+        rotation = Rotation(embedding.inv_freq, float(embedding.attention_scaling), self._limit)
+        q, rows = layer.project(hidden, norm, rotation, places.nodes, keys, values)
+        attended = attend_to_tree(q, keys, values, places.nodes.lengths, places.ancestors, places.view, layer.scale)
+        following = self._layers[number + 1].norm if number + 1 < len(self._layers) else None
+        output, norm = layer.finish(attended, rows, following)
+        return output.view(hidden.shape), norm
+
+    def scores(self, last: Tensor, head: Any) -> Tensor:
+        """Return the LM head's output for its input, (batch, fed, hidden)."""
+        one = last.shape[:2].numel() == 1 and type(head) is nn.Linear and head.bias is None
+        if not one or not head.weight.is_contiguous():
+            return head(last)  # type: ignore[no-any-return]
+        return row_linear(last[0], head.weight)[None]
 
     def last_norm(self, hidden: Tensor) -> Tensor:
         """Return the input of the LM head for the last layer's output."""
@@ -109,24 +125,36 @@ class _FusedLayer:
             for parts, whole in ((self._qkv, self._joined_qkv), (self._gate_up, self._joined_gate_up))
         )
 
+    @property
+    def norm(self) -> Norm:
+        """The norm of the layer's input."""
+        return _norm(self._before_attention)
+
     def project(
-        self, hidden: Tensor, rotation: Rotation, slots: Tensor, keys: Tensor, values: Tensor
+        self,
+        hidden: Tensor,
+        norm: Norm | Scaled | None,
+        rotation: Rotation,
+        nodes: Nodes,
+        keys: Tensor,
+        values: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Return the queries, (batch, fed, heads, width), and the layer's input as rows; write keys and values."""
         batch, fed, width = hidden.shape
         rows = hidden.reshape(batch * fed, width)
-        projected = linear(rows, self._joined_qkv, Around(norm=_norm(self._before_attention), bias=self._bias))
+        projected = linear(rows, self._joined_qkv, Around(norm=norm or self.norm, bias=self._bias))
         norms = None
         if self._head_norms[0] is not None:
             (q_weight, eps), (k_weight, _) = map(_norm, self._head_norms)
             norms = q_weight, k_weight, eps
-        return rotate_and_store(projected.view(batch, fed, -1), rotation, slots, keys, values, norms), rows
+        return rotate_and_store(projected.view(batch, fed, -1), rotation, nodes, keys, values, norms), rows
 
-    def finish(self, attended: Tensor, rows: Tensor) -> Tensor:
-        """Return the layer's output, (rows, hidden), for its attention's and its input."""
-        rows = linear(attended.view(len(rows), -1), self._out.weight, Around(residual=rows))
-        gated = linear(rows, self._joined_gate_up, Around(norm=_norm(self._before_mlp), gated=True))
-        return linear(gated, self._down.weight, Around(residual=rows))
+    def finish(self, attended: Tensor, rows: Tensor, following: Norm | None) -> tuple[Tensor, Norm | Scaled | None]:
+        """Return the layer's output, (rows, hidden), for its attention's and its input, and the norm that follows."""
+        before_mlp = _norm(self._before_mlp)
+        rows, norm = linear_before(attended.view(len(rows), -1), self._out.weight, Around(residual=rows), before_mlp)
+        gated = linear(rows, self._joined_gate_up, Around(norm=norm or before_mlp, gated=True))
+        return linear_before(gated, self._down.weight, Around(residual=rows), following)
 
 
 def refusal(decoder: Any) -> str | None:

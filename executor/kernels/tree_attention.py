@@ -47,7 +47,6 @@ def _split_kernel(
     ancestor_stride,
     key_stride,
     value_stride,
-    columns_per_split,
     scale,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -75,8 +74,9 @@ def _split_kernel(
     query = tl.load(q + at[:, None] * WIDTH + width[None, :], mask=row_ok[:, None] & width_ok[None, :], other=0.0)
     scale *= 1.4426950408889634  # scores to the base of 2
     length = tl.load(lengths + sequence).to(tl.int32)
-    first = split * columns_per_split
-    last = tl.minimum(first + columns_per_split, length + count)
+    columns = tl.cdiv(tl.cdiv(length + count, splits), BLOCK_COLUMNS) * BLOCK_COLUMNS  # of a split
+    first = split * columns
+    last = tl.minimum(first + columns, length + count)
     committed = tl.maximum(first, tl.minimum(last, length) // BLOCK_COLUMNS * BLOCK_COLUMNS)
     keys += place.to(tl.int64) * key_stride
     values += place.to(tl.int64) * value_stride
@@ -159,15 +159,14 @@ PROGRAMS = 132  # wanted, as many as an H100 has multiprocessors; twice as many 
 MOST_SPLITS, STAGES = 64, 3
 
 
-def splits_of(view: int, block: int, wanted: int) -> tuple[int, int]:
-    """Return the number of splits, at most `wanted`, and the columns of each, a multiple of `block`.
+def splits_of(view: int, block: int, wanted: int) -> int:
+    """Return the number of splits, at most `wanted`, of which each has a multiple of `block` columns.
 
     >>> splits_of(512, 64, wanted=3)
-    (3, 192)
+    3
     """
     splits = max(1, min(wanted, MOST_SPLITS, -(-view // block)))
-    columns = -(-view // (splits * block)) * block
-    return -(-view // columns), columns
+    return -(-view // (-(-view // (splits * block)) * block))
 
 
 def tile_of(rows: int, row_bytes: int, *, long: bool) -> tuple[int, int]:
@@ -201,7 +200,7 @@ def attend_to_tree(
     block_rows, block_columns = tile_of(group * tokens, block_width * q.element_size(), long=batch * view > LONG)
     tiles = triton.cdiv(group * tokens, block_rows)
     wanted = PROGRAMS * (1 if block_rows >= block_columns else 2)
-    splits, columns = splits_of(view, block_columns, wanted // (batch * shared * tiles))
+    splits = splits_of(view, block_columns, wanted // (batch * shared * tiles))
     out = torch.empty_like(q)
     if splits > 1:
         partial = torch.empty(batch, tokens, heads, splits, width, dtype=torch.float32, device=q.device)
@@ -223,7 +222,6 @@ def attend_to_tree(
         0 if len(ancestors) == 1 else tokens * count,
         keys.stride(1),
         values.stride(1),
-        columns,
         scale,
         HEADS=shared,
         GROUP=group,

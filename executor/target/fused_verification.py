@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.target.kv_cache import TreeCache, cache_argument
+from executor.target.positions import looks_at_positions
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from treeopt.errors import ExecutorError
@@ -41,7 +42,7 @@ def fuse(target: Target) -> None:
     from executor.kernels.fused_forward import FusedForward
 
     try:
-        found = FusedForward(target.model.get_decoder())
+        found = FusedForward(target.model.get_decoder(), target.context_limit)
         with torch.cuda.device_of(next(target.model.parameters())):  # Triton launches on the current device
             error = worst_error(target, found)
     except Exception as caught:  # noqa: BLE001 - a driver's, a compiler's: the model's own forward verifies instead
@@ -64,6 +65,8 @@ def _refusal(target: Target) -> str | None:
         return "the model is split over processes"
     if target.masks.windows != {"": None} or target.attention != "packed":
         return "its attention has a window, or is not the usual one"
+    if looks_at_positions(target.model):
+        return "its positions depend on the length of the text"
     from executor.kernels.fused_forward import refusal
 
     decoder: Any = target.model.get_decoder()
@@ -119,11 +122,11 @@ def _errors(target: Target, fused: "FusedForward", batch: int, nodes: int, view:
             hook.remove()
     for store in cache.stores:  # the kernels must write them again
         store[:, cache.columns[:batch, None], :, slots] = 0
-    places = target.placed(slots, lengths, ancestors, view)
-    embedded, rotation = decoder.embed_tokens(tokens), fused.rotation(own[0], positions)
+    places = target.placed(lengths, depths, ancestors, view)
+    embedded = decoder.embed_tokens(tokens)
     errors = [0.0 if embedded.equal(own[0]) else math.inf, _error(fused.last_norm(own[-1]), features, features)]
     for number, (given, expected) in enumerate(pairwise(own)):
-        errors.append(_error(fused.layer(number, given, rotation, places), expected, expected - given))
+        errors.append(_error(fused.layer(number, given, places)[0], expected, expected - given))
     if (batch, nodes, view) not in SMALL:
         return errors
     # In fp32, by a decoder of one layer.
@@ -141,7 +144,7 @@ def _errors(target: Target, fused: "FusedForward", batch: int, nodes: int, view:
         one.layers[0].register_forward_hook(lambda module, args, output, outputs=outputs: outputs.append(output))
         exact = type(fused)(one)
         places = replace(places, stores=tuple(store[number:] for store in stores))
-        found = exact.layer(0, given, exact.rotation(given, positions), places)
+        found = exact.layer(0, given, places)[0]
         last = one(inputs_embeds=given, **inputs)[0]
         errors.append(_error(found, outputs[0], outputs[0] - given))
         errors.append(_error(exact.last_norm(outputs[0]), last, last))

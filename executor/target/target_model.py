@@ -243,36 +243,37 @@ class Target(CausalModel):
         """
         assert self.cache is not None, "allocate() first"
         assert view <= self.cache.capacity, "allocate() more"
-        start = lengths[:, None]
-        slots = start + self.cache.columns[first : first + tokens.shape[1]]
-        positions = self._inside(start + depths)
         if self.fused is not None and not self.fused.outdated:
-            return self._fused_outputs(tokens, positions, self.placed(slots, lengths, ancestors, view), taps)
-        self.cache.place(slots, view)
+            return self._fused_outputs(tokens, self.placed(lengths, depths, ancestors, view, first), taps)
+        start = lengths[:, None]
+        self.cache.place(start + self.cache.columns[first : first + tokens.shape[1]], view)
         return self._run(
             self._forward,
             taps,
             input_ids=tokens,
             attention_mask=self.masks.tree(lengths, depths, ancestors, view),
-            position_ids=positions,
+            position_ids=self._inside(start + depths),
             use_cache=True,
             **{self._cache_name: self.cache},
         )
 
-    def _fused_outputs(self, tokens: Tensor, positions: Tensor, places: "Places", taps: Taps) -> Outputs:
+    def _fused_outputs(self, tokens: Tensor, places: "Places", taps: Taps) -> Outputs:
         """Return what the fused forward computes of the nodes; see `verify`."""
         assert self.fused is not None
         with torch.cuda.device_of(tokens):  # Triton launches on the current device
-            last, inputs = self.fused(tokens, positions, places)
+            last, inputs = self.fused(tokens, places)
+            logits = self.after_head(self.fused.scores(last, self.head))
         chosen = [last if layer == HEAD else inputs[layer] for layer in taps or ()]
-        return Outputs(self.scored(last), torch.cat(chosen, -1) if chosen else last)
+        return Outputs(logits, torch.cat(chosen, -1) if chosen else last)
 
-    def placed(self, slots: Tensor, lengths: Tensor, ancestors: Tensor, view: int) -> "Places":
+    def placed(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, first: int = 0) -> "Places":
         """Return where nodes stand, for the fused forward; for the arguments see `verify`."""
         from executor.kernels.fused_forward import Places
+        from executor.kernels.rotary_store import Nodes
 
         assert self.cache is not None
-        return Places(slots.contiguous(), self.cache.stores, lengths.contiguous(), ancestors.contiguous(), view)
+        nodes = Nodes(lengths.contiguous(), depths.contiguous(), first)
+        return Places(nodes, self.cache.stores, ancestors.contiguous(), view)
 
     def _inside(self, positions: Tensor) -> Tensor:
         """Move positions beyond the model's context, which no text can reach, to its end."""

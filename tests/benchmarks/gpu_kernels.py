@@ -106,10 +106,10 @@ def forward(target: Target, batch: int, tokens: int, view: int) -> Call:
     """Return a call of the fused forward over chains of `tokens` nodes after texts that fill the view."""
     target.allocate(batch, view)
     lengths = torch.full((batch,), max(0, view - tokens - 1), device=target.device)
-    slots = lengths[:, None] + torch.arange(tokens, device=target.device)
+    depths = torch.arange(tokens, device=target.device)[None]
     ancestors = torch.ones(1, tokens, tokens, dtype=torch.bool, device=target.device).tril()
-    places = target.placed(slots, lengths, ancestors, view)
-    return partial(target.fused, torch.zeros_like(slots), slots, places)
+    places = target.placed(lengths, depths, ancestors, view)
+    return partial(target.fused, depths.expand(batch, -1), places)
 
 
 # --- against float64, and against themselves

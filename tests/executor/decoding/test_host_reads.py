@@ -213,7 +213,7 @@ def running(rule: str, tree: str, kind: str) -> Rows:
 def step(rows: Rows, *, steps: int | None = None, all_fed: bool = False) -> None:
     draft = rows.draft(view=64, steps=rows.growth.depth + 1 if steps is None else steps, all_fed=all_fed)
     outputs = rows.verify(draft, view=64)
-    rows.commit(draft, outputs, rows.accept(draft, outputs))
+    rows.settle(draft, outputs)
 
 
 @pytest.mark.parametrize("kind", slow_unless(lambda kind: kind == "medusa", ["medusa", "language-model"]))

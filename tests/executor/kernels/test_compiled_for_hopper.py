@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from executor.kernels.few_rows_linear import MOST_ROWS
 from executor.kernels.tree_attention import tile_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -26,7 +27,7 @@ SHARED_MEMORY = 232448  # bytes of a block, at most
 def compiled(kernel, arguments, constants, **options):
     '''Compile as the launcher would: pointers are aligned, and so are numbers that 16 divides.'''
     signature = {name: arguments.get(name, "constexpr") for name in kernel.arg_names}
-    aligned = "inner", "columns", "key_stride", "value_stride", "columns_per_split", "inner_per_split"
+    aligned = "inner", "columns", "key_stride", "value_stride", "inner_per_split"
     attributes = {
         (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
         for name, kind in arguments.items()
@@ -47,7 +48,7 @@ def attention(kind, width, rows, columns):
     names = "q", "keys", "values", "out"
     pointers = dict.fromkeys(names, kind) | {"lengths": "*i64", "ancestors": "*u8"}
     pointers |= {"partial": "*fp32", "weights": "*fp32"}
-    numbers = "tokens", "count", "ancestor_stride", "key_stride", "value_stride", "columns_per_split"
+    numbers = "tokens", "count", "ancestor_stride", "key_stride", "value_stride"
     constants = {"HEADS": 8, "GROUP": 4, "WIDTH": width, "BLOCK_WIDTH": width, "BLOCK_ROWS": rows}
     constants |= {"BLOCK_COLUMNS": columns, "STAGES": tree_attention.STAGES, "WHOLE": False, "DEPENDENT": True}
     constants["PRECISION"] = "ieee" if kind == "*fp32" else "tf32"
@@ -68,12 +69,14 @@ def row(gated):
 def stream(rows, gated, splits):
     columns, inner = few_rows_linear.STREAM_COLUMNS, few_rows_linear.STREAM_INNER
     arguments = {"x": f"tensordesc<bf16[{rows}, {inner}]>", "weight": f"tensordesc<bf16[{columns}, {inner}]>"}
-    arguments |= dict.fromkeys(("addresses", "residual", "out"), "*bf16") | {"arrived": "*i32"}
-    arguments |= {"sums_of_splits": "*fp32" if splits > 1 else "*bf16"}
-    arguments |= dict.fromkeys(("rows", "columns", "inner", "inner_per_split"), "i32")
+    names = "addresses", "bias", "residual", "out", "factors", "scaled"
+    arguments |= dict.fromkeys(names, "*bf16") | {"arrived": "*i32", "eps": "fp32"}
+    arguments |= {"squares": "*fp32", "out_squares": "*fp32", "sums_of_splits": "*fp32" if splits > 1 else "*bf16"}
+    arguments |= dict.fromkeys(("rows", "columns", "inner", "inner_per_split", "parts"), "i32")
     stage = 2 * inner * (rows + columns * (2 if gated else 1))
     constants = {"RESIDUAL": not gated, "GATED": gated, "SPLITS": splits, "BLOCK_ROWS": rows, "BLOCK_COLUMNS": columns}
-    constants |= {"BLOCK_INNER": inner, "STAGES": min(8, few_rows_linear.STREAM_BYTES // stage), "LINE": 64}
+    constants |= {"BLOCK_PARTS": 64 if gated else 0, "BIAS": False, "FOLLOWED": not gated}
+    constants |= {"BLOCK_INNER": inner, "STAGES": min(8, few_rows_linear.STREAM_BYTES // stage)}
     constants |= {"AHEAD": few_rows_linear.STREAM_AHEAD, "DEPENDENT": True}
     compiled(few_rows_linear._stream_kernel, arguments, constants, num_warps=4)
 
@@ -86,9 +89,11 @@ def small():
     sums = {"partial": "*fp32", "weights": "*fp32", "out": "*bf16", "splits": "i32"}
     constants = {"WIDTH": 256, "BLOCK_WIDTH": 256, "BLOCK": tree_attention.MOST_SPLITS, "DEPENDENT": True}
     compiled(tree_attention._sum_kernel, sums, constants, num_warps=1)
-    names = "projected", "cos", "sin", "q_norm", "k_norm", "q", "keys", "values"
-    numbers = "tokens", "position_stride", "key_stride", "value_stride"
-    arguments = dict.fromkeys(names, "*bf16") | {"slots": "*i64", "eps": "fp32"} | dict.fromkeys(numbers, "i32")
+    names = "projected", "q_norm", "k_norm", "q", "keys", "values"
+    numbers = "tokens", "first_node", "capacity", "limit", "depth_stride"
+    arguments = dict.fromkeys(names, "*bf16") | dict.fromkeys(("lengths", "depths"), "*i64")
+    arguments |= dict.fromkeys((*numbers, "key_stride", "value_stride"), "i32")
+    arguments |= {"frequencies": "*fp32", "scaling": "fp32", "eps": "fp32"}
     constants = {"HEADS": 32, "SHARED": 8, "WIDTH": 128, "BLOCK_HALF": 64, "NORM": True, "DEPENDENT": True}
     compiled(rotary_store._rotary_store_kernel, arguments, constants, num_warps=1)
 
@@ -98,7 +103,7 @@ def small():
 CALLS = [
     "small()",
     *(f"row({gated})" for gated in (False, True)),
-    *(f"stream({rows}, {gated}, {splits})" for rows in (16, 64) for gated, splits in ((False, 2), (True, 1))),
+    *(f"stream({rows}, {gated}, {splits})" for rows in (16, MOST_ROWS) for gated, splits in ((False, 2), (True, 1))),
 ]
 
 

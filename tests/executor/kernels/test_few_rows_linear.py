@@ -1,11 +1,14 @@
 """Products of few rows, with what stands around them, against torch's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from executor.kernels import few_rows_linear
+from executor.kernels.dependent_launch import arrivals
 from executor.kernels.few_rows_linear import MOST_ROWS, Around, linear, row_linear, stream_linear
 from tests.helpers.interpreted_kernels import allowed, mend_products_of_bfloat16, poison_new_memory, relative_error
 
@@ -80,27 +83,40 @@ def test_a_row_has_any_width(inner, options):
 @pytest.mark.parametrize("rows", [2, MOST_ROWS])
 def test_streams_compute_what_torch_does(rows, options, dtype):
     x, weight, around = drawn(rows, 136, 90, *options, dtype=dtype)
-    check(stream_linear(x, weight, around), x, weight, around)
+    check(stream_linear(x, weight, around)[0], x, weight, around)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_norm_is_folded_into_the_products_around_it(gated, splits, dtype, monkeypatch):
+    """The first leaves squares of its parts; the second divides last."""
+    monkeypatch.setattr(few_rows_linear, "WANTED", 2 * splits)
+    x, weight, around = drawn(5, 136, 88, "residual", dtype=dtype)
+    out, ready = stream_linear(x, weight, around, (torch.rand(88).to(dtype) + 0.5, EPS))
+    check(out, x, weight, around)
+    assert ready.squares.shape == (2, 5)
+    second = drawn(5, 88, 70, *(["gated"] if gated else ["bias"]), dtype=dtype)[1:]
+    found = stream_linear(out, second[0], replace(second[1], norm=ready))[0]
+    check(found, out, second[0], replace(second[1], norm=ready.norm))
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3])
 @pytest.mark.parametrize("inner", [64, 520])
 def test_splits_are_added_and_their_counters_are_zero_again(splits, inner, monkeypatch):
     """64 numbers leave nothing to the second split."""
-    few_rows_linear._arrivals.cache_clear()
     monkeypatch.setattr(few_rows_linear, "WANTED", 2 * splits)  # 90 columns are two programs
     monkeypatch.setattr(few_rows_linear, "MOST_SPLITS", splits)
     x, weight, around = drawn(4, inner, 90, "residual")
     for _ in range(2):
-        check(stream_linear(x, weight, around), x, weight, around)
-        assert few_rows_linear._arrivals(x.device).tolist() == [0] * 2 * splits
-    few_rows_linear._arrivals.cache_clear()
+        check(stream_linear(x, weight, around)[0], x, weight, around)
+        assert not arrivals(x.device).any()
 
 
 def test_gated_streams_are_not_split(monkeypatch):
-    monkeypatch.setattr(few_rows_linear, "_arrivals", lambda device: torch.full((1,), 1 << 20, dtype=torch.int32))
+    monkeypatch.setattr(few_rows_linear, "arrivals", lambda device: torch.full((1,), 1 << 20, dtype=torch.int32))
     x, weight, around = drawn(4, 520, 20, "gated")
-    check(stream_linear(x, weight, around), x, weight, around)
+    check(stream_linear(x, weight, around)[0], x, weight, around)
 
 
 # --- which kernel a product runs by
@@ -127,7 +143,7 @@ def called(monkeypatch):
         (MOST_ROWS, ("gated",), ["stream_linear"]),
         (MOST_ROWS + 1, ("residual",), []),
         (MOST_ROWS + 1, ("gated", "residual"), []),
-        (2, ("bias",), []),
+        (2, ("bias",), ["stream_linear"]),
     ],
 )
 def test_rows_and_options_choose_the_kernel(called, rows, options, kernels):

@@ -89,11 +89,8 @@ def test_tiles_of_queries_are_larger_for_long_texts(long, monkeypatch):
     compare(monkeypatch, [60], 96, nodes=21, heads=2, shared=1)
 
 
-def test_splits_hold_whole_blocks_and_together_the_view():
+def test_splits_are_no_more_than_there_are_blocks():
     for view in (1, 15, 16, 17, 512, 1000, 40960):
         for block in (16, 64):
             for wanted in (0, 1, 3, 132, 10**4):
-                splits, columns = splits_of(view, block, wanted)
-                assert 1 <= splits <= max(1, min(wanted, MOST_SPLITS))
-                assert columns % block == 0
-                assert (splits - 1) * columns < view <= splits * columns
+                assert 1 <= splits_of(view, block, wanted) <= max(1, min(wanted, MOST_SPLITS, -(-view // block)))

@@ -1,6 +1,5 @@
 """Which targets verify by fused kernels, that a wrong kernel is noticed, and that the model stays what it was."""
 
-import copy
 import json
 import os
 import subprocess
@@ -77,10 +76,10 @@ def test_what_rounding_causes_is_far_from_the_limit(dtype, large, monkeypatch):
 def test_sizes_that_do_not_run_show_at_load(sizes, monkeypatch):
     layer = FusedForward.layer
 
-    def short_of_memory(self, number, hidden, rotation, places):
+    def short_of_memory(self, number, hidden, places):
         if (*hidden.shape[:2], places.view) == sizes:
             raise RuntimeError("out of resource: shared memory")
-        return layer(self, number, hidden, rotation, places)
+        return layer(self, number, hidden, places)
 
     compare(monkeypatch, SMALL_TREES[0], large=(sizes,))
     monkeypatch.setattr(FusedForward, "layer", short_of_memory)
@@ -239,15 +238,6 @@ def kernels(owner, name: str, change: Callable) -> Callable:
     return lambda decoder, monkeypatch: monkeypatch.setattr(owner, name, change(getattr(owner, name)))
 
 
-def other_base(own) -> Callable:
-    def rotation(self, hidden, at):
-        rotary = copy.deepcopy(self._decoder.rotary_emb)
-        rotary.inv_freq **= 1.01
-        return rotary(hidden, position_ids=at)
-
-    return rotation
-
-
 LOUDER = {"weight": lambda own: nn.Parameter(own.weight * 1.01)}
 EPSILON = {"variance_epsilon": lambda own: 1e-2}
 EXCHANGED = {"gate_proj": lambda own: own.up_proj, "up_proj": lambda own: own.gate_proj}
@@ -261,7 +251,7 @@ FAULTS = {
     "gate and up": ("llama", model("layers.0.mlp", **EXCHANGED)),
     "head norm": ("qwen3", model("layers.1.self_attn", q_norm=lambda own: own.k_norm)),
     "head norm's epsilon": ("qwen3", model("layers.1.self_attn.k_norm", **EPSILON)),
-    "rotary base": ("llama", kernels(FusedForward, "rotation", other_base)),
+    "rotary base": ("llama", kernels(fused_forward, "Rotation", lambda own: lambda f, *a: own(f**1.01, *a))),
     "bias": ("qwen2", kernels(fused_forward, "_joined_bias", lambda own: lambda layers: None)),
     "mask": (
         "llama",

@@ -1,0 +1,63 @@
+"""The end of a greedy step in one kernel, against the loop's own operations."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from executor.decoding import batch_rows
+from executor.decoding.batch_rows import Rows
+from executor.drafters.base.drafter import Committed
+from executor.verification.acceptance_rules import Greedy
+from executor.verification.longest_accepted_path import follow
+from executor.verification.tree_tensors import Draft, Topology
+
+BATCH, DEEPEST, WIDTH = 3, 4, 5
+
+
+def drawn(count: int, *, trees: int, absent: bool) -> tuple[Draft, torch.Tensor, Rows]:
+    """Random trees of tokens 0 and 1, what is emitted, and rows of which the second is idle."""
+    parent = torch.zeros(trees, count, dtype=torch.long)
+    depth = torch.zeros_like(parent)
+    for tree, node in ((tree, node) for tree in range(trees) for node in range(1, count)):
+        known = [other for other in range(node) if depth[tree, other] < DEEPEST]
+        parent[tree, node] = known[torch.randint(len(known), ())]
+        depth[tree, node] = depth[tree, parent[tree, node]] + 1
+    present = (torch.rand(trees, count) < 0.8).index_fill(1, torch.tensor([0]), True) if absent else None
+    topology = Topology.from_parents(parent, DEEPEST, present)
+    draft = Draft(torch.randint(2, (BATCH, count)), topology, torch.randint(-1, count, (trees, count)))
+    rows = Rows.__new__(Rows)
+    steps = DEEPEST + 1
+    state = torch.randint(50, (BATCH, steps)), torch.randn(BATCH, steps, WIDTH), torch.randint(9, (BATCH, steps))
+    rows.committed = Committed(*state, torch.randint(5, (BATCH,)), False)
+    rows.lengths, rows.root, rows.outcome = torch.randint(50, (BATCH,)), torch.randint(9, (BATCH,)), torch.zeros(3, 8)
+    rows.outcome, rows.idle = rows.outcome.long(), torch.tensor([False, True, False])
+    rows.batch, rows.drafter, rows.taps, rows.growth = BATCH, object(), None, SimpleNamespace(in_place=True)
+    rows.target, rows.rule = SimpleNamespace(cache=object(), fused=object()), Greedy()
+    return draft, torch.randint(2, (BATCH, count)), rows
+
+
+@pytest.mark.parametrize(("trees", "absent"), [(1, False), (BATCH, False), (BATCH, True)])
+@pytest.mark.parametrize("count", [1, 2, 40, 65])
+def test_the_longest_path_is_committed(count, trees, absent, monkeypatch):
+    longest = []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        draft, emitted, rows = drawn(count, trees=trees, absent=absent)
+        other, before = copy.deepcopy(rows), rows.lengths.clone()
+        accepted = follow(draft, emitted)
+        longest.append(int(accepted.count.max()))
+        rows._commit(draft, None, accepted)
+        moved = []
+        monkeypatch.setattr(other, "_move", lambda *args, moved=moved: moved.extend(args), raising=False)
+        monkeypatch.setattr(batch_rows, "best_of", lambda logits: logits)
+        other.settle(draft, SimpleNamespace(logits=emitted))
+        changed = other.committed
+        assert moved[1].equal(before)
+        assert moved[2].equal(accepted.path)
+        for name in ("tokens", "fed", "counts"):
+            assert getattr(changed, name).equal(getattr(rows.committed, name)), name
+        for name in ("lengths", "root", "outcome"):
+            assert getattr(other, name).equal(getattr(rows, name)), name
+    assert count < 40 or max(longest) > 2
