@@ -110,9 +110,10 @@ def steps(o: argparse.Namespace, pieces: Pieces) -> None:
 
 def graphs(o: argparse.Namespace, pieces: Pieces) -> None:
     """Measure steps without CUDA graphs and with them, and the seconds of each capture."""
+    copied = pieces.piece("copy bandwidth", lambda: copy_rate(o))
 
     def cell(load: Callable[[], Models], batch: int, on: bool) -> dict[str, Any]:
-        return times(*load(), batch, 1.0, o, graphs=on)
+        return times(*load(), batch, copied, o, graphs=on)
 
     for shape in ("toy",) if o.tiny else ("1b", "8b"):
         with shaped(shape, o) as load:
