@@ -308,12 +308,12 @@ class Part(NamedTuple):
 PARTS: dict[str, Part] = {
     "rates": Part(rates, 30, kernels=True),
     "checks": Part(checks, 25, kernels=True),
-    "steps": Part(steps, 85),
-    "live": Part(lambda o, pieces: live(partial(shipped_models, o.device), pieces, graphs=o.graphs, tiny=o.tiny), 110),
+    "steps": Part(steps, 80),
+    "live": Part(lambda o, pieces: live(partial(shipped_models, o.device), pieces, graphs=o.graphs, tiny=o.tiny), 120),
     "rows": Part(rows, 35, kernels=True),
     "kernels": Part(kernels, 25, kernels=True),
     "graphs": Part(graphs, 50),
-    "equality": Part(equality, 40),
+    "equality": Part(equality, 35),
 }
 
 

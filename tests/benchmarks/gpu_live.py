@@ -48,13 +48,13 @@ from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 
 # Drafter, its shipped trace, batch sizes, and the seconds that its profile may take.
 CASES = (
-    ("medusa", "t0", (1, 4, 16, 64), 14.0),
-    ("eagle3", "t0", (1, 4, 16, 64), 14.0),
-    ("eagle", "candidates-t0", (1, 16), 14.0),
-    ("medusa", "t1", (1, 16), 7.0),
-    ("eagle3", "t1", (1, 16), 7.0),
+    ("medusa", "t0", (1, 4, 16, 64), 10.0),
+    ("eagle3", "t0", (1, 4, 16, 64), 10.0),
+    ("eagle", "candidates-t0", (1, 16), 12.0),
+    ("medusa", "t1", (1, 16), 6.0),
+    ("eagle3", "t1", (1, 16), 6.0),
 )
-REQUESTS = {1: 16, 4: 32, 16: 64, 64: 256}  # by batch size: 2 blocks of at least 2 batches
+REQUESTS = {1: 96, 4: 256, 16: 256, 64: 256}  # by batch size; a third of them at temperature 1 and with policies
 TINY = {1: 4, 2: 8}
 # EAGLE-2's trees of several sizes, as deep and wide as the recorded candidates.
 DYNAMIC = tuple(DynamicTree(nodes, depth=6, beam=8, width=5) for nodes in (8, 24, 59))
@@ -82,14 +82,15 @@ def live(load: Load, pieces: Pieces, *, graphs: bool, tiny: bool) -> None:
 
 
 def _summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    errors, sheet = (np.abs([c[name] for c in cells if c[name] is not None]) for name in ("error", "sheet_error"))
-    return {
-        "cells": len(cells),
-        "mean_error": errors.mean(),
-        "max_error": errors.max(),
-        "intervals_hold": np.mean([c["covered"] for c in cells]),
-        "sheet_mean_error": sheet.mean() if len(sheet) else None,
-    }
+    """Return mean and largest errors; `step` is what is left of an error without that of tau."""
+    errors = {name: [c[f"{name}_error"] for c in cells] for name in ("tau", "sheet")}
+    errors["speedup"] = [c["error"] for c in cells]
+    errors["step"] = [(1 + c["error"]) / (1 + c["tau_error"]) - 1 for c in cells]
+    found = {"cells": len(cells), "intervals_hold": np.mean([c["covered"] for c in cells])}
+    for name, some in errors.items():
+        known = np.abs([error for error in some if error is not None])
+        found |= {f"{name}_mean": known.mean(), f"{name}_max": known.max()} if len(known) else {}
+    return found
 
 
 class _Case:
@@ -135,7 +136,8 @@ class _Case:
             dynamic=dynamic,
             compare={} if self._tiny else {"Medusa's tree": published_trees()[MEDUSA]},
         )
-        requests = (TINY if self._tiny else REQUESTS)[batch]
+        slow = self._sampled or self._policies
+        requests = TINY[batch] if self._tiny else REQUESTS[batch] // (3 if slow else 1)
         asked = Requests(self._load()[2][:requests], self._new, [0])
         whole = whole_runs(plan, hold_out(self._trace)[1], costs, runs_of(plan, runner, asked, blocks=2))
         predictions = Predictions(plan, meta={"provenance": this_run()}, whole=whole)
@@ -145,7 +147,9 @@ class _Case:
         comparisons = compare(runner, plan, asked, blocks=2, whole=whole)
         record = comparison_record(comparisons)
         cells = [
-            cell | {"case": self.name, "covered": one.covered, "sheet_error": self._sheet_error(one, asked.context)}
+            cell
+            | {"case": self.name, "covered": one.covered, "sheet_error": self._sheet_error(one, asked.context)}
+            | {"tau_error": one.predicted.tau.value / one.measured.tau.value - 1}
             for cell, one in zip(record["cells"], comparisons, strict=True)
         ]
         return {
