@@ -122,7 +122,7 @@ class Rows:
     def settle(self, draft: Draft, outputs: Outputs) -> None:
         """Accept a path of each tree and commit it; where the target has kernels, greedy steps do so in one."""
         if self.target.fused is None or not isinstance(self.rule, Greedy):
-            self._commit(draft, outputs, self.rule.accept(outputs.logits, draft))
+            self.commit(draft, outputs, self.rule.accept(outputs.logits, draft))
             return
         from executor.kernels.accepted_path import commit_longest
 
@@ -142,7 +142,7 @@ class Rows:
             nodes = path[:, :, None].expand(-1, -1, outputs.features.shape[2])
             torch.gather(outputs.features, 1, nodes, out=self.committed.features)
 
-    def _commit(self, draft: Draft, outputs: Outputs, accepted: Accepted) -> None:
+    def commit(self, draft: Draft, outputs: Outputs, accepted: Accepted) -> None:
         """Move the cache, the lengths and the roots to the end of the accepted paths, and write `outcome`."""
         last = self.committed
         self._move(outputs, self.lengths, accepted.path)

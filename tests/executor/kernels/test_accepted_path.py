@@ -48,7 +48,7 @@ def test_the_longest_path_is_committed(count, trees, absent, monkeypatch):
         other, before = copy.deepcopy(rows), rows.lengths.clone()
         accepted = follow(draft, emitted)
         longest.append(int(accepted.count.max()))
-        rows._commit(draft, None, accepted)
+        rows.commit(draft, None, accepted)
         moved = []
         monkeypatch.setattr(other, "_move", lambda *args, moved=moved: moved.extend(args), raising=False)
         monkeypatch.setattr(batch_rows, "best_of", lambda logits: logits)
