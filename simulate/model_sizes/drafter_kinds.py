@@ -102,10 +102,7 @@ def decoder(layer: Shape, matrices: tuple[Matrix, ...], vocab: int, layers: int)
         matrices,
         head=(vocab, layer.hidden),
         layers=layers,
-        heads=layer.heads,
-        kv_heads=layer.kv_heads,
-        head_dim=layer.head_dim,
-        window=layer.window,
+        attention=tuple((layers, group.attention) for group in layer.layer_groups if group.attention is not None),
         hidden=layer.hidden,
     )
 
