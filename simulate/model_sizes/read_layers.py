@@ -127,7 +127,7 @@ _WEIGHTY = re.compile(
     "per_layer|shared|engram|hc_mult|altup|laurel|layer_id|chunk|double_wide|no_rope|residual_block"
 )
 _HARMLESS = re.compile(
-    "dropout|rope_(theta|scal|param)|softcap|scal(e|ing)|aux_loss|router_(z|jitter|aux|logits)|mtp|nextn|eps|init|"
+    "architectures|dropout|rope_(theta|scal|param)|softcap|scal(e|ing)|aux_loss|router_(z|jitter|aux|logits)|mtp|nextn|eps|init|"
     "norm_topk|topk_(method|group)|expert_group|scoring|implementation|max_window|mamba_(ssm|hidden|chunk|proj)|"
     "chunk_size|score|index_(share_for_mtp|skip_topk|topk_freq)|gate_lower|attn_temperature|floor_scale|cache_dtype|"
     "num_experts_per_tok|experts_per_token|pretraining|output_|dtype|_id$|_ids$|head_dim|logit|act$"
@@ -191,7 +191,9 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if family is None:
         family = _Family()
         if missing := [field for field in FIELDS if text.get(field) is None and field not in _OPTIONAL]:
-            raise CostError(f"model_type {name!r:.80} has no price, and {missing[0]} is missing: {OWN_SWEEP}, {BY_HAND}")
+            raise CostError(
+                f"model_type {name!r:.80} has no price, and {missing[0]} is missing: {OWN_SWEEP}, {BY_HAND}"
+            )
         notes.append(f"model_type {name!r:.80} is not known: its layers are counted by the usual names of fields alone")
     for field in family.requires:
         if field not in text:
@@ -529,7 +531,7 @@ class _Reader:
 def _refuse_unread(fields: _Fields, layers: int) -> None:
     """Raise CostError for the first field that was not read and may change what is counted."""
     unread = [(name, value) for name, value in fields.config.items() if name not in fields.seen and value]
-    lists = {name for name, value in unread if isinstance(value, list) and len(value) >= layers}
+    lists = {name for name, value in unread if isinstance(value, list) and len(value) >= max(layers, 2)}
     for name, _ in sorted(unread, key=lambda field: field[0] not in lists):
         harmless = "quant" in name or (_HARMLESS.search(name) and not _ID_LISTS.search(name))
         if not harmless and (name in lists or _WEIGHTY.search(name)):
