@@ -39,7 +39,7 @@ class LayerAttention:
         index_heads: heads of the indexer that picks them.
         index_dim: numbers of a token that the indexer keeps, and reads for all tokens.
 
-    >>> LayerAttention(heads=4, kv_heads=2, key_dim=8, value_dim=8, kv_dim=16, window=100).kept(150)
+    >>> LayerAttention(heads=4, kv_heads=2, key_dim=8, value_dim=8, kv_dim=16, window=100).kept(150.0).item()
     100.0
     """
 

@@ -229,6 +229,8 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "groups": groups,
     }
     _refuse_unread(fields, layers)
+    if reader.unplaced:
+        raise CostError(f"sliding_window: which layers have it is not known: {OWN_SWEEP}, {BY_HAND}")
     if family.tied and "tie_word_embeddings" not in text:
         notes.append("tie_word_embeddings is missing: the LM head counts as the embedding, as in the family's class")
     return sizes | {"notes": tuple(notes)}
@@ -240,6 +242,7 @@ class _Reader:
     def __init__(self, fields: _Fields, family: _Family, *, layers: int, hidden: int, heads: int) -> None:
         self.fields, self.family = fields, family
         self.layers, self.hidden, self.heads = layers, hidden, heads
+        self.unplaced = False  # a window of layers that no field names
         count = fields.count("num_experts", "num_local_experts", "n_routed_experts")
         names = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "experts_per_token", "moe_topk")
         self.experts = Experts(count, fields.size(*names)) if count else None
@@ -291,8 +294,7 @@ class _Reader:
             self.window = fields.size("sliding_window")
             return ["sliding_attention"] * n
         slides = fields.get("use_sliding_window", default=True) and fields.config.get("sliding_window")
-        if slides and self.family not in map(FAMILIES.get, DENSE):
-            raise CostError(f"sliding_window: which layers have it is not known: {OWN_SWEEP}, {BY_HAND}")
+        self.unplaced = bool(slides) and not any(self.family is FAMILIES[name] for name in DENSE)
         return ["full_attention"] * n
 
     def _sparse(self) -> list[bool]:

@@ -57,8 +57,7 @@ def real_counts(config, experts):
     counts = {n: w.numel() for n, w in model.named_parameters() if not any(word in n for word in others)}
     routed = sum(count for name, count in counts.items() if ".experts." in name)
     idle = 0 if experts is None else routed - routed * experts.active // experts.count
-    tied = made.get_text_config().tie_word_embeddings
-    embedding = 0 if tied else model.get_input_embeddings().weight.numel()
+    embedding = 0 if "lm_head.weight" not in counts else model.get_input_embeddings().weight.numel()
     return sum(counts.values()), sum(counts.values()) - idle - embedding
 
 

@@ -121,7 +121,7 @@ def test_keys_and_values_go_round_as_far_as_their_heads():
     whole = Forward.of(SMALL)
     assert [whole.shared(count).attention[0][1].kv_heads for count in (1, 2, 4)] == [2, 1, 1]
     assert whole.shared(1) is whole
-    assert [whole.shared(count).heads for count in (1, 2, 4)] == [4, 2, 1]
+    assert [whole.shared(count).attention[0][1].heads for count in (1, 2, 4)] == [4, 2, 1]
     with pytest.raises(CostError, match="3 devices cannot share 4 query heads and 2"):
         whole.shared(3)
 
