@@ -60,12 +60,7 @@ def _is_named(path: Path) -> bool:
 def _snapshot(name: str, weights: bool) -> str:
     """Return the folder that holds a model's files, after fetching those that the cache lacks."""
     try:
-        import huggingface_hub
-        from huggingface_hub.errors import (
-            HTTPError,  # type: ignore[attr-defined]
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-        )
+        from huggingface_hub import errors, snapshot_download
         from huggingface_hub.utils.tqdm import disable_progress_bars
     except ImportError as error:
         raise ExecutorError(f"{HUB}{name} needs huggingface_hub: pip install huggingface_hub") from error
@@ -74,18 +69,18 @@ def _snapshot(name: str, weights: bool) -> str:
         disable_progress_bars()
     try:
         for patterns in [TEXTS, PICKLES] if weights else [CONFIGS]:
-            folder: str = huggingface_hub.snapshot_download(name, allow_patterns=patterns, ignore_patterns=COPIES)
+            folder: str = snapshot_download(name, allow_patterns=patterns, ignore_patterns=COPIES)
             if any(Path(folder).glob("**/*.safetensors")):
                 break
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise ExecutorError(
             f"{HUB}{name}: the hub has no such model, or shows it only after `hf auth login` and a request on its page"
         ) from error
-    except LocalEntryNotFoundError as error:
+    except errors.LocalEntryNotFoundError as error:
         raise ExecutorError(
             f"{HUB}{name}: not in the cache, and the hub cannot be reached; connect, unset HF_HUB_OFFLINE, or name a "
             "folder"
         ) from error
-    except (HTTPError, OSError, ValueError) as error:
+    except (errors.HTTPError, OSError, ValueError) as error:  # type: ignore[attr-defined]
         raise ExecutorError(f"{HUB}{name}: the hub's files cannot be fetched: {str(error).splitlines()[0]}") from error
     return folder
