@@ -29,7 +29,8 @@ class WhatIfSettings(Settings):
         "layer."
     )
     target: Config = setting(
-        help="The target's folder or config.json, hf:org/name, or a shape (1b, 8b, 14b, 70b): its sizes.",
+        help="The target's folder or config.json, hf:org/name, a name of `treeopt models`, or a shape (1b, 8b, 14b, "
+        "70b): its sizes.",
     )
     sizes: Mapping[str, float] | None = setting(
         None,

@@ -261,11 +261,11 @@ def _bytes(settings: WhatIfSettings, drafter: Config | None) -> dict[str, float]
 
 def _name(target: Config) -> str | None:
     """Return the name of the target's folder; None where its config has no file."""
-    from simulate.model_sizes.hf_config import shape_name
+    from simulate.model_sizes.hf_config import known_name, shape_name
 
     if isinstance(target, Mapping):
         return None
-    if (shape := shape_name(target)) is not None:
-        return shape
+    if (name := shape_name(target) or known_name(target)) is not None:
+        return name
     path = model_folder(target, weights=False)
     return folder_name(path if path.is_dir() else path.parent)
