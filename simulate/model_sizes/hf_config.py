@@ -119,11 +119,15 @@ def quant_method(config: Mapping[str, Any] | Path | str) -> str | None:
     >>> quant_method({"quantization_config": {"quant_method": "awq", "bits": 4}})
     'awq'
     """
-    fields = ("quantization_config", "quantization")  # the second is MLX's
-    quantization = parsed(config, lambda content: next(filter(None, map(content.get, fields)), None))
+    fields = ("quantization_config", "hf_quant_config", "quantization")  # the last is MLX's
+    quantization = parsed(config, lambda content: next(filter(None, map(text_part(content).get, fields)), None))
     if not quantization:
         return None
-    return str(quantization.get("quant_method", "not named") if isinstance(quantization, Mapping) else quantization)
+    return str(
+        quantization.get("quant_method", quantization.get("quant_algo", "not named"))
+        if isinstance(quantization, Mapping)
+        else quantization
+    )
 
 
 def context_limit(config: Mapping[str, Any] | Path | str) -> int | None:
@@ -198,6 +202,8 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
         content = json.loads(read_text(path))
         if not isinstance(content, dict):
             raise CostError(f"must hold an object, got {content!r:.80}")
+        if (beside := path.with_name("hf_quant_config.json")).is_file():  # of ModelOpt
+            content = {"hf_quant_config": json.loads(read_text(beside)).get("quantization"), **content}
         return read(content)
     except (OSError, ValueError, RecursionError, CostError) as error:
         raise CostError(f"{path}: {error}") from error
