@@ -15,7 +15,7 @@ from simulate.model_sizes.hf_config import parsed, positive, true_or_false
 from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.read_layers import sizes_of
-from simulate.model_sizes.stored_bytes import stored_bytes
+from simulate.model_sizes.stored_bytes import read_stored_bytes
 from treeopt.errors import CostError, UsageError
 
 
@@ -102,7 +102,7 @@ class Shape:
         """
 
         def read(content: Mapping[str, Any]) -> "Shape":
-            sizes = sizes_of(content, stored_bytes(content) if as_stored else None)
+            sizes = sizes_of(content, read_stored_bytes(content) if as_stored else None)
             alike = cls(**(sizes | {"groups": ()}))
             return alike if alike.layer_groups == sizes["groups"] else cls(**sizes)
 

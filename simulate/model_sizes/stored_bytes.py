@@ -48,13 +48,13 @@ class StoredBytes:
         return next((size for size, names in self.groups if not names or _among(name, layer, names)), None)
 
 
-def stored_bytes(config: Mapping[str, Any]) -> StoredBytes:
+def read_stored_bytes(config: Mapping[str, Any]) -> StoredBytes:
     """Return the bytes of the weights of a parsed config.json.
 
     Raises:
         CostError: the quantisation is not understood.
 
-    >>> stored_bytes({"quantization_config": {"quant_method": "mxfp4"}}).of("mlp.experts", 0)
+    >>> read_stored_bytes({"quantization_config": {"quant_method": "mxfp4"}}).of("mlp.experts", 0)
     0.53125
     """
     text = text_part(config)

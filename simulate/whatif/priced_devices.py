@@ -10,7 +10,7 @@ from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_sh
 from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, parsed, quant_method
 from simulate.model_sizes.model_shape import Shape
 from simulate.model_sizes.sizes_by_hand import llama_of, shape_by_hand
-from simulate.model_sizes.stored_bytes import StoredBytes, stored_bytes
+from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import Hardware, Link, checked, constants_of, find_hardware, own_hardware
 from simulate.roofline.roofline_model import Roofline
@@ -98,7 +98,7 @@ def bytes_per_weight(config: Config | None, given: float | None, option: str, *,
 def as_stored(config: Config) -> StoredBytes:
     """Return the bytes of a model's weights as its configuration states them; of none where that is not understood."""
     try:
-        return parsed(config, stored_bytes)
+        return parsed(config, read_stored_bytes)
     except CostError:
         return StoredBytes()
 

@@ -10,7 +10,7 @@ from transformers.models.auto import CONFIG_MAPPING
 
 from simulate.model_sizes.hf_config import text_part
 from simulate.model_sizes.model_shape import Shape
-from simulate.model_sizes.stored_bytes import stored_bytes
+from simulate.model_sizes.stored_bytes import read_stored_bytes
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped
 
@@ -162,4 +162,4 @@ def test_a_list_of_excluded_layers_makes_groups():
 
 def test_cached_numbers_of_one_byte():
     for name, size in (("nvidia/Llama-3.1-70B-Instruct-FP8", 1.0), ("openai/gpt-oss-120b", None)):
-        assert stored_bytes(MODELS[name]).kv_bytes == size
+        assert read_stored_bytes(MODELS[name]).kv_bytes == size
