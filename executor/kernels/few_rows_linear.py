@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from executor.kernels.dependent_launch import arrivals, launch_options, prefetch
+from executor.kernels.dependent_launch import launch_options
 
 
 @triton.jit
@@ -75,6 +75,7 @@ ROW_COLUMNS, ROW_TILE = 4, {"BLOCK_INNER": 1024, "STAGES": 3, "num_warps": 2}
 STREAM_COLUMNS, STREAM_INNER, STREAM_BYTES = 64, 128, 200 * 1024
 STREAM_AHEAD = 512  # columns of each row of a weight that go to the cache while the kernel before runs
 WANTED, MOST_SPLITS = 132, 2  # programs: a product that makes half as many is split over the inner width
+COUNTERS = 1024  # more than a product that is split has outputs
 BUSY = 3  # streamed only if there is a program for every third multiprocessor; cuBLAS splits smaller products
 
 Norm = tuple[Tensor, float]  # weight and epsilon
@@ -226,8 +227,6 @@ def _row_kernel(
 
 def row_linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
     """Return `linear` of one row."""
-    if FLAT is not None:
-        return flat_row_linear(x, weight, around)
     columns = _columns(weight, around)
     out = torch.empty(1, columns, dtype=x.dtype, device=x.device)
     assert not isinstance(around.norm, Scaled)
@@ -249,114 +248,6 @@ def row_linear(x: Tensor, weight: Tensor, around: Around = BARE) -> Tensor:
         GATED=around.gated,
         BLOCK_COLUMNS=block_columns,
         **ROW_TILE,
-        **launch_options(x.device),
-    )
-    return out
-
-
-@triton.jit
-def _flat_row_kernel(
-    x,
-    weight,
-    norm,
-    bias,
-    residual,
-    out,
-    columns,
-    inner,
-    groups_each,
-    eps,
-    NORM: tl.constexpr,
-    BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    GATED: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-    BLOCK_INNER: tl.constexpr,
-    STAGES: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    if DEPENDENT:
-        gdc_launch_dependents()
-    steps = tl.cdiv(inner, BLOCK_INNER)
-    first = tl.program_id(0) * groups_each
-    groups = tl.minimum(groups_each, tl.cdiv(columns, BLOCK_COLUMNS) - first)
-    offset = tl.arange(0, BLOCK_INNER)
-    squares = tl.zeros((BLOCK_INNER,), tl.float32)
-    sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
-    up_sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
-    for turn in tl.range(0, groups * steps, num_stages=STAGES):
-        column = (first + turn // steps) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-        start = turn % steps * BLOCK_INNER
-        inside = start + offset < inner
-        read = tl.minimum(column, columns - 1).to(tl.int64)  # past the end the last is read again, and not written
-        weights = weight + read[:, None] * inner + (start + offset)[None, :]
-        tile = tl.load(weights, mask=inside[None, :], other=0.0)
-        up_tile = tile
-        if GATED:
-            up_tile = tl.load(weights + columns.to(tl.int64) * inner, mask=inside[None, :], other=0.0)
-        part = tl.zeros((BLOCK_INNER,), x.dtype.element_ty)
-        if inner > 0:  # always: loads below a condition are not moved before the loop, and so not before the wait
-            if DEPENDENT:  # noqa: SIM102 - known when compiled
-                if turn == 0:
-                    gdc_wait()
-            part = tl.load(x + start + offset, mask=inside, other=0.0)
-        part = part.to(tl.float32)
-        if NORM:
-            squares += tl.where(turn < steps, part * part, 0.0)
-            part *= tl.load(norm + start + offset, mask=inside, other=0.0).to(tl.float32)
-        sums += tile.to(tl.float32) * part[None, :]
-        if GATED:
-            up_sums += up_tile.to(tl.float32) * part[None, :]
-        if start + BLOCK_INNER >= inner:
-            total, up = tl.sum(sums, 1), tl.sum(up_sums, 1)
-            if NORM:  # a factor of the whole row: the product is linear in it
-                scale = tl.rsqrt(tl.sum(squares) / inner + eps)
-                total, up = total * scale, up * scale
-            ok = column < columns
-            if BIAS:
-                total += tl.load(bias + column, mask=ok, other=0.0).to(tl.float32)
-            if GATED:
-                total = total * tl.sigmoid(total) * up
-            if RESIDUAL:
-                total += tl.load(residual + column, mask=ok, other=0.0).to(tl.float32)
-            tl.store(out + column, total.to(out.dtype.element_ty), mask=ok)
-            sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
-            up_sums = tl.zeros((BLOCK_COLUMNS, BLOCK_INNER), tl.float32)
-
-
-FLAT: tuple[int, int, int, int, int] | None = None  # columns, inner, stages, warps, programs
-
-
-def flat_row_linear(x: Tensor, weight: Tensor, around: Around) -> Tensor:
-    """Return `linear` of one row, by programs that each compute several groups of columns."""
-    assert FLAT is not None
-    assert not isinstance(around.norm, Scaled)
-    columns = _columns(weight, around)
-    out = torch.empty(1, columns, dtype=x.dtype, device=x.device)
-    norm, eps = (x, 0.0) if around.norm is None else around.norm
-    block_columns, block_inner, stages, warps, programs = FLAT
-    block_columns //= 2 if around.gated else 1
-    groups = triton.cdiv(columns, block_columns)
-    each = triton.cdiv(groups, programs)
-    _flat_row_kernel[triton.cdiv(groups, each),](
-        x,
-        weight,
-        norm,
-        x if around.bias is None else around.bias,
-        x if around.residual is None else around.residual,
-        out,
-        columns,
-        x.shape[1],
-        each,
-        eps,
-        NORM=around.norm is not None,
-        BIAS=around.bias is not None,
-        RESIDUAL=around.residual is not None,
-        GATED=around.gated,
-        BLOCK_COLUMNS=block_columns,
-        BLOCK_INNER=block_inner,
-        STAGES=stages,
-        num_warps=warps,
         **launch_options(x.device),
     )
     return out
@@ -404,9 +295,9 @@ def _stream_kernel(
         known = tl.minimum(first + tl.arange(0, BLOCK_COLUMNS), columns - 1).to(tl.int64)[:, None]
         half = begin + tl.arange(0, 2)[None, :] * (AHEAD // 2)
         ahead = tl.minimum(tl.maximum(end - half, 0), AHEAD // 2) * 2
-        prefetch(addresses + known * inner + half, ahead)
+        _prefetch(addresses + known * inner + half, ahead)
         if GATED:
-            prefetch(addresses + (columns + known) * inner + half, ahead)
+            _prefetch(addresses + (columns + known) * inner + half, ahead)
         gdc_wait()
     row = tl.arange(0, BLOCK_ROWS)
     if BLOCK_PARTS > 0:  # used last, so that they arrive meanwhile
@@ -454,6 +345,38 @@ def _stream_kernel(
             tl.store(out_squares + place * rows + row, tl.sum(sums * sums, 0), mask=row < rows)
 
 
+@triton.jit
+def _prefetch(pointers, bytes_each):
+    """Ask for so many bytes, 0 or multiples of 16, from each aligned pointer on, to come to the device's cache."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred some;
+        setp.gt.s32 some, $2, 0;
+        @some cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [pointers.to(tl.uint64), bytes_each],
+        tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+def _arrivals(device: torch.device) -> Tensor:
+    """Return counters of the programs that have arrived at an output; all are zero between kernels of a stream.
+
+    Each stream has its own. Graphs captured on one stream share them: replay one after the other.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _counters(device, stream)
+
+
+@cache
+def _counters(device: torch.device, stream: int) -> Tensor:
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
 def stream_linear(
     x: Tensor, weight: Tensor, around: Around = BARE, following: Norm | None = None
 ) -> tuple[Tensor, Scaled | None]:
@@ -483,7 +406,7 @@ def stream_linear(
         out if after is None else after.values,
         partial if after is None else after.squares,
         partial,
-        arrivals(x.device),
+        _arrivals(x.device),
         rows,
         columns,
         inner,

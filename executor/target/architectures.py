@@ -78,10 +78,11 @@ def refusal(config: Any) -> str | None:
     return None if model is None else _class_refusal(model, config)
 
 
-def _class_refusal(model: type, config: Any) -> str | None:
+def _class_refusal(model: Any, config: Any) -> str | None:
+    """Return why a class of models, or one of it, cannot verify trees."""
     if getattr(model, "_is_stateful", False) and not is_recurrent(config):
         return _STATE
-    if "position_ids" not in inspect.signature(model.forward).parameters:  # type: ignore[attr-defined]
+    if "position_ids" not in inspect.signature(model.forward).parameters:
         return "its forward takes no position_ids"
     return None
 
@@ -124,7 +125,7 @@ def check_architecture(model: PreTrainedModel) -> None:
         ExecutorError: names the family and the reason.
     """
     config = model.config
-    reason = refusal(config) or _class_refusal(type(model), config)
+    reason = refusal(config) or _class_refusal(model, config)
     if reason is not None:
         raise ExecutorError(f"{config.model_type} models cannot verify trees: {reason}")
     if (reason := refused_positions(config)) is not None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from simulate.model_sizes.mixture_of_experts import Experts
 from treeopt.errors import CostError
+from treeopt.storage.hub_models import hub_hint, model_folder
 from treeopt.storage.user_files import found, read_text
 
 SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary
@@ -274,13 +275,14 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
         return read(config)
     if (name := shape_name(config)) is not None:
         return read(shape_fields(name))
-    named = found(config)
+    named = model_folder(found(config), weights=False)
     path = named / "config.json" if named.is_dir() else named
     if (path.suffix == ".gguf" or not path.exists()) and (reason := other_format(named)) is not None:
         raise CostError(f"{named}: {reason}")
     if not path.exists():
         raise CostError(
             f"{path}: No such file; name a model's folder, its config.json, or a shape ({', '.join(SHAPES)})"
+            f"{hub_hint(named)}"
         )
     try:
         content = json.loads(read_text(path))

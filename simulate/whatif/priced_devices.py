@@ -139,6 +139,9 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
     config = settings.target if settings.drafter is None else settings.drafter
     drafts = drafter_shape(config, kind=settings.kind, target=shape)
     warnings = assumptions(settings.drafter, drafts, kind=settings.kind, target=shape)
+    for device in (counted.device for counted in devices):
+        if unsure := re.match(r"\[U\] (flops[^.]*)", device.note):
+            warnings.append(f"{device.name}: {unsure[1]}")
     sizes: dict[str, Any] = {name: getattr(settings, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
 
     def roofline(devices: Counted, option: str = "--hardware") -> Roofline:
@@ -147,8 +150,8 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
         except CostError as error:
             if devices.count == 1:
                 raise
-            name = f"{devices.count}x{devices.device.name.split()[0].lower()}"
-            raise CostError(f"{option} {name}: {error}") from error
+            name = "-".join(devices.device.name.lower().split())
+            raise CostError(f"{option} {devices.count}x{name}: {error}") from error
 
     places = []
     for counted in devices:

@@ -29,10 +29,10 @@ class WhatIfSettings(Settings):
         "layer."
     )
     target: Config = setting(
-        help="The target's folder or config.json, or a shape (1b, 8b, 14b, 70b): its sizes.",
+        help="The target's folder or config.json, hf:org/name, or a shape (1b, 8b, 14b, 70b): its sizes.",
     )
     drafter: Config | None = setting(
-        None, help="The drafter's folder or config.json, or a shape; default sizes as the target's."
+        None, help="The drafter's folder or config.json, hf:org/name, or a shape; default sizes as the target's."
     )
     kind: str | None = setting(
         None,

@@ -18,6 +18,7 @@ from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.results.kinds import Record
 from treeopt.settings import takes
+from treeopt.storage.hub_models import folder_name, model_folder
 from treeopt.storage.provenance import look, this_run
 from treeopt.traces.trace import Trace
 
@@ -173,7 +174,7 @@ def named_target(config: Any) -> str:
         return str(config.get("_name_or_path", ""))
     path = Path(config)
     folder = path.parent if path.name == "config.json" else path
-    return folder.resolve().name if folder.exists() else folder.name
+    return folder_name(folder) if folder.exists() else folder.name
 
 
 class WhatIfRecord(Record):
@@ -261,5 +262,5 @@ def _name(target: Config) -> str | None:
         return None
     if (shape := shape_name(target)) is not None:
         return shape
-    path = Path(target)
-    return (path if path.is_dir() else path.parent).resolve().name
+    path = model_folder(target, weights=False)
+    return folder_name(path if path.is_dir() else path.parent)

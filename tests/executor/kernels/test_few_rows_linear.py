@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from executor.kernels import few_rows_linear
-from executor.kernels.dependent_launch import arrivals
 from executor.kernels.few_rows_linear import MOST_ROWS, Around, linear, row_linear, stream_linear
 from tests.helpers.interpreted_kernels import allowed, mend_products_of_bfloat16, poison_new_memory, relative_error
 
@@ -110,11 +109,11 @@ def test_splits_are_added_and_their_counters_are_zero_again(splits, inner, monke
     x, weight, around = drawn(4, inner, 90, "residual")
     for _ in range(2):
         check(stream_linear(x, weight, around)[0], x, weight, around)
-        assert not arrivals(x.device).any()
+        assert not few_rows_linear._arrivals(x.device).any()
 
 
 def test_gated_streams_are_not_split(monkeypatch):
-    monkeypatch.setattr(few_rows_linear, "arrivals", lambda device: torch.full((1,), 1 << 20, dtype=torch.int32))
+    monkeypatch.setattr(few_rows_linear, "_arrivals", lambda device: torch.full((1,), 1 << 20, dtype=torch.int32))
     x, weight, around = drawn(4, 520, 20, "gated")
     check(stream_linear(x, weight, around)[0], x, weight, around)
 

@@ -294,6 +294,12 @@ def test_an_exchange_that_is_not_known_is_given(files):
     refused(run(*words(files, "--link", "20,25", hardware="2xh100")), "--link has no effect", code=2)
 
 
+def test_a_matrix_rate_that_is_not_published_is_said(files):
+    refused(run(*words(files, hardware="m4-max")), "M4 Max: no constants are known for devices of class", "--like")
+    told = done(*words(files, "--batch", "1", "--like", "l40s", hardware="m4-max,l4")).stderr
+    assert told.count("flops") == told.count("M4 Max: flops is the FP32 rate of the GPU: Apple states no matrix") == 1
+
+
 def test_warnings_of_the_searches_are_told_once(files):
     asked = ["--batch", "1,2", "--max-nodes", "9", "--json"]
     due = search(load_trace(files / "t.npz"), roofline(), batch=(1, 2), context=512, max_nodes=9).warnings
