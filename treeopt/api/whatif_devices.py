@@ -91,10 +91,15 @@ class WhatIf:
         """
         from simulate.model_sizes.drafter_kinds import without_sizes
         from simulate.model_sizes.hf_config import context_limit
-        from simulate.model_sizes.model_shape import Shape
-        from simulate.whatif.priced_devices import context_warnings, drafter_kind, places_of, prices_of_devices
+        from simulate.whatif.priced_devices import (
+            context_warnings,
+            drafter_kind,
+            places_of,
+            prices_of_devices,
+            target_shape,
+        )
 
-        Shape.from_config(settings.target)  # a family without a price is refused before anything else is asked for
+        target_shape(settings)  # a family without a price is refused before anything else is asked for
         trace, _ = as_trace(trace)
         trace = replace(trace, meta={**trace.meta, "asked_for": named_target(settings.target)})
         kind, warnings = drafter_kind(trace, settings.kind, settings.drafter)

@@ -335,10 +335,10 @@ def test_options_that_cannot_be_are_refused(files, words_, said, code):
 def test_targets_and_traces_that_cannot_be_priced_are_refused(files, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}', "utf-8")
     asked = ["whatif", "--trace", files / "t.npz", "--hardware", "h100", "--target"]
-    refused(run(*asked, tmp_path), "config.json: model_type 'mamba' has no price (arcee, ", "`treeopt times`")
+    refused(run(*asked, tmp_path), "config.json: model_type 'mamba' has no price", "`treeopt times`", "--sizes")
     quantised = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
     (tmp_path / "config.json").write_text(json.dumps(quantised), "utf-8")  # before its bytes are asked for
-    refused(run(*asked, tmp_path), "config.json: model_type 'gpt_oss' has no price (arcee, ", "`treeopt times`")
+    refused(run(*asked, tmp_path), "config.json: num_key_value_heads must be given for model_type gpt_oss")
     refused(run(*asked, "8b", "--kind", "mtp"), "'mtp' is not one of eagle, ", "`treeopt times`", code=2)
     with pytest.raises(UsageError, match=r"kind must be one of eagle, .*`treeopt times`"):
         treeopt.whatif(files / "t.npz", target="8b", hardware="h100", kind="dflash")
