@@ -28,6 +28,7 @@ from simulate.model_sizes.drafter_kinds import kind_of_name, known_kind
 from simulate.model_sizes.hf_config import other_format
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.registry import load
+from treeopt.storage.hub_models import folder_name, hub_hint
 
 
 def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> Drafter:
@@ -70,18 +71,14 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
 
 def _with_name(drafter: Drafter, path: Path | str) -> Drafter:
     """Give a drafter the name of its folder, for the files that it is recorded in."""
-    place = Path(path).resolve()
-    drafter.name = (place.parent if place.is_file() else place).name  # type: ignore[attr-defined]
+    drafter.name = folder_name(Path(path).parent if Path(path).is_file() else path)  # type: ignore[attr-defined]
     return drafter
 
 
 def _absence(path: Path) -> str:
     """Return why no checkpoint is at a path."""
     if not path.exists():
-        return (
-            "no such file or folder; nothing is downloaded: name the folder that `hf download NAME --local-dir FOLDER` "
-            "fills"
-        )
+        return f"no such file or folder{hub_hint(path)}"
     return "holds no safetensors, .pt or .bin files of a drafter"
 
 

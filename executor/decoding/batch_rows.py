@@ -151,6 +151,8 @@ class Rows:
         if self.drafter is not None:
             torch.gather(draft.fed.expand(self.batch, -1), 1, accepted.path, out=last.fed)
         torch.add(accepted.count, 1, out=last.counts).masked_fill_(self.idle, 0)
+        if self.target.recurrent:
+            self.target.rewind(draft.tokens, self.lengths, last.counts)
         last.tokens.copy_(accepted.emitted)
         self.lengths.add_(last.counts)
         self.root.copy_(accepted.emitted[:, -1])

@@ -15,6 +15,7 @@ from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.model_sizes.hf_config import SHAPES, shape_fields, shape_name
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.registry import load
+from treeopt.storage.hub_models import folder_name
 
 DIGITS = 6  # of the number of a random drafter
 
@@ -49,7 +50,7 @@ def random_target(
         return make_target(shape_config(shape), f"random-{shape}", dtype, device, packed)
     if not (Path(source) / "config.json").is_file():
         raise ExecutorError(f"{source}: neither a shape ({', '.join(SHAPES)}) nor a folder with a config.json")
-    return make_target(read_verifiable_config(source), f"random-{Path(source).resolve().name}", dtype, device, packed)
+    return make_target(read_verifiable_config(source), f"random-{folder_name(source)}", dtype, device, packed)
 
 
 def random_drafter(source: str, target: Target, *, packed: bool = False) -> Drafter:

@@ -168,9 +168,10 @@ def _in_fp32(layer: Any, small: Tensor) -> Any:
     With an input as many times as small it computes the same, except that the epsilons of its norms show.
     """
     made = copy.deepcopy(layer, {id(weight): nn.Parameter(weight.float(), False) for weight in layer.parameters()})
-    for part in (made.mlp.gate_proj, made.mlp.up_proj):
-        part.weight.data = part.weight.data[:MLP].clone()
-        part.out_features = len(part.weight)
+    for name, count in (("gate_proj", 1), ("up_proj", 1), ("gate_up_proj", 2)):
+        if (part := getattr(made.mlp, name, None)) is not None:
+            part.weight.data = torch.cat([each[:MLP] for each in part.weight.data.chunk(count)])
+            part.out_features = len(part.weight)
     attention, down = made.self_attn, made.mlp.down_proj
     down.weight.data = small * down.weight.data[:, :MLP]
     attention.o_proj.weight.data = small * attention.o_proj.weight.data

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from executor.device import fits_device
 from executor.target import NUMBER_TYPES
-from executor.target.architectures import layer_number, refusal, tensors_with_effect
+from executor.target.architectures import check_drafts, layer_number, refusal, tensors_with_effect
 from executor.target.fused_verification import fuse
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.positions import refused_positions, rope_types, unused_window
@@ -26,6 +26,7 @@ from executor.target.tensor_parallel import check_agreement, sharding, whole
 from simulate.model_sizes.drafter_kinds import named_drafter
 from simulate.model_sizes.hf_config import other_format, parsed
 from treeopt.errors import ExecutorError, UsageError, shorten
+from treeopt.storage.hub_models import folder_name, hub_hint
 from treeopt.storage.user_files import check_regular
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in NUMBER_TYPES}
@@ -77,8 +78,10 @@ def load_target(
     if dtype != "auto" and dtype not in DTYPES:
         raise ExecutorError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype}")
     if not Path(path).is_dir():
-        raise ExecutorError(f"{path}: {other_format(Path(path)) or 'no model folder here'}")
+        raise ExecutorError(f"{path}: {other_format(Path(path)) or 'no model folder here'}{hub_hint(path)}")
     config = read_verifiable_config(path)
+    if drafter:
+        check_drafts(config)
     settings = _settings(path, config, dtype, device, quantize, tensor_parallel)
     with _explain_errors(path, config):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -100,7 +103,7 @@ def load_target(
         model.to(torch.device(device))
     if packed and not settings:
         pack_where_it_fits(model)
-    target = Target(model, name=Path(path).resolve().name)
+    target = Target(model, name=folder_name(path))
     target.warnings = warnings
     _check_types(path, target)
     if packed:

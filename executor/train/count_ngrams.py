@@ -20,6 +20,7 @@ from executor.target.load_hf_model import read_config
 from executor.target.tokenizer import load_tokenizer
 from executor.train.token_rows import tokenizer_hash
 from treeopt.errors import ExecutorError, TreeoptError
+from treeopt.storage.hub_models import folder_name
 from treeopt.storage.provenance import this_run
 
 
@@ -62,7 +63,7 @@ def build(target: Path, texts: Sequence[str], output: Path, *, order: int = 3) -
     for text in tokens:
         digest.update(text.tobytes() + b";")
     meta = {
-        "target": target.resolve().name,
+        "target": folder_name(target),
         "texts": len(tokens),
         "tokens": sum(map(len, tokens)),
         "tokens_sha256": digest.hexdigest(),

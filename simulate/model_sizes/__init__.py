@@ -1,6 +1,9 @@
 """Model sizes: what models multiply, read and store. No device, no time.
 
-* `hf_config`: the sizes, context limit and quantisation in a Hugging Face config.json; shapes such as `8b`.
+* `hf_config`: a Hugging Face config.json, its context limit and quantisation; shapes such as `8b`.
+* `read_layers`: the layers that it describes.
+* `sizes_by_hand`: a model of sizes that the user states.
+* `layer_groups`: what like layers multiply, read and keep.
 * `model_shape`: the parameters, K/V bytes and FLOP of a decoder-only transformer of these sizes.
 * `mixture_of_experts`: the number of experts that a batch of tokens needs.
 * `forward_pass`: the matrices and attention of one forward, also divided over several devices (tensor parallelism).

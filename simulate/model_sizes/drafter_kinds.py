@@ -102,10 +102,7 @@ def decoder(layer: Shape, matrices: tuple[Matrix, ...], vocab: int, layers: int)
         matrices,
         head=(vocab, layer.hidden),
         layers=layers,
-        heads=layer.heads,
-        kv_heads=layer.kv_heads,
-        head_dim=layer.head_dim,
-        window=layer.window,
+        attention=tuple((layers, like.attention) for like in replace(layer, groups=()).layer_groups if like.attention),
         hidden=layer.hidden,
     )
 
@@ -346,6 +343,10 @@ def assumptions(config: Config | None, drafter: DrafterShape, *, kind: str, targ
         return []
     content: Fields | None = None if config is None else parsed(config, dict)
     warnings = list(sizes.assumed(content, target, drafter))
+    if content is None and target.experts is not None and drafter.level.layers:
+        warnings.append(
+            "the drafter's layer is taken to be dense, as wide as a token's experts; --drafter gives its own"
+        )
     tokens, hidden = head
     if not sizes.any_width and target.hidden not in (hidden, (content or {}).get("target_hidden_size")):
         warnings.append(f"the drafter's hidden size is {hidden}, the target's {target.hidden}")

@@ -2,11 +2,27 @@
 
 from dataclasses import dataclass, replace
 
+from simulate.model_sizes.layer_groups import LayerAttention
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 
-Matrix = tuple[int, int, int]
+Matrix = tuple[int, int, int] | tuple[int, int, int, float | None]
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Layers of experts.
+
+    Attributes:
+        layers: layers.
+        experts: those of a layer.
+        matrices: (outputs, inputs) of one expert, and the bytes of a stored weight; None: as those of the model.
+    """
+
+    layers: int
+    experts: Experts
+    matrices: tuple[tuple[int, int, float | None], ...]
 
 
 @dataclass(frozen=True)
@@ -14,17 +30,15 @@ class Forward:
     """Matrix products and attention of one forward.
 
     Attributes:
-        matrices: (copies, outputs, inputs), applied to every token that is fed.
+        matrices: (copies, outputs, inputs), applied to every token that is fed; a fourth number is the bytes of a
+            stored weight.
         head: (outputs, inputs) of the LM head, applied to the tokens whose logits are computed; None without.
-        layers: layers with attention.
-        heads: query heads.
-        kv_heads: key and value heads.
-        head_dim: width of a head.
-        experts: the experts of every layer; None without.
-        expert_matrices: (outputs, inputs) of one expert.
-        window: tokens that a layer with a sliding window sees; None without such layers.
-        slides: every layer has the window, so that keys before it are never read.
+        layers: layers.
+        attention: (layers, their attention).
+        routed: layers of experts.
+        state_bytes: bytes of a sequence's recurrent states.
         head_groups: groups of the LM head's rows, of which a router picks some for each token (CORAL); None without.
+        head_bytes: bytes of a stored weight of the LM head; None: as those of the model, at least 2.
         hidden: width of the residual stream, to which a layer's attention and MLP each add.
         whole: (copies, outputs, inputs) of matrices that are not divided over devices: each device applies all of them.
         devices: devices that share the forward; the sizes are those of one device.
@@ -36,17 +50,14 @@ class Forward:
     matrices: tuple[Matrix, ...]
     head: tuple[int, int] | None = None
     layers: int = 0
-    heads: int = 0
-    kv_heads: int = 0
-    head_dim: int = 0
-    experts: Experts | None = None
-    expert_matrices: tuple[tuple[int, int], ...] = ()
-    window: int | None = None
+    attention: tuple[tuple[int, LayerAttention], ...] = ()
+    routed: tuple[Routed, ...] = ()
+    state_bytes: float = 0.0
     hidden: int = 0
     whole: tuple[Matrix, ...] = ()
     devices: int = 1
-    slides: bool = False
     head_groups: Experts | None = None
+    head_bytes: float | None = None
 
     @classmethod
     def of(cls, shape: Shape) -> "Forward":
@@ -54,29 +65,37 @@ class Forward:
 
         >>> shape = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
         >>> forward = Forward.of(shape)
-        >>> forward.matrices, forward.head
-        (((2, 16, 8), (2, 8, 8), (2, 32, 8), (2, 8, 16)), (32, 8))
+        >>> [matrix[:3] for matrix in forward.matrices], forward.head
+        ([(2, 16, 8), (2, 8, 8), (2, 32, 8), (2, 8, 16)], (32, 8))
         """
-        named = shape.layer_matrices
-        dense = ["qkv", "output"] if shape.experts else list(named)
-        router = ((shape.layers, shape.experts.count, shape.hidden),) if shape.experts else ()
+        groups = shape.layer_groups
+        routed = []
+        for group in groups:
+            if group.experts is not None:
+                sizes = tuple((each.outputs, each.inputs, each.stored) for each in group.expert_matrices)
+                routed.append(Routed(group.count, group.experts, sizes))
         return cls(
-            matrices=tuple((shape.layers, *named[name]) for name in dense) + router,
+            matrices=tuple(
+                (group.count, each.outputs, each.inputs, each.stored) for group in groups for each in group.matrices
+            ),
             head=(shape.vocab, shape.hidden),
             layers=shape.layers,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            experts=shape.experts,
-            expert_matrices=tuple(named[name] for name in named if name not in dense),
-            window=shape.window,
+            attention=tuple((group.count, group.attention) for group in groups if group.attention is not None),
+            routed=tuple(routed),
+            state_bytes=shape.state_bytes,
             hidden=shape.hidden,
+            head_bytes=shape.head_bytes,
         )
+
+    def windowed(self, window: int) -> "Forward":
+        """Return the forward with a window in every layer."""
+        return replace(self, attention=tuple((n, replace(each, window=window)) for n, each in self.attention))
 
     def shared(self, devices: int) -> "Forward":
         """Return the part of each of several devices that share every layer (Megatron-LM, arXiv 1909.08053, §3).
 
-        Matrices, heads and the vocabulary are divided; keys and values are divided up to one head per device.
+        Matrices, heads and the vocabulary are divided; keys and values are divided up to one head per device, latent
+        ones not at all.
         Simplified, within 1.3 % of a step: activations are counted as if every matrix were divided by its outputs;
         the router and the projections of keys and values are divided whatever their number of heads; the sum over the
         embedding's parts is left out.
@@ -86,35 +105,40 @@ class Forward:
                 value heads.
 
         >>> shape = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
-        >>> Forward.of(shape).shared(4).head, Forward.of(shape).shared(4).kv_heads
+        >>> Forward.of(shape).shared(4).head, Forward.of(shape).shared(4).attention[0][1].kv_heads
         ((8, 8), 1)
         """
         if devices == 1:
             return self
-        if self.heads % devices or (self.kv_heads % devices and devices % self.kv_heads):
-            raise CostError(
-                f"{devices} devices cannot share {self.heads} query heads and {self.kv_heads} key and value heads"
-            )
+        attention = []
+        for count, each in self.attention:
+            if each.heads % devices or (each.kv_heads % devices and devices % each.kv_heads):
+                raise CostError(
+                    f"{devices} devices cannot share {each.heads} query heads and {each.kv_heads} key and value heads"
+                )
+            heads, kv_heads = each.heads // devices, -(-each.kv_heads // devices)
+            attention.append((count, replace(each, heads=heads, kv_heads=kv_heads)))
         return replace(
             self,
-            matrices=tuple((copies, -(-outputs // devices), inputs) for copies, outputs, inputs in self.matrices),
+            matrices=tuple((n, -(-outputs // devices), *rest) for n, outputs, *rest in self.matrices),
             head=None if self.head is None else (-(-self.head[0] // devices), self.head[1]),
-            heads=self.heads // devices,
-            kv_heads=-(-self.kv_heads // devices),
-            expert_matrices=tuple((-(-outputs // devices), inputs) for outputs, inputs in self.expert_matrices),
+            attention=tuple(attention),
+            routed=tuple(
+                replace(each, matrices=tuple((-(-rows // devices), width, b) for rows, width, b in each.matrices))
+                for each in self.routed
+            ),
+            state_bytes=self.state_bytes / devices,
             devices=devices,
         )
 
     @property
     def weights(self) -> int:
         """Weights of the matrices that a forward of one token reads; norms and biases are not counted."""
-        active = self.layers * self.experts.active if self.experts else 0
-        routed = active * sum(rows * columns for rows, columns in self.expert_matrices)
-        return (
-            sum(copies * rows * columns for copies, rows, columns in (*self.matrices, *self.whole))
-            + routed
-            + self.head_weights
-        )
+        routed = 0
+        for each in self.routed:
+            routed += each.layers * each.experts.active * sum(rows * columns for rows, columns, _ in each.matrices)
+        dense = sum(copies * rows * columns for copies, rows, columns, *_ in (*self.matrices, *self.whole))
+        return dense + routed + self.head_weights
 
     @property
     def head_weights(self) -> int:
@@ -128,4 +152,8 @@ class Forward:
     @property
     def kv_elements(self) -> int:
         """Count of numbers in one token's keys and values, over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+        return sum(count * each.kv_width for count, each in self.attention)
+
+    def kept_elements(self, tokens: float) -> float:
+        """Return the count of numbers that a sequence of so many tokens keeps in the cache."""
+        return sum(count * each.kv_width * float(each.kept(tokens)) for count, each in self.attention)

@@ -1,19 +1,13 @@
-"""Hugging Face config.json: the sizes, context limit and quantisation that it states for a model.
-
-Covers decoders of the Llama kind (arcee, gemma, llama, mistral, qwen2, qwen3; with experts in every layer mixtral and
-qwen3_moe) and reads for each class the fields that transformers reads. A field that would make the counts wrong raises
-an error that names it.
-"""
+"""Hugging Face config.json: the file, its language model's part, context limit and quantisation method."""
 
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simulate.model_sizes.mixture_of_experts import Experts
 from treeopt.errors import CostError
+from treeopt.storage.hub_models import hub_hint, model_folder
 from treeopt.storage.user_files import found, read_text
 
 SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary
@@ -42,7 +36,6 @@ T = TypeVar("T")
 LATENT_FIELDS = ("kv_lora_rank", "q_lora_rank")
 EXPERT_FIELDS = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "n_routed_experts")
 LARGEST = 2**31  # the largest size that is accepted
-_WINDOW = 4096  # of a config without `sliding_window`, as in transformers; mixtral has no window in that case
 
 
 def other_format(path: Path) -> str | None:
@@ -79,129 +72,18 @@ def shape_fields(name: str) -> Mapping[str, Any]:
     return {"_name_or_path": name, "model_type": "llama", **dict(zip(FIELDS, SHAPES[name], strict=True))}
 
 
-@dataclass(frozen=True)
-class _Family:
-    """The properties of a model class that its config does not state, and the fields of the config that it reads."""
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields of the language model: those of a nested part where a multimodal model has one.
 
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    gated: bool = True
-    tied: bool = False
-    reads: tuple[str, ...] = ()
-    requires: tuple[str, ...] = ("num_key_value_heads",)
-    experts: str | None = None
-    intermediate: str = "intermediate_size"
-
-
-FAMILIES = {
-    "arcee": _Family(gated=False, reads=("attention_bias", "mlp_bias"), requires=()),
-    "gemma": _Family(tied=True, reads=("attention_bias",), requires=("num_key_value_heads", "head_dim")),
-    "llama": _Family(reads=("attention_bias", "mlp_bias"), requires=()),
-    "mistral": _Family(reads=("sliding_window",)),
-    "mixtral": _Family(reads=("sliding_window",), experts="num_local_experts"),
-    "qwen2": _Family(qkv_bias=True, reads=("use_sliding_window",)),
-    "qwen3": _Family(
-        qk_norm=True,
-        reads=("attention_bias", "use_sliding_window"),
-        requires=("num_key_value_heads", "head_dim"),
-    ),
-    "qwen3_moe": _Family(
-        qk_norm=True,
-        reads=("attention_bias",),
-        requires=("num_key_value_heads", "head_dim", "moe_intermediate_size"),
-        experts="num_experts",
-        intermediate="moe_intermediate_size",
-    ),
-}
-
-
-def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `Shape` that a parsed config.json states.
-
-    Raises:
-        CostError: a field is wrong, missing or not covered; names it.
-
-    >>> config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4}
-    >>> sizes_of(config | {"intermediate_size": 16, "vocab_size": 32})["head_dim"]
-    2
+    >>> text_part({"text_config": {"hidden_size": 8}, "model_type": "gemma3"})["model_type"]
+    'gemma3'
     """
-    model_type = config.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is None:
-        raise CostError(f"model_type {model_type!r:.80} has no price ({', '.join(FAMILIES)} have one): {OWN_SWEEP}")
-    _check_fields(config, family, model_type)
-    layers, hidden = _size(config, "num_hidden_layers"), _size(config, "hidden_size")
-    heads = _size(config, "num_attention_heads")
-    if config.get("head_dim") is None and hidden % heads:
-        raise CostError(f"num_attention_heads must divide hidden_size, got {heads} and {hidden}")
-    attention_bias = "attention_bias" in family.reads and _switch(config, "attention_bias")
-    return {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "window": _window(config, family, layers=layers),
-        "intermediate": _size(config, family.intermediate),
-        "kv_heads": _size(config, "num_key_value_heads", heads),
-        "head_dim": _size(config, "head_dim", hidden // heads),
-        "vocab": _size(config, "vocab_size"),
-        "tied": _switch(config, "tie_word_embeddings", family.tied),
-        "qkv_bias": family.qkv_bias or attention_bias,
-        "output_bias": attention_bias,
-        "mlp_bias": "mlp_bias" in family.reads and _switch(config, "mlp_bias"),
-        "qk_norm": family.qk_norm,
-        "gated": family.gated,
-        "experts": _experts(config, family),
-    }
-
-
-def _experts(config: Mapping[str, Any], family: _Family) -> Experts | None:
-    """Return the mixture of experts of every layer; None if the model class has none."""
-    if family.experts is None:
-        return None
-    return Experts(_size(config, family.experts), _size(config, "num_experts_per_tok"))
-
-
-def _check_fields(config: Mapping[str, Any], family: _Family, model_type: object) -> None:
-    """Raise CostError for a field that would make the counts wrong, and for a required field that is missing."""
-    for name in (*LATENT_FIELDS, "n_routed_experts"):
-        if config.get(name):
-            feature = "latent attention" if name in LATENT_FIELDS else "experts"
-            raise CostError(f"{name} must be absent, {feature} cannot be counted; got {config[name]!r:.80}")
-    for name in EXPERT_FIELDS:
-        if family.experts is None and config.get(name):
-            raise CostError(f"{name} must be absent, {model_type} has no experts; got {config[name]!r:.80}")
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise CostError("mlp_only_layers must be empty and decoder_sparse_step 1: every layer must have experts")
-    if model_type == "qwen3_moe" and config.get("use_sliding_window"):
-        raise CostError("use_sliding_window must be false for model_type qwen3_moe")
-    for name in family.requires:
-        if name not in config:
-            raise CostError(f"{name} must be given for model_type {model_type}")
-
-
-def _window(config: Mapping[str, Any], family: _Family, *, layers: int) -> int | None:
-    """Return the positions that a layer with a sliding window sees; None if no layer has one."""
-    slides = "sliding_window" in family.reads
-    if "use_sliding_window" in family.reads and _switch(config, "use_sliding_window"):
-        kinds = config.get("layer_types")
-        first = _size(config, "max_window_layers", 28)
-        slides = "sliding_attention" in kinds if isinstance(kinds, list) else first < layers
-    without_field = None if config.get("model_type") == "mixtral" else _WINDOW
-    if not slides or config.get("sliding_window", without_field) is None:
-        return None
-    return _size(config, "sliding_window", _WINDOW)
-
-
-def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """Return a size of the config; `default` if it is absent or null."""
-    value = config.get(name)
-    return positive(name, default if value is None else value)
-
-
-def _switch(config: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """Return a boolean of the config; `default` if it is absent or null."""
-    value = config.get(name)
-    return true_or_false(name, default if value is None else value)
+    for name in ("text_config", "llm_config", "language_config"):
+        inner = config.get(name)
+        if isinstance(inner, Mapping) and "hidden_size" not in config:
+            outer = ("model_type", "tie_word_embeddings", "quantization_config", "hf_quant_config")
+            return {**{field: config[field] for field in outer if field in config}, **inner}
+    return config
 
 
 def quant_method(config: Mapping[str, Any] | Path | str) -> str | None:
@@ -245,6 +127,7 @@ def context_limit(config: Mapping[str, Any] | Path | str) -> int | None:
 
 def _context_limit(config: Mapping[str, Any]) -> int | None:
     """Return the context limit of a parsed config."""
+    config = text_part(config)
     limit = config.get("max_position_embeddings")
     if limit is None:
         return None
@@ -274,13 +157,14 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
         return read(config)
     if (name := shape_name(config)) is not None:
         return read(shape_fields(name))
-    named = found(config)
+    named = model_folder(found(config), weights=False)
     path = named / "config.json" if named.is_dir() else named
     if (path.suffix == ".gguf" or not path.exists()) and (reason := other_format(named)) is not None:
         raise CostError(f"{named}: {reason}")
     if not path.exists():
         raise CostError(
             f"{path}: No such file; name a model's folder, its config.json, or a shape ({', '.join(SHAPES)})"
+            f"{hub_hint(named)}"
         )
     try:
         content = json.loads(read_text(path))

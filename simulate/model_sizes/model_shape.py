@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.model_sizes.hf_config import parsed, positive, sizes_of, true_or_false
+from simulate.model_sizes.hf_config import parsed, positive, true_or_false
+from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.read_layers import sizes_of
 from treeopt.errors import CostError, UsageError
 
 
 @dataclass(frozen=True)
 class Shape:
     """The sizes of a decoder-only transformer from which its cost follows.
+
+    Without `groups` all layers are alike, as the other sizes say. With them those sizes are what a drafter of the
+    target takes over: `intermediate` is the width of one expert where `experts` are given.
 
     Attributes:
         layers: decoder layers.
@@ -34,8 +39,11 @@ class Shape:
         mlp_bias: the MLP's projections have biases.
         qk_norm: queries and keys are normalised per head, with `head_dim` weights each.
         gated: the MLP has a gate beside its up projection.
-        window: positions that a layer with a sliding window sees; None without such layers.
-        experts: the experts that take the MLP's place in every layer; None without.
+        window: positions that every layer sees; None for all.
+        experts: the experts that take the MLP's place; None without.
+        groups: the layers by kind, where they differ; (): all are alike.
+        head_bytes: bytes of a stored weight of the LM head; None: as those of the model.
+        notes: sentences on what was assumed.
 
     Raises:
         CostError: names the first field that is wrong.
@@ -60,6 +68,9 @@ class Shape:
     gated: bool = True
     window: int | None = None
     experts: Experts | None = None
+    groups: tuple[LayerGroup, ...] = ()
+    head_bytes: float | None = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -70,7 +81,7 @@ class Shape:
             elif field.name == "experts":
                 if value is not None and not isinstance(value, Experts):
                     raise CostError(f"experts must be Experts or None, got {value!r:.80}")
-            elif field.name != "window" or value is not None:
+            elif field.type == int or (field.name == "window" and value is not None):  # noqa: E721
                 positive(field.name, value)
         if self.heads % self.kv_heads:
             raise CostError(f"kv_heads must divide heads, got {self.kv_heads} and {self.heads}")
@@ -86,7 +97,13 @@ class Shape:
         >>> Shape.from_config({"model_type": "llama", "num_attention_heads": 4, **sizes}).head_dim
         2
         """
-        return parsed(config, lambda content: cls(**sizes_of(content)))
+
+        def read(content: Mapping[str, Any]) -> "Shape":
+            sizes = sizes_of(content)
+            alike = cls(**(sizes | {"groups": ()}))
+            return alike if alike.layer_groups == sizes["groups"] else cls(**sizes)
+
+        return parsed(config, read)
 
     @property
     def layer_matrices(self) -> dict[str, tuple[int, int]]:
@@ -103,26 +120,28 @@ class Shape:
         }
 
     @property
-    def layer_parameters(self) -> int:
-        """Weights of one decoder layer: matrices, biases, router, two norms and those of queries and keys."""
-        return self._layer_weights(1 if self.experts is None else self.experts.count)
-
-    def _layer_weights(self, mlps: int) -> int:
-        """Return the weights of one decoder layer with `mlps` MLPs: all experts, or only those that are read."""
-        outputs = {name: rows for name, (rows, _) in self.layer_matrices.items()}
-        biases = self.qkv_bias * outputs["qkv"] + self.output_bias * outputs["output"]
-        biases += mlps * self.mlp_bias * (outputs["gate_up"] + outputs["down"])
-        return self._layer_products(mlps) + biases + 2 * self.hidden + self.qk_norm * 2 * self.head_dim
-
-    def _layer_products(self, mlps: int) -> int:
-        """Return the multiply-adds of one token with the matrices of one layer that has `mlps` MLPs."""
-        products = {name: rows * columns for name, (rows, columns) in self.layer_matrices.items()}
-        router = 0 if self.experts is None else self.experts.count * self.hidden
-        return products["qkv"] + products["output"] + router + mlps * (products["gate_up"] + products["down"])
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """The layers by kind; one group where all are alike."""
+        if self.groups:
+            return self.groups
+        matrices = {name: LayerMatrix(*size) for name, size in self.layer_matrices.items()}
+        biases = self.qkv_bias * matrices["qkv"].outputs + self.output_bias * matrices["output"].outputs
+        mlp = (matrices.pop("gate_up"), matrices.pop("down"))
+        mlp_biases = self.mlp_bias * sum(matrix.outputs for matrix in mlp)
+        other = biases + 2 * self.hidden + self.qk_norm * 2 * self.head_dim
+        attention = LayerAttention(
+            self.heads, self.kv_heads, self.head_dim, self.head_dim, 2 * self.head_dim, self.window
+        )
+        if self.experts is None:
+            return (LayerGroup(self.layers, (*matrices.values(), *mlp), other + mlp_biases, attention),)
+        router = LayerMatrix(self.experts.count, self.hidden)
+        matrix = (*matrices.values(), router)
+        return (LayerGroup(self.layers, matrix, other, attention, 0, self.experts, mlp, mlp_biases),)
 
     @property
-    def _active(self) -> int:
-        return 1 if self.experts is None else self.experts.active
+    def layer_parameters(self) -> int:
+        """Weights of one decoder layer: matrices, biases, router, norms; of the first where layers differ."""
+        return self.layer_groups[0].weights()
 
     @property
     def step_parameters(self) -> int:
@@ -130,12 +149,13 @@ class Shape:
 
         Counts only the experts that one token picks.
         """
-        return self.layers * self._layer_weights(self._active) + self.hidden + self.vocab * self.hidden
+        layers = sum(group.count * group.weights(active=True) for group in self.layer_groups)
+        return layers + self.hidden + self.vocab * self.hidden
 
     @property
     def parameters(self) -> int:
         """Weights of the model, including all experts; those of a tied LM head count once."""
-        layers = self.layers * self.layer_parameters
+        layers = sum(group.count * group.weights() for group in self.layer_groups)
         return layers + self.hidden + (2 - self.tied) * self.vocab * self.hidden
 
     def kv_bytes(self, *, element_bytes: int = 2) -> int:
@@ -144,7 +164,13 @@ class Shape:
         Raises:
             CostError: `element_bytes` is not a positive integer.
         """
-        return 2 * self.layers * self.kv_heads * self.head_dim * positive("element_bytes", element_bytes)
+        attention = ((group.count, group.attention) for group in self.layer_groups if group.attention is not None)
+        return sum(count * each.kv_width for count, each in attention) * positive("element_bytes", element_bytes)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states that recurrent layers keep for a sequence."""
+        return sum(group.count * group.state_bytes for group in self.layer_groups)
 
     def flops(
         self, tokens: ArrayLike, *, context: ArrayLike = 0, logits: ArrayLike | None = None
@@ -161,7 +187,6 @@ class Shape:
 
         Raises:
             UsageError: tokens below 1, or context or logits below 0.
-            CostError: a sliding window would hide part of the context.
 
         >>> shape = Shape(layers=1, hidden=4, intermediate=8, heads=2, kv_heads=1, head_dim=2, vocab=16)
         >>> shape.flops(1, context=9)
@@ -172,10 +197,10 @@ class Shape:
         for name, value, minimum in (("tokens", fed, 1), ("context", cached, 0), ("logits", rows, 0)):
             if not np.all((value >= minimum) & np.isfinite(value)):
                 raise UsageError(f"{name} must be {minimum} or more, got {value}")
-        if self.window is not None and np.any(fed + cached > self.window):
-            longest = np.max(fed + cached)
-            raise CostError(f"context + tokens must fit the sliding window, {self.window}, got {longest:g}")
-        attention = 2 * self.heads * self.head_dim * (cached + fed)
-        layers = self.layers * (self._layer_products(self._active) + attention) * fed
-        total = 2 * (layers + self.vocab * self.hidden * rows)
+        total = 2.0 * self.vocab * self.hidden * rows
+        for group in self.layer_groups:
+            products = group.products(active=True)
+            if group.attention is not None:
+                products = products + group.attention.products(cached + fed)
+            total = total + 2 * group.count * products * fed
         return float(total) if np.ndim(total) == 0 else np.asarray(total)

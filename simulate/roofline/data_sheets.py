@@ -96,8 +96,8 @@ class Hardware:
         generation: class of devices that may share fitted constants, such as "Hopper".
         flops: FLOP/s, dense bf16 with fp32 accumulation.
         bandwidth: B/s of device memory.
-        l2_bytes: B of last-level cache on the chip.
-        multiprocessors: streaming multiprocessors or compute units.
+        l2_bytes: B of last-level cache on the chip; None where it is not known.
+        multiprocessors: streaming multiprocessors, compute units or GPU cores; None where it is not known.
         source: where the figures come from.
         fitted: constants fitted to timings of this device, or None.
         note: figures that are uncertain ([U]) or were measured to differ.
@@ -112,8 +112,8 @@ class Hardware:
     generation: Text
     flops: Rate
     bandwidth: Rate
-    l2_bytes: Count
-    multiprocessors: Count
+    l2_bytes: Count | None
+    multiprocessors: Count | None
     source: Text
     fitted: Fitted | None = None
     note: str = ""
@@ -157,30 +157,45 @@ def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
 
 
 def find_hardware(name: str, *, path: Path | str | None = None) -> Hardware:
-    """Return the device called `name`, or the only one whose name begins with these words; case does not matter.
+    """Return the device called `name`, or the only one whose name begins or ends with these words.
 
     Args:
-        name: as in the file, such as "H100 SXM", or its first words, such as "h100"; "l4" does not match L40S.
+        name: as in the file, such as "H100 SXM", or its first or last words: "h100", "rtx5090", "5090", "m4-max". Case,
+            hyphens and the vendor do not matter; "l4" does not match L40S.
         path: a file like data/hardware.json; None: that file.
 
     Raises:
         CostError: no device matches, or several do; lists the candidates.
 
-    >>> find_hardware("h100").multiprocessors
-    132
+    >>> find_hardware("h100").multiprocessors, find_hardware("m4-max").name
+    (132, 'M4 Max')
     """
     devices = load_hardware(path)
-    wanted = name.strip().casefold()
-    for device_name, device in devices.items():
-        if device_name.casefold() == wanted:
-            return device
-    matches = [known for known in devices if wanted and re.match(rf"{re.escape(wanted)}\b", known.casefold())]
+    wanted = _names(name)[0]
+    matches = [known for known in devices if _names(known)[0] == wanted]
+    matches = matches or [known for known in devices if wanted in _names(known)]
     if len(matches) == 1:
         return devices[matches[0]]
     raise CostError(
         f"hardware must be one of {', '.join(matches or devices)}; got {name!r}; another device needs its "
         "--bandwidth, --flops and --like"
     )
+
+
+_VENDORS = ("nvidia", "geforce", "amd", "instinct", "apple")
+
+
+def _names(name: str) -> list[str]:
+    """Return a name as one word of small letters, its first words, and its last ones if they have four letters.
+
+    >>> _names("RTX PRO 6000")
+    ['rtxpro6000', 'rtxpro', 'rtx', 'pro6000', '6000']
+    """
+    words = [word for word in re.split(r"[\s_-]+", name.strip().casefold()) if word not in _VENDORS]
+    counts = range(1, len(words))
+    lasts = ("".join(words[count:]) for count in counts)
+    firsts = ("".join(words[:-count]) for count in counts)
+    return ["".join(words), *firsts, *(last for last in lasts if len(last) > 3)]
 
 
 def own_hardware(

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.roofline.data_sheets import Fitted, Hardware, fitted_for, stated_error
-from treeopt.errors import CostError
 
 Floats = NDArray[np.float64]
 
@@ -66,6 +65,10 @@ class MatrixProducts:
     byte_rate: float
     flop_rate: float
     overhead_s: float
+
+    def stored(self, weight_bytes: float | None = None) -> "MatrixProducts":
+        """Return the products of a matrix whose weights have so many bytes; None: as all."""
+        return self if weight_bytes is None else replace(self, weight_bytes=weight_bytes)
 
     def seconds(
         self, copies: int, outputs: int, inputs: int, rows: Floats, *, matrices: ArrayLike = 1, active: ArrayLike = 1
@@ -125,17 +128,12 @@ class Attention:
             tokens: tokens per sequence that are computed.
             batch: sequences.
             context: tokens of each sequence in the cache.
-
-        Raises:
-            CostError: a sliding window of some layers would hide part of the context.
         """
         keys = context + tokens
-        if forward.slides and forward.window is not None:
-            keys = np.minimum(keys, forward.window)
-        elif forward.window is not None and np.any(keys > forward.window):
-            raise CostError(f"context + tokens must fit the sliding window, {forward.window}, got {np.max(keys):g}")
-        read = forward.kv_elements * self.kv_bytes * keys + forward.layers * ACTIVATION_BYTES * tokens**2
-        flops = 4 * forward.layers * forward.heads * forward.head_dim * tokens * keys
+        read, flops = forward.state_bytes * (1 + tokens), np.zeros_like(tokens)  # a state per position is written
+        for layers, each in forward.attention:
+            read = read + layers * (each.read(keys) * self.kv_bytes + ACTIVATION_BYTES * tokens**2)
+            flops = flops + 2 * layers * each.products(keys) * tokens
         return np.asarray(batch * (read / self.kv_rate + flops / self.flop_rate))
 
 
@@ -215,25 +213,24 @@ class Kernels:
             logits: tokens whose logits are computed, and read twice more; of the same shape.
             batch: sequences.
             context: tokens of each sequence in the cache.
-
-        Raises:
-            CostError: a sliding window would hide part of the context.
         """
         total = Split.fixed(forward.layers * (self.attention_s + self.layer_s), rows)
-        for copies, outputs, inputs in (*forward.matrices, *forward.whole):
-            total += self.products.seconds(copies, outputs, inputs, rows)
-        if forward.experts is not None:
-            touched, active = forward.experts.touched(rows, spread=self.spread), forward.experts.active
-            for outputs, inputs in forward.expert_matrices:
-                total += self.products.seconds(forward.layers, outputs, inputs, rows, matrices=touched, active=active)
+        for copies, outputs, inputs, *stored in (*forward.matrices, *forward.whole):
+            total += self.products.stored(*stored).seconds(copies, outputs, inputs, rows)
+        for routed in forward.routed:
+            touched, active = routed.experts.touched(rows, spread=self.spread), routed.experts.active
+            for outputs, inputs, as_stored in routed.matrices:
+                products = self.products.stored(as_stored)
+                total += products.seconds(routed.layers, outputs, inputs, rows, matrices=touched, active=active)
         if forward.head is not None:
-            total += self._head(forward.head, forward.head_groups, logits)
+            products = self.products.stored(self.head_bytes if forward.head_bytes is None else forward.head_bytes)
+            total += self._head(products, forward.head, forward.head_groups, logits)
         if forward.devices > 1:
             total += self._exchange(forward, rows, logits)
         attention_s = self.attention.work_s(forward, rows / batch, batch=batch, context=context)
         return total + Split(np.zeros_like(rows), attention_s)
 
-    def _head(self, head: tuple[int, int], groups: Experts | None, logits: Floats) -> Split:
+    def _head(self, products: MatrixProducts, head: tuple[int, int], groups: Experts | None, logits: Floats) -> Split:
         """Return the seconds of an LM head, whose logits are read twice more.
 
         Of a head in groups, all tokens are multiplied with the groups that some token picks.
@@ -242,7 +239,6 @@ class Kernels:
         touched: Floats | int = 1
         if groups is not None:
             outputs, touched = -(-outputs // groups.count), groups.touched(logits, spread=self.spread)
-        products = replace(self.products, weight_bytes=self.head_bytes)
         total = products.seconds(1, outputs, inputs, logits, matrices=touched, active=touched)
         read_again = 2 * logits * touched * outputs * ACTIVATION_BYTES / self.byte_rate
         return total + Split(np.zeros_like(logits), read_again)

@@ -150,6 +150,7 @@ class Roofline:
             "constants": asdict(self.kernels.constants),
             "link": asdict(self.device.link) if self.device.link and self.devices > 1 else None,
             "target": asdict(self.target),
+            "forward": {"parameters": self.target.step_parameters, "flops": self.target.flops(1)},
             "drafter": asdict(self.drafter),
             "overheads": asdict(self.overheads),
             "settings": {name: getattr(self, name) for name in settings},
@@ -173,7 +174,7 @@ class Roofline:
 
     def error(self, shape: StepShape) -> float:
         """See `fitted_constants.stated_error`; stated, not measured."""
-        experts = any(forward.experts is not None for forward in (self.forward, self.drafter.level))
+        experts = bool(self.forward.routed or self.drafter.level.routed)
         return self.kernels.error(shape.batch * shape.tokens, experts=experts, devices=self.devices)
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
@@ -259,11 +260,8 @@ class Roofline:
 
 def _read_piece(kernels: Kernels, forward: Forward, start: int, rows: Floats) -> Split:
     """Return the seconds of reading `rows` tokens of a prompt after the first `start`, without logits."""
-    before = start - int(rows) // 2
-    if forward.window is not None:
-        before = min(before, forward.window - int(rows))
-    without_head = replace(forward, head=None, window=None)
-    return kernels.forward(without_head, rows, np.zeros(()), batch=1, context=before)
+    without_head = replace(forward, head=None, state_bytes=0.0)  # states stay on the chip
+    return kernels.forward(without_head, rows, np.zeros(()), batch=1, context=start - int(rows) // 2)
 
 
 @contextmanager
@@ -304,4 +302,5 @@ def sequence_bytes(model: Roofline, *, context: int | None = None) -> float:
     """Return the bytes of one device's memory that a sequence's keys and values take, target and drafter together."""
     layers = [model.forward, model.drafts.level, *([model.drafts.opening] if model.drafts.opening else [])]
     tokens = model.context if context is None else context
-    return sum(forward.kv_elements for forward in layers) * model.kv_bytes * tokens
+    states = sum(forward.state_bytes for forward in layers)
+    return sum(forward.kept_elements(tokens) for forward in layers) * model.kv_bytes + states

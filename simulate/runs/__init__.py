@@ -8,6 +8,7 @@
 * `run_records`: the JSON records of runs, servers and capacities.
 * `simulate_settings`: the settings of `simulate`: what decodes, its prompts, the load of a server.
 * `server_load`: when requests arrive, how many days are simulated, which latencies count as good.
-* `server_record`: simulated days of a server as JSON values: figures under one load, or the rate that it carries
-  under limits (SLO), with intervals over runs.
+* `server_record`: simulated days of a server as JSON values.
+* `server_figures`: rates, latencies and shares of a day, and their means over days with intervals.
+* `server_capacity`: the highest rate of requests that a server carries under limits (SLO).
 """

@@ -5,6 +5,7 @@ come from the caller, the trace and the profile.
 """
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -90,12 +91,15 @@ def by_parabolas(seconds: Seconds, cost: CostModel) -> Callable[[int, Ints], Flo
             rows.append([0.0] * (3 - len(fit)) + fit.tolist())
         return np.array(rows).T
 
-    known = cache(seconds)
+    known, begins = cache(seconds), knots.tolist()
 
     def priced(batch: int, contexts: Ints) -> Floats:
-        if len(knots) < 2 or contexts.min() < low or contexts.max() > high:
+        least, most = int(contexts.min()), int(contexts.max())
+        if len(begins) < 2 or least < low or most > high:
             return np.array([known(batch, context) for context in contexts.tolist()])
-        place = np.clip(np.searchsorted(knots, contexts, side="right") - 1, 0, len(knots) - 2)
+        place: Any = min(bisect(begins, least), len(begins) - 1) - 1
+        if most >= begins[place + 1]:  # not all lie between the same two knots
+            place = np.clip(np.searchsorted(knots, contexts, side="right") - 1, 0, len(begins) - 2)
         square, slope, start = parabolas(batch)[:, place]
         beyond = contexts - knots[place]
         return np.asarray((square * beyond + slope) * beyond + start)

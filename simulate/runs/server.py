@@ -471,7 +471,7 @@ class _Server:
         try:
             if running is None:
                 return [self.seconds[index](batch, None)]
-            return list(self.along[index](batch, np.rint(cached.mean(axis=1)).astype(np.int64)).tolist())
+            return list(self.along[index](batch, np.rint(cached.sum(axis=1) / batch).astype(np.int64)).tolist())
         except CostError as error:
             load = f"{counted(batch, 'request')} came to decode together"
             if running is not None:

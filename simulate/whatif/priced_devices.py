@@ -9,6 +9,7 @@ from typing import Any
 from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_by_layers, kind_of_drafter
 from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, quant_method
 from simulate.model_sizes.model_shape import Shape
+from simulate.model_sizes.sizes_by_hand import llama_of, shape_by_hand
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import Hardware, Link, checked, constants_of, find_hardware, own_hardware
 from simulate.roofline.roofline_model import Roofline
@@ -113,6 +114,17 @@ def check_measured(profile: Profile, profile_file: Path | None, measured_on: str
     return []
 
 
+def target_shape(settings: WhatIfSettings) -> Shape:
+    """Return the sizes of the target, read or given by hand.
+
+    Raises:
+        CostError: a field is wrong, missing or not covered; names file and field.
+    """
+    if settings.sizes is None:
+        return Shape.from_config(settings.target)
+    return shape_by_hand(settings.target, settings.sizes)
+
+
 def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], list[str]]:
     """Return a cost model for each device and context, and warnings about the drafter's sizes.
 
@@ -135,10 +147,14 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
         raise UsageError(f"--like has no effect: the constants of {','.join(settings.hardware)} are known; omit it")
     linked = _linked(everywhere, settings.link)
     devices, source = linked[: len(devices)], linked[len(devices) :]
-    shape = Shape.from_config(settings.target)
-    config = settings.target if settings.drafter is None else settings.drafter
+    shape = target_shape(settings)
+    like_target = settings.target if settings.sizes is None else llama_of(shape)
+    config = like_target if settings.drafter is None else settings.drafter
     drafts = drafter_shape(config, kind=settings.kind, target=shape)
-    warnings = assumptions(settings.drafter, drafts, kind=settings.kind, target=shape)
+    warnings = [*shape.notes, *assumptions(settings.drafter, drafts, kind=settings.kind, target=shape)]
+    for device in (counted.device for counted in devices):
+        if unsure := re.match(r"\[U\] (flops[^.]*)", device.note):
+            warnings.append(f"{device.name}: {unsure[1]}")
     sizes: dict[str, Any] = {name: getattr(settings, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
 
     def roofline(devices: Counted, option: str = "--hardware") -> Roofline:
@@ -147,8 +163,8 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
         except CostError as error:
             if devices.count == 1:
                 raise
-            name = f"{devices.count}x{devices.device.name.split()[0].lower()}"
-            raise CostError(f"{option} {name}: {error}") from error
+            name = "-".join(devices.device.name.lower().split())
+            raise CostError(f"{option} {devices.count}x{name}: {error}") from error
 
     places = []
     for counted in devices:

@@ -29,10 +29,16 @@ class WhatIfSettings(Settings):
         "layer."
     )
     target: Config = setting(
-        help="The target's folder or config.json, or a shape (1b, 8b, 14b, 70b): its sizes.",
+        help="The target's folder or config.json, hf:org/name, or a shape (1b, 8b, 14b, 70b): its sizes.",
+    )
+    sizes: Mapping[str, float] | None = setting(
+        None,
+        help="The target's sizes by hand, such as params=117e9,active=5.1e9,kv_bytes=73728: weights, those that a "
+        "token needs, and K/V bytes of a token in bf16; for a config.json that is not understood. Also layers, hidden "
+        "and vocab.",
     )
     drafter: Config | None = setting(
-        None, help="The drafter's folder or config.json, or a shape; default sizes as the target's."
+        None, help="The drafter's folder or config.json, hf:org/name, or a shape; default sizes as the target's."
     )
     kind: str | None = setting(
         None,

@@ -50,9 +50,9 @@ from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 CASES = (
     ("medusa", "t0", (1, 4, 16, 64), 10.0),
     ("eagle3", "t0", (1, 4, 16, 64), 10.0),
-    ("eagle", "candidates-t0", (1, 16), 12.0),
     ("medusa", "t1", (1, 16), 6.0),
     ("eagle3", "t1", (1, 16), 6.0),
+    ("eagle", "candidates-t0", (1,), 40.0),  # policies: the smallest profile takes as long
 )
 REQUESTS = {1: 96, 4: 256, 16: 256, 64: 256}  # by batch size; a third of them at temperature 1 and with policies
 TINY = {1: 4, 2: 8}
@@ -67,7 +67,7 @@ def live(load: Load, pieces: Pieces, *, graphs: bool, tiny: bool) -> None:
     cells: list[dict[str, Any]] = []
     for drafter, trace, batches, budget_s in CASES:
         case = _Case(cache(partial(load, drafter, 16 if tiny else 256)), drafter, trace, pieces, graphs, tiny)
-        sizes = tuple(TINY)[: len(batches) // 2] if tiny else batches
+        sizes = tuple(TINY)[: max(1, len(batches) // 2)] if tiny else batches
         make = partial(case.profile, sizes, budget_s)
         pieces.piece(f"{case.name}, profile", make, file=f"live-{case.name}.profile.json")
         for batch in sizes:

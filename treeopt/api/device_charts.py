@@ -102,13 +102,10 @@ def device_chart(record: Mapping[str, Any]) -> "alt.LayerChart | None":
 
 def _forwards(cost: Mapping[str, Any], cells: list[Mapping[str, Any]]) -> list[Row]:
     """Return the verify forward of each cell of a device."""
-    from simulate.model_sizes.model_shape import Shape
-
-    shape, rows = Shape(**{**cost["target"], "experts": None}), []
-    read = cost["settings"]["weight_bytes"] * shape.step_parameters
+    rows, read = [], cost["settings"]["weight_bytes"] * cost["forward"]["parameters"]
     for cell in (cell for cell in cells if cell["device"] == cost["device"] and cell["fits"] is not False):
         tokens = 1 + (cell["tree"]["nodes"] if cell["tree"] else 0)
-        flops = float(cell["batch"] * shape.flops(tokens))
+        flops = float(cell["batch"] * tokens * cost["forward"]["flops"])
         rows.append(
             {
                 "series": cost["device"],

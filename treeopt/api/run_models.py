@@ -15,7 +15,10 @@ from treeopt.acceptance_rules import RULES
 from treeopt.api.messages import note, warn
 from treeopt.defaults import RANDOM_REQUESTS
 from treeopt.errors import UsageError, counted
+from treeopt.policies import Policy
 from treeopt.settings import Settings, setting
+from treeopt.storage.hub_models import hub_hint, model_folder
+from treeopt.tree import EMPTY, Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,9 +37,11 @@ VERBOSE = ("torchao", "torch.utils._pytree")
 class Models(Settings):
     """The target and the drafter, and how to load them."""
 
-    target: Path = setting(help="Folder of the target, a Hugging Face model.")
+    target: Path = setting(help="Folder of the target, a Hugging Face model, or hf:org/name of the hub.")
     drafter: Path | None = setting(
-        None, help="Folder of the drafter, or prompt-lookup, or an engine's, such as prompt-lookup:vllm:2-4."
+        None,
+        help="Folder of the drafter, hf:org/name of the hub, prompt-lookup, or an engine's, such as "
+        "prompt-lookup:vllm:2-4.",
     )
     random_weights: bool = setting(
         False,
@@ -56,6 +61,12 @@ class Models(Settings):
     quantize: str | None = setting(None, choices=QUANTIZED, help="Quantise the target's linear layers to 8 or 4 bits.")
     tensor_parallel: bool = setting(False, help="Share the target among the processes that torchrun started.")
     threads: int | None = setting(None, least=1, help="CPU threads, at most 4 per core; default torch's choice.")
+
+    def check(self) -> None:
+        """Replace `hf:org/name` by the folder of the model, which is downloaded where the cache lacks it."""
+        for name, path in (("target", self.target), ("drafter", self.drafter)):
+            if path is not None:
+                object.__setattr__(self, name, model_folder(path, weights=not self.random_weights))
 
     def or_shape(self) -> "Models":
         """Return the same with random weights where the target is a shape such as `8b`, which has none of its own."""
@@ -86,16 +97,17 @@ def load_models(models: Models) -> "tuple[Target, Drafter]":
     return target, drafter
 
 
-def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
+def load_target_and_drafter(models: Models, tree: Tree | Policy = EMPTY) -> "tuple[Target, Drafter | None]":
     """Load the target and, where one was given, the drafter, on the device.
 
     Raises:
         UsageError: several processes were started and each would do the whole work.
-        ExecutorError: models that cannot be loaded, or do not fit each other.
+        ExecutorError: models that cannot be loaded, or do not fit each other; a target that cannot verify `tree`.
     """
     quiet_libraries()
     from executor.checkpoints import assumptions_of, load_drafter, warnings_of
-    from executor.target.load_hf_model import dtype_name, load_target, prepare
+    from executor.target.architectures import check_chain
+    from executor.target.load_hf_model import dtype_name, load_target, prepare, read_config
     from executor.target.tensor_parallel import launched_processes
     from executor.target.tokenizer import check_same_tokens
 
@@ -108,6 +120,8 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     if models.random_weights:
         return _random_models(models)
     check_weights(models)
+    if tree.nodes and Path(models.target).is_dir():
+        check_chain(read_config(models.target), tree)
     target = load_target(
         models.target,
         dtype="auto" if models.dtype == "saved" else models.dtype,
@@ -330,6 +344,7 @@ def load_prompts(models: Models, target: "Target | None", prompts: Prompts, *, s
         if tokenizer is None:
             raise UsageError(
                 f"--target {models.target}: no such folder; prompts are encoded with the tokenizer of the target"
+                f"{hub_hint(models.target)}"
             )
     else:
         tokenizer = load_tokenizer(models.target, vocabulary=target.vocabulary)

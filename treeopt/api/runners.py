@@ -10,6 +10,7 @@ from treeopt.api.run_models import Models, Sampling, engine_tokenizer, load_mode
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.settings import Settings, setting
+from treeopt.storage.hub_models import folder_name
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class EngineSetup(Settings):
         from treeopt.engines.driver import model_record
 
         loaded, drafter = self.engine_target or models.target, self.engine_drafter or models.drafter
-        record: dict[str, Any] = {"target": {"name": models.target.name}, "engine_target": model_record(loaded)}
+        record: dict[str, Any] = {"target": {"name": folder_name(models.target)}, "engine_target": model_record(loaded)}
         return record | ({} if drafter is None else {"engine_drafter": model_record(drafter)})
 
 

@@ -18,6 +18,7 @@ from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.results.kinds import Record
 from treeopt.settings import takes
+from treeopt.storage.hub_models import folder_name, model_folder
 from treeopt.storage.provenance import look, this_run
 from treeopt.traces.trace import Trace
 
@@ -90,10 +91,15 @@ class WhatIf:
         """
         from simulate.model_sizes.drafter_kinds import without_sizes
         from simulate.model_sizes.hf_config import context_limit
-        from simulate.model_sizes.model_shape import Shape
-        from simulate.whatif.priced_devices import context_warnings, drafter_kind, places_of, prices_of_devices
+        from simulate.whatif.priced_devices import (
+            context_warnings,
+            drafter_kind,
+            places_of,
+            prices_of_devices,
+            target_shape,
+        )
 
-        Shape.from_config(settings.target)  # a family without a price is refused before anything else is asked for
+        target_shape(settings)  # a family without a price is refused before anything else is asked for
         trace, _ = as_trace(trace)
         trace = replace(trace, meta={**trace.meta, "asked_for": named_target(settings.target)})
         kind, warnings = drafter_kind(trace, settings.kind, settings.drafter)
@@ -173,7 +179,7 @@ def named_target(config: Any) -> str:
         return str(config.get("_name_or_path", ""))
     path = Path(config)
     folder = path.parent if path.name == "config.json" else path
-    return folder.resolve().name if folder.exists() else folder.name
+    return folder_name(folder) if folder.exists() else folder.name
 
 
 class WhatIfRecord(Record):
@@ -261,5 +267,5 @@ def _name(target: Config) -> str | None:
         return None
     if (shape := shape_name(target)) is not None:
         return shape
-    path = Path(target)
-    return (path if path.is_dir() else path.parent).resolve().name
+    path = model_folder(target, weights=False)
+    return folder_name(path if path.is_dir() else path.parent)

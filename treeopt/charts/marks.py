@@ -371,7 +371,7 @@ class Figure:
         for layer in spec.get("layer", ()):
             for legend in (layer["encoding"].get(channel, {}).get("legend") for channel in ("color", "shape")):
                 if legend:
-                    legend["columns"] = max(1, legend["columns"] // 2)  # fits narrow screens
+                    legend["columns"] = max(1, legend["columns"] // 3)  # fits narrow screens, beside names of rows
         conditions, words = spec.pop("usermeta", {}).get("conditions", ()), spec.get("description", text)
         return cls(text, tuple(conditions), words, spec, spec.setdefault("height", HEIGHT))
 

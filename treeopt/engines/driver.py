@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 from treeopt.errors import UsageError
 from treeopt.policies import DynamicTree
 from treeopt.registry import load
+from treeopt.storage.hub_models import folder_name
 
 ENDS = 2**20  # bytes that are hashed at either end of a file: whole weights take minutes to read
 Count = Callable[[str], int]  # tokens of a text
@@ -199,7 +200,7 @@ def model_name(model: Path | str) -> str:
     if not path.exists():
         return str(model)
     path = path.resolve()
-    return f"{path.parent.name}/{path.name}" if path.is_file() else path.name
+    return f"{path.parent.name}/{path.name}" if path.is_file() else folder_name(path)
 
 
 def files_hash(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Planning: from a trace and a cost model to a plan.
 
-* `search_pipeline`: `search`, from trace and step times to a plan; the smallest of equally fast trees per batch size.
+* `search_pipeline`: `search`, from trace and step times to a plan.
+* `tree_choice`: the choice between trees of a batch size: of equally fast ones the steadiest and smallest.
 * `search_settings`: the settings of a search with their defaults, such as the largest tree.
 * `held_out_split`: the split of the requests into a part to choose on and a part held out to report on.
 * `evaluator`: tokens, speed and error of trees, by replay on either part.

@@ -25,15 +25,19 @@ from simulate.model_sizes.drafter_kinds import (
     class_words,
     decoder,
 )
-from simulate.model_sizes.hf_config import EXPERT_FIELDS, FAMILIES, LATENT_FIELDS, positive
+from simulate.model_sizes.hf_config import EXPERT_FIELDS, FIELDS, LATENT_FIELDS, positive
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
+from simulate.model_sizes.read_layers import DENSE
 from treeopt.errors import CostError
 
 NESTED = ("transformer_layer_config", "model")  # where speculators and vLLM have the layer's fields
 VOCABULARIES = ("draft_vocab_size", "truncated_vocab_size")
 TAPS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "layer_ids", "target_layer_ids")
 SLIDING = "sliding_attention"
+_BIASES = ("attention_bias", "mlp_bias")
+_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
+_LLAMA = (*FIELDS, "head_dim", "tie_word_embeddings", *_BIASES, *_WINDOWS)  # what a layer like Llama's has
 
 
 @dataclass(frozen=True)
@@ -102,14 +106,11 @@ def _like_llama(config: Mapping[str, Any], inner: Mapping[str, Any]) -> Mapping[
     """
     classes = config.get("architectures")
     llama = "llama" in str(classes).lower() or inner is not config
-    if not llama and any(inner.get(field) for field in EXPERT_FIELDS):
-        raise CostError("an EAGLE drafter with experts has no price")
-    copied = (*EXPERT_FIELDS, *LATENT_FIELDS) if llama else ()
+    for name, fields in (("experts", EXPERT_FIELDS), ("latent attention", LATENT_FIELDS)):
+        if not llama and any(inner.get(field) for field in fields):
+            raise CostError(f"an EAGLE drafter with {name} has no price")
     kind = inner.get("model_type")
-    known = kind in FAMILIES and FAMILIES[kind].experts is None
-    return {name: value for name, value in inner.items() if name not in copied} | (
-        {} if known else {"model_type": "llama"}
-    )
+    return {name: inner[name] for name in _LLAMA if name in inner} | {"model_type": kind if kind in DENSE else "llama"}
 
 
 def _window(inner: Mapping[str, Any], layers: int) -> int | None:
@@ -150,11 +151,9 @@ def eagle_shape(
         layers: decoder layers.
         draft_vocab: rows of the LM head; None: the target's vocabulary.
         groups: groups of the LM head's rows that CORAL's router picks from; None: all rows are multiplied.
-
-    Raises:
-        CostError: `layer` has experts; a drafter's layer has none.
     """
-    matrices = tuple((layers, *matrix) for matrix in dense(layer).layer_matrices.values())
+    layer = dense(layer)
+    matrices = tuple((layers, *matrix) for matrix in layer.layer_matrices.values())
     forward = decoder(layer, matrices, draft_vocab or layer.vocab, layers)
     fc = (1, layer.hidden, 2 * layer.hidden)
     router = () if groups is None else ((1, layer.hidden, layer.hidden), (1, groups.count, layer.hidden))
@@ -177,14 +176,13 @@ def windowed(drafter: DrafterShape, sizes: EagleConfig) -> DrafterShape:
     """Return the drafter with the window that all its layers have."""
     if sizes.window is None:
         return drafter
-    return replace(drafter, level=replace(drafter.level, window=sizes.window, slides=True))
+    return replace(drafter, level=drafter.level.windowed(sizes.window))
 
 
 def dense(layer: Shape) -> Shape:
-    """Return the layer's shape; raise CostError if it has experts."""
-    if layer.experts is not None:
-        raise CostError("an EAGLE drafter's layer has no experts: give the drafter's own sizes, not its target's")
-    return layer
+    """Return a layer without experts or other kinds, as wide as the experts of a token are together."""
+    active = 1 if layer.experts is None else layer.experts.active
+    return replace(layer, experts=None, groups=(), intermediate=active * layer.intermediate)
 
 
 _LAYER = re.compile(r"layers\.\d+\.")

@@ -28,11 +28,9 @@ def eagle3_shape(
         layers: decoder layers; those after the first read the output of the one before.
         features: width of the features that are fused; 0: the target's last feature is taken as it is; None: three
             features of the layer's width.
-
-    Raises:
-        CostError: `layer` has experts.
     """
-    plain = dense(layer).layer_matrices
+    layer = dense(layer)
+    plain = layer.layer_matrices
     first = plain | {"qkv": (plain["qkv"][0], 2 * layer.hidden)}
     deeper = tuple((layers - 1, *matrix) for matrix in plain.values()) if layers > 1 else ()
     matrices = (*((1, *matrix) for matrix in first.values()), *deeper)

@@ -479,7 +479,8 @@ def test_answers_of_servers_are_no_tensors(tmp_path, target, text):
 
 
 def test_names_on_a_hub_are_not_fetched(tmp_path, target):
-    refused(tmp_path / "org" / "name", target, "no such file or folder; nothing is downloaded", "hf download")
+    refused(tmp_path / "org" / "name", target, "no such file or folder")
+    refused(Path("org/name"), target, "no such file or folder; a model of the Hugging Face hub is named hf:org/name")
 
 
 def test_checkpoints_of_gguf_and_mlx_are_named(tmp_path, target):

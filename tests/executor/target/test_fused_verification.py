@@ -59,16 +59,17 @@ def is_refused(target: Target) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "large"),
+    ("kind", "dtype", "large"),
     [
-        (torch.float32, (1, 1, 1024)),
-        (torch.bfloat16, (1, 1, 1024)),
-        pytest.param(torch.bfloat16, (3, 22, 1024), marks=pytest.mark.slow),
+        ("qwen3", torch.float32, (1, 1, 1024)),
+        ("qwen3", torch.bfloat16, (1, 1, 1024)),
+        ("phi3", torch.float32, (1, 1, 1024)),
+        pytest.param("qwen3", torch.bfloat16, (3, 22, 1024), marks=pytest.mark.slow),
     ],
 )
-def test_what_rounding_causes_is_far_from_the_limit(dtype, large, monkeypatch):
+def test_what_rounding_causes_is_far_from_the_limit(kind, dtype, large, monkeypatch):
     compare(monkeypatch, *SMALL_TREES, large=(large,))
-    target = fusable_target("qwen3", dtype=dtype)
+    target = fusable_target(kind, dtype=dtype)
     assert worst_error(target, FusedForward(target.model.get_decoder())) < 0.5
 
 
@@ -260,6 +261,7 @@ FAULTS = {
     "epsilon": ("llama", model("layers.1.post_attention_layernorm", **EPSILON)),
     "last epsilon": ("llama", model("norm", **EPSILON)),
     "gelu": ("llama", model("layers.1.mlp", act_fn=lambda own: nn.GELU())),
+    "packed gelu": ("phi3", model("layers.1.mlp", activation_fn=lambda own: nn.GELU())),
     "gate and up": ("llama", model("layers.0.mlp", **EXCHANGED)),
     "head norm": ("qwen3", model("layers.1.self_attn", q_norm=lambda own: own.k_norm)),
     "head norm's epsilon": ("qwen3", model("layers.1.self_attn.k_norm", **EPSILON)),

@@ -184,35 +184,44 @@ QWEN_WINDOW = {"model_type": "qwen2", "sliding_window": 9, "use_sliding_window":
 
 
 @pytest.mark.parametrize(
-    ("change", "window"),
+    ("change", "windows"),
     [
-        ({"model_type": "llama", "sliding_window": 9}, None),
-        ({"model_type": "mistral"}, 4096),
-        ({"model_type": "mistral", "sliding_window": None}, None),
-        ({"model_type": "mistral", "sliding_window": 9}, 9),
-        (QWEN_WINDOW | {"use_sliding_window": False}, None),
-        (QWEN_WINDOW, None),
-        (QWEN_WINDOW | {"max_window_layers": 1}, 9),
-        (QWEN_WINDOW | {"layer_types": ["full_attention", "sliding_attention"]}, 9),
-        (QWEN_WINDOW | {"max_window_layers": 1, "sliding_window": None}, None),
+        ({"model_type": "llama", "sliding_window": 9}, [None]),
+        ({"model_type": "mistral"}, [4096]),
+        ({"model_type": "mistral", "sliding_window": None}, [None]),
+        ({"model_type": "mistral", "sliding_window": 9}, [9]),
+        (QWEN_WINDOW | {"use_sliding_window": False}, [None]),
+        (QWEN_WINDOW, [None]),
+        (QWEN_WINDOW | {"max_window_layers": 1}, [None, 9]),
+        (QWEN_WINDOW | {"layer_types": ["full_attention", "sliding_attention"]}, [None, 9]),
+        (QWEN_WINDOW | {"max_window_layers": 1, "sliding_window": None}, [None]),
     ],
 )
-def test_a_sliding_window_is_found_and_never_ignored(change, window):
+def test_a_sliding_window_is_found(change, windows):
     shape = Shape.from_config(TINY | change)
-    assert shape.window == window
-    assert shape.flops(1, context=8) > 0
-    if window == 9:
-        with pytest.raises(CostError, match="must fit the sliding window, 9, got 10"):
-            shape.flops([1, 2], context=8)
-    else:
-        assert shape.flops(2, context=8) > shape.flops(2, context=7)
+    assert [group.attention.window for group in shape.layer_groups] == windows
+    beyond = shape.flops(1, context=80) - shape.flops(1, context=79)
+    assert (beyond > 0) == (windows != [9])
+
+
+def test_an_unknown_model_type_is_counted_by_the_usual_names_with_a_warning():
+    shape = Shape.from_config(TINY | {"model_type": "new"})
+    assert shape.parameters == Shape.from_config(TINY).parameters
+    assert shape.notes == ("model_type 'new' is not known: its layers are counted by the usual names of fields alone",)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' has no price .arcee, .*: measure a sweep .* with `treeopt times`"),
-        ({"kv_lora_rank": 512}, "kv_lora_rank must be absent, latent attention cannot be counted; got 512"),
+        (
+            {"model_type": "gpt2", "hidden_size": None},
+            "model_type 'gpt2' has no price, and hidden_size is missing: mea",
+        ),
+        ({"kv_lora_rank": 512}, "v_head_dim must be a positive integer, got None"),
+        ({"compress_ratios": [0, 4]}, "compress_ratios is not understood, .* with `treeopt times`.*, or .* --sizes"),
+        ({"moe_frob": 2}, "moe_frob is not understood"),
+        ({"model_type": "new", "frob": [1, 2]}, "frob is not understood"),
+        ({"model_type": "new", "sliding_window": 9}, "sliding_window: which layers have it is not known"),
         ({"hidden_size": 18}, "num_attention_heads must divide hidden_size, got 4 and 18"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers must be a positive integer, got '2'"),
         ({"model_type": "qwen3"}, "head_dim must be given for model_type qwen3"),

@@ -147,11 +147,11 @@ def test_predicted_prefill_is_a_forward_of_the_prompt(kind):
     """Without constants and attention, bytes and FLOP of the matrices; a drafter's layer reads it, heads do not."""
     bare = replace(model(kind), overheads=Overheads.none())
     tokens = 1 + PIECE
-    products = sum(c * o * i for c, o, i in bare.forward.matrices)
+    products = sum(c * o * i for c, o, i, _ in bare.forward.matrices)
     split = bare.prefill(tokens, drafted=False)
     flop_s = 2 * products * PIECE / bare.kernels.flop_rate
     keys = PIECE / 2  # seen by a token, in the mean
-    attention_s = 4 * bare.forward.layers * bare.forward.heads * bare.forward.head_dim * PIECE * keys
+    attention_s = 4 * bare.target.layers * bare.target.heads * bare.target.head_dim * PIECE * keys
     attention_s /= bare.kernels.flop_rate
     assert flop_s + attention_s < float(split.work_s) < 1.1 * (flop_s + attention_s)
     more = float(bare.prefill(tokens, drafted=True).total_s) / float(split.total_s)

@@ -119,9 +119,9 @@ def test_a_wire_without_end_divides_the_work(drafter, devices):
 def test_keys_and_values_go_round_as_far_as_their_heads():
     """Two heads of keys and values on four devices: each device holds one of them."""
     whole = Forward.of(SMALL)
-    assert [whole.shared(count).kv_heads for count in (1, 2, 4)] == [2, 1, 1]
+    assert [whole.shared(count).attention[0][1].kv_heads for count in (1, 2, 4)] == [2, 1, 1]
     assert whole.shared(1) is whole
-    assert [whole.shared(count).heads for count in (1, 2, 4)] == [4, 2, 1]
+    assert [whole.shared(count).attention[0][1].heads for count in (1, 2, 4)] == [4, 2, 1]
     with pytest.raises(CostError, match="3 devices cannot share 4 query heads and 2"):
         whole.shared(3)
 

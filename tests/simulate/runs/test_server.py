@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from simulate.runs.batch_run import run
 from simulate.runs.server import Switching, serve
+from simulate.runs.server_figures import figures, replicate
 from simulate.runs.server_load import Slo, Workload, draw_requests, poisson, read_requests
-from simulate.runs.server_record import figures, replicate
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
 from tests.simulate.runs.test_batch_timeline import COST, Priced

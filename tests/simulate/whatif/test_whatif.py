@@ -294,6 +294,12 @@ def test_an_exchange_that_is_not_known_is_given(files):
     refused(run(*words(files, "--link", "20,25", hardware="2xh100")), "--link has no effect", code=2)
 
 
+def test_a_matrix_rate_that_is_not_published_is_said(files):
+    refused(run(*words(files, hardware="m4-max")), "M4 Max: no constants are known for devices of class", "--like")
+    told = done(*words(files, "--batch", "1", "--like", "l40s", hardware="m4-max,l4")).stderr
+    assert told.count("flops") == told.count("M4 Max: flops is the FP32 rate of the GPU: Apple states no matrix") == 1
+
+
 def test_warnings_of_the_searches_are_told_once(files):
     asked = ["--batch", "1,2", "--max-nodes", "9", "--json"]
     due = search(load_trace(files / "t.npz"), roofline(), batch=(1, 2), context=512, max_nodes=9).warnings
@@ -329,10 +335,10 @@ def test_options_that_cannot_be_are_refused(files, words_, said, code):
 def test_targets_and_traces_that_cannot_be_priced_are_refused(files, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}', "utf-8")
     asked = ["whatif", "--trace", files / "t.npz", "--hardware", "h100", "--target"]
-    refused(run(*asked, tmp_path), "config.json: model_type 'mamba' has no price (arcee, ", "`treeopt times`")
+    refused(run(*asked, tmp_path), "config.json: model_type 'mamba' has no price", "`treeopt times`", "--sizes")
     quantised = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
     (tmp_path / "config.json").write_text(json.dumps(quantised), "utf-8")  # before its bytes are asked for
-    refused(run(*asked, tmp_path), "config.json: model_type 'gpt_oss' has no price (arcee, ", "`treeopt times`")
+    refused(run(*asked, tmp_path), "config.json: num_key_value_heads must be given for model_type gpt_oss")
     refused(run(*asked, "8b", "--kind", "mtp"), "'mtp' is not one of eagle, ", "`treeopt times`", code=2)
     with pytest.raises(UsageError, match=r"kind must be one of eagle, .*`treeopt times`"):
         treeopt.whatif(files / "t.npz", target="8b", hardware="h100", kind="dflash")

@@ -27,6 +27,14 @@ def test_export_prints_the_engines_text_alone(small_plan):
     assert read_json(whole.stdout)["text"] + "\n" == result.stdout
 
 
+def test_export_leaves_the_fetching_to_the_engine(small_plan):
+    words = ("--format", "transformers", "--method", "assistant", "--nearest", "chain", "--batch", "1", "--launch")
+    launch = done("export", small_plan, *words, "--model", "hf:org/head", "--target", "hf:org/llama").stdout
+    assert "org/llama" in launch
+    assert "org/head" in launch
+    assert "hf:" not in launch
+
+
 def test_export_refuses(small_plan, tmp_path, unchanged):
     (tmp_path / "empty.json").write_text("")
     unchanged()

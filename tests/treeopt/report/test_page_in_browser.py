@@ -186,7 +186,7 @@ def test_a_mark_shows_its_values(opened):
     plot = view.locator("#plan .plot").first
     plot.scroll_into_view_if_needed()
     plot.locator(".live[data-ready]").wait_for()
-    plot.locator(".live svg .mark-symbol path").last.hover()
+    plot.locator(".live svg .mark-symbol.role-mark path").last.hover()
     view.wait_for_selector("#vg-tooltip-element.visible")
     told = view.inner_text("#vg-tooltip-element")
     assert "speedup over plain decoding" in told

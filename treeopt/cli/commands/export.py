@@ -20,6 +20,7 @@ from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.storage.atomic_files import write_text
+from treeopt.storage.hub_models import HUB
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace, load_trace
 
@@ -103,6 +104,8 @@ def export(
     """
     output_files.check_output(output)
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    for name in given.keys() & {"model", "target"}:
+        given[name] = given[name].removeprefix(HUB)  # the engine fetches it
     if replay is not None:
         given["replay"] = replay
     for name in given:

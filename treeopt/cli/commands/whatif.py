@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from simulate.model_sizes.sizes_by_hand import KEYS
 from simulate.profiles.profile import SCHEMA as PROFILE
 from simulate.profiles.profile import save_profile
 from simulate.whatif.whatif_settings import LINKS, PRICES, WhatIfSettings
@@ -34,7 +35,28 @@ EXAMPLES = examples(
     "treeopt whatif --trace data/traces/medusa-t0.npz --hardware h100 --target 8b --batch 1 "
     "--max-nodes 15 --price h100=2.5 --plans plans",
 )
+LARGEST = 1e15  # weights of a model
 FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+class ByHand(click.ParamType):  # type: ignore[type-arg]
+    """Sizes by name, such as `params=117e9,active=5.1e9`."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the sizes by name.
+
+        >>> ByHand().convert("params=8e9, kv_bytes=131072", None, None)
+        {'params': 8000000000.0, 'kv_bytes': 131072.0}
+        """
+        sizes = {}
+        for part in str(value).split(","):
+            name, _, number = (word.strip() for word in part.partition("="))
+            if name not in KEYS or not 1 <= (_float(number) or 0) <= LARGEST:
+                raise UsageError(f"--sizes takes numbers of {', '.join(KEYS)}, not {part.strip()!r:.80}")
+            sizes[name] = float(number)
+        return sizes
 
 
 class Prices(click.ParamType):  # type: ignore[type-arg]
@@ -88,6 +110,7 @@ TYPES = {
     "hardware": Devices(several=True),
     "profile": general.FILE,
     "prices": Prices(),
+    "sizes": ByHand(),
     "link": Link(),
     "engine": LIMITING,
 }

@@ -271,7 +271,7 @@ LIMITING = EngineName(ENGINES.limiting)
 def device_names() -> list[str]:
     """Return the names of the data sheets as commands take them.
 
-    >>> "h100" in device_names()
+    >>> {"h100", "rtx-5090", "m4", "m4-max"} <= set(device_names())
     True
     """
     from simulate.roofline.data_sheets import load_hardware
@@ -279,7 +279,7 @@ def device_names() -> list[str]:
     words = [name.split() for name in load_hardware()]
     firsts = [word[0].lower() for word in words]
     return [
-        first if firsts.count(first) == 1 else " ".join(word).lower() for first, word in zip(firsts, words, strict=True)
+        first if firsts.count(first) == 1 else "-".join(word).lower() for first, word in zip(firsts, words, strict=True)
     ]
 
 

@@ -1,0 +1,114 @@
+"""Groups of like layers: what they multiply, read and keep. No model family, no time."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simulate.model_sizes.mixture_of_experts import Experts
+
+
+@dataclass(frozen=True)
+class LayerMatrix:
+    """A matrix of a layer.
+
+    Attributes:
+        outputs: rows.
+        inputs: columns.
+        stored: bytes of a weight as stored, with its scales; None: as those of the model.
+    """
+
+    outputs: int
+    inputs: int
+    stored: float | None = None
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """The attention of a layer, as decoding computes it: latent attention is absorbed, one key serves all heads.
+
+    Attributes:
+        heads: query heads.
+        kv_heads: key and value heads; 1 for latent attention.
+        key_dim: width of the product with a key.
+        value_dim: width of the product with a value.
+        kv_dim: numbers of a token and key head in the cache.
+        window: tokens whose keys are kept and seen; None for all. Chunks count as windows of their length.
+        picked: tokens that attention picks from those (sparse attention); None for all.
+        index_heads: heads of the indexer that picks them.
+        index_dim: numbers of a token that the indexer keeps, and reads for all tokens.
+
+    >>> LayerAttention(heads=4, kv_heads=2, key_dim=8, value_dim=8, kv_dim=16, window=100).kept(150.0).item()
+    100.0
+    """
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    kv_dim: int
+    window: int | None = None
+    picked: int | None = None
+    index_heads: int = 0
+    index_dim: int = 0
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers of one token in the cache."""
+        return self.kv_heads * self.kv_dim + self.index_dim
+
+    def kept(self, tokens: Any) -> Any:
+        """Return how many of the tokens of a sequence are in the cache."""
+        return np.minimum(tokens, np.inf if self.window is None else self.window)
+
+    def read(self, tokens: Any) -> Any:
+        """Return the numbers of a sequence's cache that a forward reads, by tokens in it."""
+        kept = self.kept(tokens)
+        picked = np.minimum(kept, np.inf if self.picked is None else self.picked)
+        return self.kv_heads * self.kv_dim * picked + self.index_dim * kept
+
+    def products(self, tokens: Any) -> Any:
+        """Return the multiply-adds of one token with a sequence's keys and values, by tokens in it."""
+        kept = self.kept(tokens)
+        picked = np.minimum(kept, np.inf if self.picked is None else self.picked)
+        return self.heads * (self.key_dim + self.value_dim) * picked + self.index_heads * self.index_dim * kept
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers that are alike.
+
+    Attributes:
+        count: layers.
+        matrices: applied to every token.
+        other: weights of a layer beside them: norms, biases, convolutions.
+        attention: None without keys and values.
+        state_bytes: bytes of the recurrent state of a sequence, in one layer.
+        experts: None without.
+        expert_matrices: those of one expert.
+        expert_other: biases of one expert.
+    """
+
+    count: int
+    matrices: tuple[LayerMatrix, ...]
+    other: int = 0
+    attention: LayerAttention | None = None
+    state_bytes: int = 0
+    experts: Experts | None = None
+    expert_matrices: tuple[LayerMatrix, ...] = ()
+    expert_other: int = 0
+
+    def products(self, *, active: bool = False) -> int:
+        """Return the weights of a layer's matrices; with `active` of the experts that one token picks."""
+        experts = 0 if self.experts is None else self.experts.active if active else self.experts.count
+        return _weights(self.matrices) + experts * _weights(self.expert_matrices)
+
+    def weights(self, *, active: bool = False) -> int:
+        """Return the weights of one layer; with `active` of the experts that one token picks."""
+        experts = 0 if self.experts is None else self.experts.active if active else self.experts.count
+        return self.products(active=active) + self.other + experts * self.expert_other
+
+
+def _weights(matrices: Iterable[LayerMatrix]) -> int:
+    return sum(matrix.outputs * matrix.inputs for matrix in matrices)

@@ -1,0 +1,106 @@
+"""Sizes of the models that people serve: as transformers builds them, or as their cards say."""
+
+import json
+from functools import cache
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto import CONFIG_MAPPING
+
+from simulate.model_sizes.hf_config import text_part
+from simulate.model_sizes.model_shape import Shape
+from treeopt.errors import CostError
+from treeopt.storage.atomic_files import shipped
+
+MODELS = json.loads(shipped("model_configs.json").read_text("utf-8"))["models"]
+CARDS = {  # billions, of models without a class in transformers
+    "XiaomiMiMo/MiMo-7B-Base": 7.83 - 0.2,  # without its MTP layer
+    "moonshotai/Kimi-K2-Instruct": 1026.5,
+    "MiniMaxAI/MiniMax-M3": 427,
+    "Qwen/Qwen2.5-7B-Instruct": 7.62,
+    "Qwen/Qwen2.5-72B-Instruct": 72.7,
+    "meta-llama/Llama-3.2-1B-Instruct": 1.24,
+    "meta-llama/Llama-3.2-3B-Instruct": 3.21,
+    "mistralai/Mistral-7B-Instruct-v0.3": 7.25,
+}
+FAST = ("openai/gpt-oss-120b", "Qwen/Qwen3-Next-80B-A3B-Instruct", "deepseek-ai/DeepSeek-V3", "google/gemma-3-27b-it")
+
+
+@cache
+def covered():
+    shapes = {}
+    for name, config in MODELS.items():
+        try:
+            shapes[name] = Shape.from_config(config)
+        except CostError as error:
+            shapes[name] = str(error)
+    return shapes
+
+
+def real_counts(config, experts):
+    """Weights of transformers' model, and those that one token needs without embeddings that are only looked up."""
+    text = {name: value for name, value in text_part(config).items() if "quant" not in name}
+    try:
+        made = CONFIG_MAPPING[text["model_type"]](**{n: v for n, v in text.items() if n != "model_type"})
+        kind = AutoModelForCausalLM if type(made) in AutoModelForCausalLM._model_mapping else None
+    except KeyError:
+        kind = None
+    if kind is None:
+        inner = text if config is text_part(config) else config["text_config"]
+        nested = config if "text_config" in config else {"text_config": inner}
+        nested = {n: v for n, v in nested.items() if "quant" not in n and n != "model_type"}
+        made, kind = CONFIG_MAPPING[config["model_type"]](**nested), AutoModelForImageTextToText
+    with torch.device("meta"):
+        model = kind.from_config(made, attn_implementation="eager")
+    others = ("vision", "visual", "projector")
+    counts = {n: w.numel() for n, w in model.named_parameters() if not any(word in n for word in others)}
+    routed = sum(count for name, count in counts.items() if ".experts." in name)
+    idle = 0 if experts is None else routed - routed * experts.active // experts.count
+    embedding = 0 if "lm_head.weight" not in counts else model.get_input_embeddings().weight.numel()
+    return sum(counts.values()), sum(counts.values()) - idle - embedding
+
+
+def distinct():
+    """Names of covered models, one of each size."""
+    sizes = {shape.parameters: name for name, shape in covered().items() if isinstance(shape, Shape)}
+    return sorted(sizes.values())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in sorted({*distinct(), *FAST})]
+)
+def test_counts_are_those_of_transformers_or_the_card(name):
+    shape = covered()[name]
+    if text_part(MODELS[name])["model_type"] in ("kimi_k2", "minimax_m3", "mimo"):
+        assert shape.parameters / 1e9 == pytest.approx(CARDS[name], rel=0.03)
+    else:
+        assert (shape.parameters, shape.step_parameters) == real_counts(MODELS[name], shape.experts)
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_cards(name):
+    assert covered()[name].parameters / 1e9 == pytest.approx(CARDS[name], rel=0.03)
+
+
+def test_what_is_covered_and_what_is_refused_by_which_field():
+    refused = {name: said.split()[0] for name, said in covered().items() if isinstance(said, str)}
+    compressed = {name for name in refused if "DeepSeek-V4" in name}
+    assert len(compressed) == 7
+    assert {refused[name] for name in compressed} == {"compress_ratios"}
+    assert {name: field for name, field in refused.items() if name not in compressed} == {
+        "moonshotai/Kimi-K3": "attn_res_block_size",
+        "nvidia/Llama-3_3-Nemotron-Super-49B-v1": "intermediate_size",
+    }
+
+
+def test_known_totals_states_and_caches():
+    shapes = covered()
+    assert round(shapes["openai/gpt-oss-120b"].parameters / 1e9, 2) == 116.83
+    assert round(shapes["deepseek-ai/DeepSeek-V3"].parameters / 1e9, 2) == 671.03
+    assert shapes["deepseek-ai/DeepSeek-V3"].kv_bytes() == 2 * 61 * (512 + 64)  # latent, for all heads
+    large = shapes["Qwen/Qwen3.5-397B-A17B"]
+    assert large.state_bytes / 2 == pytest.approx(90 * 2**20, rel=0.03)  # TreeWY (arXiv 2608.20961), a state in bf16
+    assert large.kv_bytes() == 15 * 2 * 2 * 256 * 2  # of 15 layers of 60
+    gemma = [group for group in shapes["google/gemma-3-27b-it"].groups if group.attention.window == 1024]
+    assert [group.count for group in gemma] == [52]
