@@ -22,6 +22,7 @@ from executor.decoding.static_growth import Growth, StaticGrowth
 from executor.decoding.step_results import Gathered, Generation, Step
 from executor.device import Clock, Mark, elapsed_s, fits_device, free_bytes
 from executor.drafters.base.drafter import Drafter
+from executor.target.architectures import check_chain
 from executor.target.kv_cache import TreeCache
 from executor.target.positions import looks_at_positions
 from executor.target.target_model import Target
@@ -173,8 +174,8 @@ class Decoder:
 
         Raises:
             UsageError: batch below 1; graphs without CUDA, of several processes, or of steps that ask the host.
-            ExecutorError: a tree without drafter, deeper than the drafter can draft, or not for this rule; a drafter
-                that abstains with a rule or policy that needs probabilities of all candidates.
+            ExecutorError: a tree without drafter, deeper than the drafter can draft, or not for this rule or target; a
+                drafter that abstains with a rule or policy that needs probabilities of all candidates.
         """
         if batch < 1:
             raise UsageError(f"batch must be at least 1, got {batch}")
@@ -182,6 +183,7 @@ class Decoder:
             raise ExecutorError(f"a tree of {tree.nodes} nodes needs a drafter")
         if drafter is not None and tree.depth > drafter.max_depth:
             raise ExecutorError(f"the tree has depth {tree.depth}, the drafter drafts {drafter.max_depth} at most")
+        check_chain(target.model.config, tree)
         if graphs:
             _check_graphs(target, drafter, tree)
         self.target, self.tree, self.batch, self.graphs = target, tree, batch, graphs
@@ -397,7 +399,8 @@ def graphs_refusal(target: Target, drafter: Drafter | None, tree: Tree | Policy)
     """Return why steps of these cannot be CUDA graphs, after trying to capture a small one; None: they can."""
     try:
         decoder = Decoder(target, drafter, tree=tree, graphs=True)
-        Graphs(decoder._begin([[0]], 1)).prepare(view=decoder.bucket, strict=True)
+        rows = decoder._begin([[0]], 1)
+        Graphs(rows).prepare(view=rows.capacity, strict=True)
     except (ExecutorError, UsageError) as error:
         return str(error).removesuffix(f": {ADVICE}")
     finally:
@@ -412,6 +415,9 @@ def _check_graphs(target: Target, drafter: Drafter | None, tree: Tree | Policy) 
     for model in (target.model, getattr(drafter, "model", None)):  # a language model drafts with a model of its own
         if model is not None and looks_at_positions(model):
             raise UsageError(f"dynamic rotary scaling reads the lengths in each step, CUDA graphs cannot: {ADVICE}")
+    if target.recurrent:
+        kind = target.model.config.model_type
+        raise UsageError(f"{kind} models compute states again by the host's counts, CUDA graphs cannot: {ADVICE}")
     if processes() > 1:
         raise UsageError(f"CUDA graphs of a model that several processes share are not supported: {ADVICE}")
     if not isinstance(tree, Tree | DynamicTree):

@@ -1,8 +1,8 @@
 """The fused forward over trees: seven kernels a layer for one token, in place of some forty.
 
-It is made of the layers of a Hugging Face model of the Llama family (Llama, Mistral, Qwen2, Qwen3 and others built
-alike): RMS norms before attention and MLP, rotary positions over the whole head, a SiLU gate. `refusal` looks at the
-names and types of a model's parts; `fused_verification` then compares each layer with the model's own.
+It is made of the layers of a Hugging Face model of the Llama family (Llama, Mistral, Qwen2, Qwen3, Phi-3 and others
+built alike): RMS norms before attention and MLP, rotary positions over the whole head, a SiLU gate. `refusal` looks at
+the names and types of a model's parts; `fused_verification` then compares each layer with the model's own.
 
 Weights stay the model's: those with the same input are moved next to each other, and its parameters become views.
 """
@@ -20,6 +20,9 @@ from executor.kernels.rotary_store import Nodes, Rotation, rotate_and_store
 from executor.kernels.tree_attention import attend_to_tree
 
 WIDEST_HEAD = 256  # tiles of wider ones may not fit
+QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+PACKED = {QKV: "qkv_proj", GATE_UP: "gate_up_proj"}  # one weight in place of several, as in Phi-3
+DROPOUTS = {"resid_attn_dropout", "resid_mlp_dropout"}  # none while a model generates
 DTYPES = (torch.bfloat16, torch.float32)  # a norm's weight times its unscaled input could overflow in float16
 
 
@@ -109,8 +112,8 @@ class _FusedLayer:
 
     def __init__(self, layer: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
-        self._qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self._gate_up = [mlp.gate_proj, mlp.up_proj]
+        self._qkv = [getattr(attention, name) for name in _names(attention, QKV)]
+        self._gate_up = [getattr(mlp, name) for name in _names(mlp, GATE_UP)]
         self._joined_qkv, self._joined_gate_up = _joined(self._qkv), _joined(self._gate_up)
         self._bias = _joined_bias(self._qkv)
         self._out, self._down = attention.o_proj, mlp.down_proj
@@ -175,22 +178,24 @@ def refusal(decoder: Any) -> str | None:
 
 
 def _layer_refusal(layer: Any) -> str | None:
-    if {name for name, _ in layer.named_children()} != {
+    if {name for name, _ in layer.named_children()} - DROPOUTS != {
         "self_attn",
         "mlp",
         "input_layernorm",
         "post_attention_layernorm",
     }:
         return "its layers are not built as Llama's are"
-    linears = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
+    qkv, gate_up = _names(layer.self_attn, QKV), _names(layer.mlp, GATE_UP)
+    linears = {"self_attn": (*qkv, "o_proj"), "mlp": (*gate_up, "down_proj")}
     for part, names in linears.items():
         module = getattr(layer, part)
-        others = {name for name, _ in module.named_children()} - {*names, "q_norm", "k_norm", "act_fn"}
+        others = {name for name, _ in module.named_children()} - {*names, "q_norm", "k_norm", "act_fn", "activation_fn"}
         if others or not all(type(getattr(module, name, None)) is nn.Linear for name in names):
             return "its layers are not built as Llama's are"
-        if any(getattr(module, name).bias is not None for name in names if name not in ("q_proj", "k_proj", "v_proj")):
+        if any(getattr(module, name).bias is not None for name in names if name not in qkv):
             return "its layers have biases where Llama's have none"
-    if type(getattr(layer.mlp, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
+    gate = getattr(layer.mlp, "act_fn", getattr(layer.mlp, "activation_fn", None))
+    if type(gate).__name__ not in ("SiLU", "SiLUActivation"):
         return "its gate is not SiLU"
     attention = layer.self_attn
     norms = [layer.input_layernorm, layer.post_attention_layernorm]
@@ -210,6 +215,11 @@ def _head_refusal(attention: Any, rotated: int) -> str | None:
     if attention.head_dim > WIDEST_HEAD:
         return f"its heads are wider than {WIDEST_HEAD}"
     return None
+
+
+def _names(part: Any, apart: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a part's projections of one input."""
+    return (PACKED[apart],) if hasattr(part, PACKED[apart]) else apart
 
 
 def _joined(layers: Sequence[nn.Linear]) -> Tensor:

@@ -27,6 +27,7 @@ from executor.profiling.drift import cell_of, remove_drift
 from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner, run_of
 from executor.runners.runner import Run, Tokens, Visit
+from executor.target.architectures import check_chain
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Rule, rule_meta
@@ -99,6 +100,7 @@ class LoopBlocks:
 
     def _verified_tokens(self, tree: Tree) -> bool:
         try:
+            check_chain(self.runner.target.model.config, tree)
             self.runner.rule.check(tree)
         except ExecutorError:
             return False

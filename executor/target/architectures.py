@@ -10,14 +10,21 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from executor.target.positions import FULL, SLIDING, refused_positions
 from simulate.model_sizes import hf_config
 from treeopt.errors import ExecutorError
+from treeopt.policies import Policy
+from treeopt.tree import Tree
 
 _ALIBI = "its ALiBi bias is built from a two-dimensional mask"
 _STATE = "it keeps a recurrent state"
-_LINEAR = "its linear-attention layers keep a recurrent state"
+_FRESH = "its scan of several tokens begins with an empty state"
+_INDEXER = "its indexer keeps keys of its own"
+# Kinds of layers with a recurrent state, which a chain can go through but no tree; and those without a cache.
+RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+WITHOUT_CACHE = frozenset({"mlp", "moe"})
 
 # Refused: positions enter these models through a two-dimensional mask, a state or the cache, so a tree cannot be fed.
 REFUSED = {
@@ -27,25 +34,16 @@ REFUSED = {
     "gpt_neo": "its local attention layers cut their window from cache rows",
     "llama4": "its chunked attention needs a third mask",
     "llama4_text": "its chunked attention needs a third mask",
-    "qwen3_next": _LINEAR,
-    "qwen3_5": _LINEAR,
-    "qwen3_5_moe": _LINEAR,
-    "kimi_linear": _LINEAR,
-    "minimax": _LINEAR,
-    "bamba": _STATE,
-    "falcon_h1": _STATE,
+    "minimax": "its linear-attention layers need a cache of their own",
+    "jamba": _FRESH,
+    "zamba": _FRESH,
+    "minicpm3": "it scales the input of the LM head",
     "falcon_mamba": _STATE,
-    "granitemoehybrid": _STATE,
-    "jamba": _STATE,
-    "lfm2": "its convolution layers keep a state",
     "mamba": _STATE,
     "mamba2": _STATE,
-    "nemotron_h": _STATE,
     "recurrent_gemma": _STATE,
     "rwkv": _STATE,
     "xlstm": _STATE,
-    "zamba": _STATE,
-    "zamba2": _STATE,
 }
 # Families whose forward asks a mask for its dimensions, which FlexAttention's block masks lack (transformers 5.23).
 TENSOR_MASKS = frozenset({"gpt2"})
@@ -73,10 +71,51 @@ def refusal(config: Any) -> str | None:
         return _ALIBI
     if getattr(config, "is_encoder_decoder", False):
         return "it has an encoder"
-    unknown = set(getattr(text, "layer_types", None) or ()) - {FULL, SLIDING}
+    unknown = set(getattr(text, "layer_types", None) or ()) - {FULL, SLIDING} - RECURRENT - WITHOUT_CACHE
     if unknown:
         return f"layers of type {', '.join(sorted(unknown))} are not supported"
+    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # one class, but typed as several
+    return None if model is None else _class_refusal(model, config)
+
+
+def _class_refusal(model: Any, config: Any) -> str | None:
+    """Return why a class of models, or one of it, cannot verify trees."""
+    if getattr(model, "_is_stateful", False) and not is_recurrent(config):
+        return _STATE
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return "its forward takes no position_ids"
     return None
+
+
+def is_recurrent(config: Any) -> bool:
+    """Return whether layers of this configuration keep a recurrent state."""
+    return not RECURRENT.isdisjoint(getattr(config.get_text_config(), "layer_types", None) or ())
+
+
+def check_chain(config: Any, tree: Tree | Policy) -> None:
+    """Refuse trees and policies over recurrent layers.
+
+    Raises:
+        ExecutorError: names the family.
+    """
+    if is_recurrent(config) and not (isinstance(tree, Tree) and tree.is_chain):
+        raise ExecutorError(
+            f"{config.model_type} models cannot verify trees: their recurrent layers have one state per sequence: "
+            "give a chain, such as --tree 3"
+        )
+
+
+def check_drafts(config: Any) -> None:
+    """Refuse a language model as drafter that cannot drop what was not accepted.
+
+    Raises:
+        ExecutorError: names the family.
+    """
+    if is_recurrent(config):
+        raise ExecutorError(
+            f"{config.model_type} models cannot draft: their recurrent layers keep what was not accepted: take a "
+            "drafter without such layers"
+        )
 
 
 def check_architecture(model: PreTrainedModel) -> None:
@@ -86,11 +125,7 @@ def check_architecture(model: PreTrainedModel) -> None:
         ExecutorError: names the family and the reason.
     """
     config = model.config
-    reason = refusal(config)
-    if reason is None and getattr(model, "_is_stateful", False):
-        reason = _STATE
-    if reason is None and "position_ids" not in inspect.signature(model.forward).parameters:
-        reason = "its forward takes no position_ids"
+    reason = refusal(config) or _class_refusal(model, config)
     if reason is not None:
         raise ExecutorError(f"{config.model_type} models cannot verify trees: {reason}")
     if (reason := refused_positions(config)) is not None:

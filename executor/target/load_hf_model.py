@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from executor.device import fits_device
 from executor.target import NUMBER_TYPES
-from executor.target.architectures import layer_number, refusal, tensors_with_effect
+from executor.target.architectures import check_drafts, layer_number, refusal, tensors_with_effect
 from executor.target.fused_verification import fuse
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.positions import refused_positions, rope_types, unused_window
@@ -80,6 +80,8 @@ def load_target(
     if not Path(path).is_dir():
         raise ExecutorError(f"{path}: {other_format(Path(path)) or 'no model folder here'}{hub_hint(path)}")
     config = read_verifiable_config(path)
+    if drafter:
+        check_drafts(config)
     settings = _settings(path, config, dtype, device, quantize, tensor_parallel)
     with _explain_errors(path, config):
         loaded: Any = AutoModelForCausalLM.from_pretrained(

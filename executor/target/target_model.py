@@ -5,7 +5,7 @@ tree. Architectures that cannot do this are listed in architectures.py; masks ar
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from executor.device import free_bytes, to_device
-from executor.target.architectures import query_group
+from executor.target.architectures import is_recurrent, query_group
 from executor.target.attention_backends import keep_shapes
 from executor.target.causal_model import HEAD, CausalModel, Outputs, Taps
 from executor.target.kv_cache import Layout, TreeCache, cache_argument, layout_of
@@ -94,6 +94,7 @@ class Target(CausalModel):
     """The model whose output is wanted, with a key/value cache for `batch` sequences of up to `capacity` tokens.
 
     Attributes:
+        recurrent: layers keep a state, which `rewind` computes again after a chain that was not accepted whole.
         cache: the cache, None before `allocate`.
         masks: makes the masks of its forwards.
         fused: kernels that verify on CUDA, see `fuse`; None: the model's own forward does.
@@ -103,6 +104,7 @@ class Target(CausalModel):
     def __init__(self, model: PreTrainedModel, name: str = "", *, attention: str = "packed") -> None:
         """Wrap `model`, without a cache yet; see `CausalModel`."""
         super().__init__(model, name, attention=attention)
+        self.recurrent = is_recurrent(model.config)
         group = query_group(model) if self.attention in ("packed", "flex") else 1
         self.masks = ForwardMasks(windows(model), flex=self.attention == "flex", dtype=self.dtype, group=group)
         self.cache: TreeCache | None = None
@@ -119,7 +121,7 @@ class Target(CausalModel):
         """The shape of one token's keys and values; measured once, by a forward of one token.
 
         Raises:
-            ExecutorError: layers differ, or the decoder's output is not the input of the LM head.
+            ExecutorError: no layer has keys, or the decoder's output is not the input of the LM head.
         """
         layout = layout_of(self.model)
         self._features.drop()
@@ -164,9 +166,10 @@ class Target(CausalModel):
     def keeping_prompts(self) -> Iterator[None]:
         """Inside this context, do not compute a prompt again that its row was filled with last.
 
-        Used to time the steps of many configurations after the same prompts; see `ReusedPrompts`.
+        Used to time the steps of many configurations after the same prompts; see `ReusedPrompts`. Recurrent layers
+        compute it again: their state is that of the text decoded after it.
         """
-        with self._reused.remember():
+        with nullcontext() if self.recurrent else self._reused.remember():
             yield
 
     def forget_prompts(self, rows: Sequence[int]) -> None:
@@ -195,6 +198,16 @@ class Target(CausalModel):
     def _prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]], chunk: int, taps: Taps) -> list[Tensor]:
         """See `prefill`; computes every prompt."""
         assert self.cache is not None
+        if self.recurrent:  # padding would go through the states: prompts of one length at a time
+            self.cache.restart(rows)
+            lengths = {len(prompt) for prompt in prompts}
+            if len(lengths) > 1:
+                found: dict[int, Tensor] = {}
+                for length in lengths:
+                    some = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+                    texts = self._prefill([rows[i] for i in some], [prompts[i] for i in some], chunk, taps)
+                    found |= zip(some, texts, strict=True)
+                return [found[i] for i in range(len(prompts))]
         self._features.tap(self._decoder, taps or ())
         width = self.feature_width(taps)
         features = [torch.empty(len(p), width, dtype=self.dtype, device=self.device) for p in prompts]
@@ -205,16 +218,18 @@ class Target(CausalModel):
             tokens = to_device([[*piece, *[0] * (count - len(piece))] for piece in pieces], self.device)
             view = min(-(-(start + count) // 8) * 8, self.cache.capacity)  # masks of odd width are copied on CUDA
             self.cache.fill([rows[i] for i in live], start, view)
-            self._decoder(
-                input_ids=tokens,
-                attention_mask=self.masks.chunk(start, count, view, len(live), self.device),
-                position_ids=torch.arange(start, start + count, device=self.device).expand(len(live), -1),
-                use_cache=True,
-                **{cache_argument(self._decoder): self.cache},
-            )
+            mask = self.masks.chunk(start, count, view, len(live), self.device)
+            self._decode(tokens, mask, torch.arange(start, start + count, device=self.device).expand(len(live), -1))
             for i, piece, row in zip(live, pieces, self._features.take(taps), strict=True):
                 features[i][start : start + len(piece)] = row[: len(piece), :width]
         return features
+
+    def _decode(self, tokens: Tensor, mask: Any, positions: Tensor) -> None:
+        """Run the decoder over tokens of the rows that the cache is told; see `TreeCache.fill` and `place`."""
+        assert self.cache is not None
+        inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+        self._decoder(**inputs, use_cache=True, **{cache_argument(self._decoder): self.cache})
+        self.cache.write_back()
 
     # --- verification
 
@@ -246,6 +261,8 @@ class Target(CausalModel):
         if self.fused is not None and not self.fused.outdated:
             return self._fused_outputs(tokens, self.placed(lengths, depths, ancestors, view, first), taps)
         start = lengths[:, None]
+        if self.recurrent and tokens.shape[1] > 1:
+            self.cache.keep()
         self.cache.place(start + self.cache.columns[first : first + tokens.shape[1]], view)
         return self._run(
             self._forward,
@@ -256,6 +273,35 @@ class Target(CausalModel):
             use_cache=True,
             **{self._cache_name: self.cache},
         )
+
+    @torch.no_grad()
+    def rewind(self, tokens: Tensor, lengths: Tensor, counts: Tensor) -> None:
+        """Bring the states of recurrent layers to the end of what was accepted of a chain; see `verify`.
+
+        Sequences that did not accept the whole chain compute the accepted tokens again, from the states before it.
+        This reads `counts` from the device.
+
+        Args:
+            tokens: int64 (batch, fed), the chains that were verified.
+            lengths: int64 (batch,), committed tokens in the cache before the step.
+            counts: int64 (batch,), tokens of each chain that are committed now.
+        """
+        assert self.cache is not None
+        fed, by_count, view = tokens.shape[1], counts.tolist(), self.cache.view
+        left = [row for row, count in enumerate(by_count) if count < fed]
+        if fed == 1 or not left:
+            return
+        self.cache.rewind(to_device(left, self.device))
+        done = 0
+        for count in sorted({by_count[row] for row in left} - {0}):
+            rows = to_device([row for row in left if by_count[row] >= count], self.device)
+            start, columns = lengths[rows, None], self.cache.columns[done:count]
+            self.cache.place(start + columns, view, rows)
+            ancestors = torch.ones(1, count - done, count, dtype=torch.bool, device=self.device).tril(done)
+            mask = self.masks.tree(lengths[rows], columns[None], ancestors, view)
+            self._decode(tokens[rows, done:count], mask, self._inside(start + columns))
+            done = count
+        self._features.drop()
 
     def _fused_outputs(self, tokens: Tensor, places: "Places", taps: Taps) -> Outputs:
         """Return what the fused forward computes of the nodes; see `verify`."""
@@ -285,8 +331,11 @@ class Target(CausalModel):
         """Compile the forward that verifies, once for each shape and view; `options` go to torch.compile.
 
         Raises:
-            ExecutorError: FlexAttention on CPU, where inductor (torch 2.13) takes every layer's keys for the first's.
+            ExecutorError: recurrent layers; FlexAttention on CPU, where inductor (torch 2.13) takes every layer's keys
+                for the first's.
         """
+        if self.recurrent:
+            raise ExecutorError(f"{self.name}: recurrent layers are not compiled: omit --compiled")
         if self.attention == "flex" and self.device.type == "cpu":
             raise ExecutorError(f"{self.name}: FlexAttention is wrong when compiled for CPU: use packed attention")
         unpack_linears(self.model)

@@ -53,6 +53,32 @@ MLA = {
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 1,
 }
+MOE = {key: MLA[key] for key in ("n_routed_experts", "n_group", "topk_group", "num_experts_per_tok")} | {
+    "moe_intermediate_size": 16
+}
+LONGCAT = {"expert_ffn_hidden_size": 16, "zero_expert_num": 1}
+TWICE = {"layer_types": HYBRID["layer_types"] * 2, "sliding_window": WINDOW}
+GEMMA4 = {
+    "pad_token_id": 0,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCABULARY,
+}
+LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+DELTA = LINEAR | {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+MIXED = {"layers_block_type": ["mamba", "attention"]}
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_expand": 1,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
@@ -87,11 +113,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("Apertus", {}),
     "mixtral": ("Mixtral", EXPERTS | {"sliding_window": WINDOW}),
     "qwen3_moe": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
+    "deepseek_v2": ("DeepseekV2", MLA | {"topk_method": "greedy"}),
     "deepseek_v3": ("DeepseekV3", MLA),
+    "glm4_moe_lite": ("Glm4MoeLite", MLA),
+    "longcat_flash": ("LongcatFlash", MLA | {"num_layers": 2, "ffn_hidden_size": 48, "moe_topk": 2} | LONGCAT),
     "gpt_oss": ("GptOss", EXPERTS | HYBRID),
+    "gemma4": ("Gemma4Text", HYBRID | GEMMA4),
+    "gemma4_shared": ("Gemma4Text", GEMMA4 | {"num_hidden_layers": 4, "num_kv_shared_layers": 2} | TWICE),
+    "mimo_v2_flash": ("MiMoV2Flash", HYBRID | MOE | {"v_head_dim": 6}),
 }
-SINGLE = {"mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "xglm"}  # products of experts, xglm: no float64
-EAGER = {"xglm", "gemma2", "gptj", "codegen", "gpt_oss"}
+# Families with a recurrent state: chains only.
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": ("Qwen3Next", DELTA | {"num_experts": 4, "shared_expert_intermediate_size": 16} | MOE),
+    "qwen3_5": ("Qwen3_5Text", DELTA),
+    "olmo_hybrid": ("OlmoHybrid", DELTA | {"linear_num_key_heads": 4}),
+    "kimi_linear": ("KimiLinear", MLA | LINEAR),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "falcon_h1": ("FalconH1", MAMBA | {"mamba_d_ssm": 32}),
+    "bamba": ("Bamba", MAMBA | {"attn_layer_indices": [1]}),
+    "granitemoehybrid": ("GraniteMoeHybrid", MAMBA | EXPERTS | MIXED | {"shared_intermediate_size": 16}),
+    "nemotron_h": (
+        "NemotronH",
+        MIXED
+        | {"num_hidden_layers": ..., "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1},
+    ),
+}
+# Products of experts and of linear attention, xglm: no float64.
+SINGLE = {"mixtral", "qwen3_moe", "gpt_oss", "xglm", "mimo_v2_flash"} | (RECURRENT.keys() - {"lfm2"})
+SINGLE |= {name for name, (_, words) in FAMILIES.items() if "kv_lora_rank" in words}
+EAGER = {"xglm", "gemma2", "gptj", "codegen", "gpt_oss", "mimo_v2_flash"}
 FIXED = {"falcon", "falcon_multiquery"}
 
 
@@ -111,7 +161,7 @@ class Family:
 @cache
 def family(name: str) -> Family:
     """With the first weights whose texts do not repeat themselves: that would hide a wrong mask or cache."""
-    config, words = FAMILIES[name]
+    config, words = (FAMILIES | RECURRENT)[name]
     words = words if "n_embd" in words else BASE | words
     made = getattr(transformers, config + "Config")(
         **{word: value for word, value in words.items() if value is not ...}
@@ -136,13 +186,14 @@ def family(name: str) -> Family:
 
 @dataclass
 class Oracle:
-    """Random trees of `count` entries that hold the true continuation, at any rank, with a given probability."""
+    """Random trees or chains of `count` entries that hold the true continuation with a given probability."""
 
     texts: Sequence[Sequence[int]]
     count: int
     share: float
     deepest: int = 8
     seed: int = 0
+    chain: bool = False
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)
@@ -158,7 +209,9 @@ class Oracle:
             for _ in range(1, self.count):
                 # Along the true path as likely as anywhere else: deep acceptances must happen.
                 above = max(i for i, t in enumerate(true) if t) if self.draw(2) else self.draw(len(parent))
-                if depth[above] == self.deepest or len(used[above]) > VOCABULARY // 2:
+                if self.chain:
+                    above = len(parent) - 1
+                elif depth[above] == self.deepest or len(used[above]) > VOCABULARY // 2:
                     above = 0
                 place = done[row] + depth[above]
                 due = self.texts[row][place] if place < len(self.texts[row]) else 0
@@ -198,6 +251,8 @@ def decode(
         best = max(best, int(accepted.count.max()))
         target.cache.compact(lengths, accepted.path)
         going = torch.tensor([len(text) < NEW for text in texts])
+        if target.recurrent:
+            target.rewind(draft.tokens, lengths, torch.where(going, accepted.count + 1, 0))
         lengths += torch.where(going, accepted.count + 1, 0)
         roots = torch.where(going, accepted.emitted.gather(1, accepted.count[:, None])[:, 0], roots)
         for row, text in enumerate(texts):

@@ -168,7 +168,7 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
     if shape.nodes and settings.models.drafter is None:
         raise UsageError("a tree needs --drafter; without a drafter omit --plan, --tree and --dynamic")
     begun = _begun(settings.output) if settings.resume else None
-    target, drafter = load_target_and_drafter(settings.models)
+    target, drafter = load_target_and_drafter(settings.models, shape)
     if settings.compiled:
         target.compile()
     requests = load_prompts(settings.models, target, settings.source)

@@ -15,8 +15,10 @@ from treeopt.acceptance_rules import RULES
 from treeopt.api.messages import note, warn
 from treeopt.defaults import RANDOM_REQUESTS
 from treeopt.errors import UsageError, counted
+from treeopt.policies import Policy
 from treeopt.settings import Settings, setting
 from treeopt.storage.hub_models import hub_hint, model_folder
+from treeopt.tree import EMPTY, Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,16 +97,17 @@ def load_models(models: Models) -> "tuple[Target, Drafter]":
     return target, drafter
 
 
-def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
+def load_target_and_drafter(models: Models, tree: Tree | Policy = EMPTY) -> "tuple[Target, Drafter | None]":
     """Load the target and, where one was given, the drafter, on the device.
 
     Raises:
         UsageError: several processes were started and each would do the whole work.
-        ExecutorError: models that cannot be loaded, or do not fit each other.
+        ExecutorError: models that cannot be loaded, or do not fit each other; a target that cannot verify `tree`.
     """
     quiet_libraries()
     from executor.checkpoints import assumptions_of, load_drafter, warnings_of
-    from executor.target.load_hf_model import dtype_name, load_target, prepare
+    from executor.target.architectures import check_chain
+    from executor.target.load_hf_model import dtype_name, load_target, prepare, read_config
     from executor.target.tensor_parallel import launched_processes
     from executor.target.tokenizer import check_same_tokens
 
@@ -117,6 +120,8 @@ def load_target_and_drafter(models: Models) -> "tuple[Target, Drafter | None]":
     if models.random_weights:
         return _random_models(models)
     check_weights(models)
+    if tree.nodes and Path(models.target).is_dir():
+        check_chain(read_config(models.target), tree)
     target = load_target(
         models.target,
         dtype="auto" if models.dtype == "saved" else models.dtype,

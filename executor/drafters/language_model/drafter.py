@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.models.random_weights import make_target
+from executor.target.architectures import check_drafts
 from executor.target.causal_model import pick_rows
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
@@ -66,6 +67,7 @@ class LanguageModel(nn.Module):
     def __init__(self, model: Target) -> None:
         """Draft with `model`, through its own cache."""
         super().__init__()
+        check_drafts(model.model.config)
         self.target = model
         self.model = model.model  # its weights are this module's
         self._depths = torch.arange(2, device=model.device)[None]

@@ -2,6 +2,7 @@
 
 import copy
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -61,3 +62,10 @@ def test_the_longest_path_is_committed(count, trees, absent, monkeypatch):
         for name in ("lengths", "root", "outcome"):
             assert getattr(other, name).equal(getattr(rows, name)), name
     assert count < 40 or max(longest) > 2
+
+
+def test_trees_that_would_compile_for_minutes_are_committed_by_the_loop(monkeypatch):
+    draft, _, rows = drawn(batch_rows.MOST_COMMITTED + 1, trees=1, absent=False)
+    monkeypatch.setattr(rows, "commit", Mock(), raising=False)
+    rows.settle(draft, SimpleNamespace(logits=torch.randn(BATCH, draft.topology.count, 2)))
+    assert rows.commit.call_count == 1

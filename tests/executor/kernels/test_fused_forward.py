@@ -71,7 +71,7 @@ def check_forwards(target: Target, own, **words) -> None:
         assert relative_error(found, expected) < ROUNDING
 
 
-@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind in {"llama", "qwen2", "qwen3"}, CONFIGS))
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind in {"llama", "phi3", "qwen2", "qwen3"}, CONFIGS))
 def test_trees_are_verified_as_by_the_model(kind):
     target = fusable_target(kind)
     own = verified(target)
@@ -136,6 +136,7 @@ def made(config) -> nn.Module:
 
 WIDE = transformers.LlamaConfig(**SMALL, head_dim=WIDEST_HEAD + 2)
 # It scales queries beyond its first 16384 positions, which a short comparison does not show.
+PHI_GELU = transformers.Phi3Config(**SMALL | {"pad_token_id": 0}, hidden_act="gelu")
 MINISTRAL = Ministral3Config(**SMALL | {"pad_token_id": 0}, num_key_value_heads=2)
 
 
@@ -145,12 +146,13 @@ MINISTRAL = Ministral3Config(**SMALL | {"pad_token_id": 0}, num_key_value_heads=
         (transformers.OlmoConfig(**SMALL), "its norms are not RMS norms"),
         (transformers.LlamaConfig(**SMALL, mlp_bias=True), "its layers have biases where Llama's have none"),
         (transformers.LlamaConfig(**SMALL, hidden_act="gelu"), "its gate is not SiLU"),
+        (PHI_GELU, "its gate is not SiLU"),
         (transformers.MixtralConfig(**SMALL), "its layers are not built as Llama's are"),
         (transformers.GPT2Config(**SMALL), "it is not built as Llama is"),
         (MINISTRAL, "its attention reads positions"),
         (WIDE, f"its heads are wider than {WIDEST_HEAD}"),
     ],
-    ids=["no weights", "biases", "gelu", "experts", "another family", "positions", "wide heads"],
+    ids=["no weights", "biases", "gelu", "packed gelu", "experts", "another family", "positions", "wide heads"],
 )
 def test_other_settings_are_refused(config, reason):
     assert refusal(made(config)).startswith(reason)

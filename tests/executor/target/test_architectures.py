@@ -4,7 +4,7 @@ import pytest
 from transformers import CohereConfig, DeepseekV3Config, GPT2Config, LlamaConfig, Qwen2Config
 
 from executor.target.architectures import context_limit
-from tests.helpers.model_families import EAGER, FAMILIES, FIXED, Oracle, decode, family
+from tests.helpers.model_families import EAGER, FAMILIES, FIXED, RECURRENT, Oracle, decode, family
 from tests.helpers.slow_params import slow_unless
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "original_max_position_embeddings": 32768}
@@ -32,6 +32,9 @@ DAILY = {
     "cohere2",
     "mixtral",
     "gpt_oss",
+    "gemma4",
+    "qwen3_next",
+    "lfm2",
 }
 
 
@@ -46,6 +49,19 @@ def test_equals_generate_token_for_token(name):
         found, best = decode(target, known.prompts[-batch:], Oracle(texts, count, share))
         assert found == texts
         assert best == 0 if share == 0 else best >= 4
+
+
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in DAILY, RECURRENT))
+def test_recurrent_layers_equal_generate_with_chains(name):
+    """A chain that is accepted in part is computed again from the state before it, sequence by sequence."""
+    known = family(name)
+    target = known.target()
+    assert target.recurrent
+    for batch, count, share in ((4, 9, 0.7), (4, 5, 0.95), (4, 4, 0.0), (1, 7, 0.8), (1, 1, 0.0)):
+        texts = known.texts[-batch:]
+        found, best = decode(target, known.prompts[-batch:], Oracle(texts, count, share, chain=True))
+        assert found == texts
+        assert best == 0 if share == 0 else best >= 3
 
 
 @pytest.mark.parametrize(

@@ -59,16 +59,17 @@ def is_refused(target: Target) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "large"),
+    ("kind", "dtype", "large"),
     [
-        (torch.float32, (1, 1, 1024)),
-        (torch.bfloat16, (1, 1, 1024)),
-        pytest.param(torch.bfloat16, (3, 22, 1024), marks=pytest.mark.slow),
+        ("qwen3", torch.float32, (1, 1, 1024)),
+        ("qwen3", torch.bfloat16, (1, 1, 1024)),
+        ("phi3", torch.float32, (1, 1, 1024)),
+        pytest.param("qwen3", torch.bfloat16, (3, 22, 1024), marks=pytest.mark.slow),
     ],
 )
-def test_what_rounding_causes_is_far_from_the_limit(dtype, large, monkeypatch):
+def test_what_rounding_causes_is_far_from_the_limit(kind, dtype, large, monkeypatch):
     compare(monkeypatch, *SMALL_TREES, large=(large,))
-    target = fusable_target("qwen3", dtype=dtype)
+    target = fusable_target(kind, dtype=dtype)
     assert worst_error(target, FusedForward(target.model.get_decoder())) < 0.5
 
 
@@ -238,6 +239,18 @@ def kernels(owner, name: str, change: Callable) -> Callable:
     return lambda decoder, monkeypatch: monkeypatch.setattr(owner, name, change(getattr(owner, name)))
 
 
+def first_tree(own: Callable) -> Callable:
+    return lambda *args: own(*args[:4], args[4][:1].contiguous(), *args[5:])
+
+
+def own_norm_again(own: Callable) -> Callable:
+    def layer(self, number, *args):
+        output, norm = own(self, number, *args)
+        return output, norm and self._layers[number].norm
+
+    return layer
+
+
 LOUDER = {"weight": lambda own: nn.Parameter(own.weight * 1.01)}
 EPSILON = {"variance_epsilon": lambda own: 1e-2}
 EXCHANGED = {"gate_proj": lambda own: own.up_proj, "up_proj": lambda own: own.gate_proj}
@@ -248,6 +261,7 @@ FAULTS = {
     "epsilon": ("llama", model("layers.1.post_attention_layernorm", **EPSILON)),
     "last epsilon": ("llama", model("norm", **EPSILON)),
     "gelu": ("llama", model("layers.1.mlp", act_fn=lambda own: nn.GELU())),
+    "packed gelu": ("phi3", model("layers.1.mlp", activation_fn=lambda own: nn.GELU())),
     "gate and up": ("llama", model("layers.0.mlp", **EXCHANGED)),
     "head norm": ("qwen3", model("layers.1.self_attn", q_norm=lambda own: own.k_norm)),
     "head norm's epsilon": ("qwen3", model("layers.1.self_attn.k_norm", **EPSILON)),
@@ -259,6 +273,9 @@ FAULTS = {
             fused_forward, "attend_to_tree", lambda own: lambda *a: own(*a[:4], torch.ones_like(a[4]).tril(), *a[5:])
         ),
     ),
+    "mask of each sequence": ("llama", kernels(fused_forward, "attend_to_tree", first_tree)),
+    "norm of the next layer": ("llama", kernels(FusedForward, "layer", own_norm_again)),
+    "head of one row": ("llama", kernels(FusedForward, "scores", lambda own: lambda *args: own(*args) * 1.2)),
     "keys": (
         "llama",
         kernels(fused_forward, "rotate_and_store", lambda own: lambda *a: own(*a[:3], a[3].clone(), *a[4:])),
