@@ -35,7 +35,7 @@ def drawn(count: int, *, trees: int, absent: bool) -> tuple[Draft, torch.Tensor,
     rows.lengths, rows.root, rows.outcome = torch.randint(50, (BATCH,)), torch.randint(9, (BATCH,)), torch.zeros(3, 8)
     rows.outcome, rows.idle = rows.outcome.long(), torch.tensor([False, True, False])
     rows.batch, rows.drafter, rows.taps, rows.growth = BATCH, object(), None, SimpleNamespace(in_place=True)
-    rows.target, rows.rule = SimpleNamespace(cache=object(), fused=object()), Greedy()
+    rows.target, rows.rule = SimpleNamespace(cache=object(), fused=object(), recurrent=False), Greedy()
     return draft, torch.randint(2, (BATCH, count)), rows
 
 
