@@ -67,6 +67,7 @@ class _Family:
 
 _KV, _HEAD = ("num_key_value_heads",), ("num_key_value_heads", "head_dim")
 _MOE = (*_HEAD, "moe_intermediate_size")
+_WINDOW = (("sliding_window", 4096),)
 _GEMMA = _Family(tied=True, windows="never", requires=_HEAD)
 _QWEN3, _QWEN3_MOE = _Family(qk_norm="head", requires=_HEAD), _Family(qk_norm="head", requires=_MOE)
 _QWEN_NEXT = replace(_QWEN3, gate="query", shared_gate=True, defaults=(("full_attention_interval", 4),))
@@ -88,12 +89,12 @@ FAMILIES = {
     "mimo_v2_flash": _Family(sinks=("sliding_attention",), requires=_MOE),
     "minimax_m2": _Family(qk_norm="layer", biases=False, requires=_HEAD),
     **dict.fromkeys(("minimax_m3", "minimax_m3_vl"), replace(_QWEN3, biases=False)),
-    "mistral": _Family(biases=False, windows="all", defaults=(("sliding_window", 4096),), requires=_KV),
+    "mistral": _Family(biases=False, windows="all", defaults=_WINDOW, requires=_KV),
     "mixtral": _Family(biases=False, windows="all", requires=_KV),
     "muse_glimmer_text": _Family(norms=4, gate="full", requires=_HEAD),
     "nemotron_h": _Family(gated=False, norms=1, defaults=(("head_dim", 128), ("conv_kernel", 4)), requires=_KV),
-    "qwen2": _Family(qkv_bias=True, biases=False, windows="later", requires=_KV),
-    "qwen3": replace(_QWEN3, windows="later"),
+    "qwen2": _Family(qkv_bias=True, biases=False, windows="later", defaults=_WINDOW, requires=_KV),
+    "qwen3": replace(_QWEN3, windows="later", defaults=_WINDOW),
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _QWEN_NEXT),
     **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text"), _QWEN3_MOE),
     "qwen3_vl_text": _QWEN3,
@@ -280,7 +281,7 @@ class _Reader:
             return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(n)]
         if (pattern := fields.listed("hybrid_layer_pattern", n)) is not None:  # of MiMo-V2
             slides = [bool(entry) for entry in pattern]
-        elif windows == "later" and fields.switch("use_sliding_window") and fields.get("sliding_window", default=4096):
+        elif windows == "later" and fields.switch("use_sliding_window") and fields.get("sliding_window"):
             first = fields.size("max_window_layers", default=28)
             slides = [i >= first for i in range(n)]
         elif windows == "chunks" and fields.get("attention_chunk_size"):
