@@ -19,6 +19,7 @@ from executor.verification.replayed_acceptance import Imposed
 from executor.verification.tree_tensors import Draft
 
 Tokens = Sequence[int]
+MOST_COMMITTED = 128  # entries of a tree that a kernel commits: that for 256 compiles in 20 s, that for 512 in minutes
 
 
 class Rows:
@@ -121,7 +122,8 @@ class Rows:
     @torch.no_grad()
     def settle(self, draft: Draft, outputs: Outputs) -> None:
         """Accept a path of each tree and commit it; where the target has kernels, greedy steps do so in one."""
-        if self.target.fused is None or not isinstance(self.rule, Greedy):
+        large = draft.topology.count > MOST_COMMITTED
+        if large or self.target.fused is None or not isinstance(self.rule, Greedy):
             self.commit(draft, outputs, self.rule.accept(outputs.logits, draft))
             return
         from executor.kernels.accepted_path import commit_longest

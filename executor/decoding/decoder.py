@@ -399,7 +399,8 @@ def graphs_refusal(target: Target, drafter: Drafter | None, tree: Tree | Policy)
     """Return why steps of these cannot be CUDA graphs, after trying to capture a small one; None: they can."""
     try:
         decoder = Decoder(target, drafter, tree=tree, graphs=True)
-        Graphs(decoder._begin([[0]], 1)).prepare(view=decoder.bucket, strict=True)
+        rows = decoder._begin([[0]], 1)
+        Graphs(rows).prepare(view=rows.capacity, strict=True)
     except (ExecutorError, UsageError) as error:
         return str(error).removesuffix(f": {ADVICE}")
     finally:

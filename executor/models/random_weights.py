@@ -15,7 +15,7 @@ from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.model_sizes.hf_config import SHAPES, shape_fields, shape_name
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.registry import load
-from treeopt.storage.hub_models import folder_name
+from treeopt.storage.hub_models import folder_name, hub_hint
 
 DIGITS = 6  # of the number of a random drafter
 
@@ -49,7 +49,8 @@ def random_target(
     if (shape := shape_name(source)) is not None:
         return make_target(shape_config(shape), f"random-{shape}", dtype, device, packed)
     if not (Path(source) / "config.json").is_file():
-        raise ExecutorError(f"{source}: neither a shape ({', '.join(SHAPES)}) nor a folder with a config.json")
+        known = f"neither a shape ({', '.join(SHAPES)}) nor a folder with a config.json"
+        raise ExecutorError(f"{source}: {known}{hub_hint(source)}")
     return make_target(read_verifiable_config(source), f"random-{folder_name(source)}", dtype, device, packed)
 
 

@@ -56,6 +56,7 @@ REFUSED = {
     "hrm_text": "its layers run several times per token",
     "blt": "it reads bytes in patches",
     "reformer": "its attention sorts tokens by hashes",
+    "bert-generation": "it is an encoder",
     "xlm": "it is an encoder",
     "falcon_mamba": _STATE,
     "mamba": _STATE,
@@ -91,8 +92,6 @@ def refusal(config: Any) -> str | None:
         return _ALIBI
     if getattr(config, "is_encoder_decoder", False):
         return "it has an encoder"
-    if getattr(text, "is_decoder", True) is False:
-        return "is_decoder is false in its configuration"
     unknown = set(getattr(text, "layer_types", None) or ()) - {FULL, SLIDING} - RECURRENT - WITHOUT_CACHE
     if unknown:
         return f"layers of type {', '.join(sorted(unknown))} are not supported"

@@ -24,7 +24,7 @@ CAPABILITY = 9  # compute capability, its first number, of the devices on which 
 UPDATE = {torch.bfloat16: 0.05, torch.float32: 1e-4}  # relative error of a part; other arithmetic is off by more
 # Sequences, nodes of the tree of each, columns that are read. The large ones take the kernels of long texts and of many
 # rows: one that cannot run fails here, and not in the middle of a run.
-SMALL, LARGE = ((1, 4, 64), (1, 1, 64)), ((1, 1, 1024), (1, 64, 1024), (2, 64, 1024), (3, 64, 1024))
+SMALL, LARGE = ((2, 4, 64), (1, 1, 64)), ((1, 1, 1024), (1, 64, 1024), (2, 64, 1024), (3, 64, 1024))
 LATE = 2  # nodes of a tree that stand at the end of the context: some models scale queries of late positions
 RMS = 0.1  # of a layer's input in fp32, at most
 MLP = 2048  # columns of the MLP that an fp32 copy of a layer has: that of an 8B model takes less than 1 GB
@@ -97,9 +97,10 @@ def device_refusal(device: torch.device) -> str | None:
 def worst_error(target: Target, fused: "FusedForward") -> float:
     """Return the largest error of a part, given the model's own input of it, over what rounding may cause.
 
-    Parts are the embedding, the layers and the last norm. Rounding may cause `UPDATE` of what a part adds to its input,
-    and two units in the last place of its output. In bfloat16 that hides much, so copies in fp32 are compared too, one
-    layer at a time. Whole forwards are not compared: errors of many layers add up.
+    Parts are the embedding, the layers, the norms between them, the last norm and the LM head. Rounding may cause
+    `UPDATE` of what a part adds to its input, and two units in the last place of its output. In bfloat16 that hides
+    much, so copies in fp32 are compared too, one layer at a time. Whole forwards are not compared: errors of many
+    layers add up.
     """
     errors = [error for sizes in (*SMALL, *LARGE) for error in _errors(target, fused, *sizes)]
     target.cache = None
@@ -107,6 +108,8 @@ def worst_error(target: Target, fused: "FusedForward") -> float:
 
 
 def _errors(target: Target, fused: "FusedForward", batch: int, nodes: int, view: int) -> list[float]:
+    from executor.kernels.few_rows_linear import Around, linear
+
     decoder: Any = target.model.get_decoder()
     tokens, lengths, depths, ancestors = _trees(target, batch, nodes, view)
     cache = target.cache
@@ -125,8 +128,16 @@ def _errors(target: Target, fused: "FusedForward", batch: int, nodes: int, view:
     places = target.placed(lengths, depths, ancestors, view)
     embedded = decoder.embed_tokens(tokens)
     errors = [0.0 if embedded.equal(own[0]) else math.inf, _error(fused.last_norm(own[-1]), features, features)]
+    last, identity = features[:1, :1], torch.eye(own[0].shape[2], dtype=own[0].dtype, device=own[0].device)
+    scores: Tensor = target.head(last)
+    errors.append(_error(fused.scores(last, target.head), scores, scores))
     for number, (given, expected) in enumerate(pairwise(own)):
-        errors.append(_error(fused.layer(number, given, places)[0], expected, expected - given))
+        found, norm = fused.layer(number, given, places)
+        errors.append(_error(found, expected, expected - given))
+        if norm is not None and (batch, nodes, view) in SMALL:  # the next layer's, which this one may have prepared
+            normed: Tensor = decoder.layers[number + 1].input_layernorm(found)
+            rows = linear(found.flatten(0, 1), identity, Around(norm=norm))
+            errors.append(_error(rows.view_as(normed), normed, normed))
     if (batch, nodes, view) not in SMALL:
         return errors
     # In fp32, by a decoder of one layer.
@@ -145,9 +156,9 @@ def _errors(target: Target, fused: "FusedForward", batch: int, nodes: int, view:
         exact = type(fused)(one)
         places = replace(places, stores=tuple(store[number:] for store in stores))
         found = exact.layer(0, given, places)[0]
-        last = one(inputs_embeds=given, **inputs)[0]
+        features = one(inputs_embeds=given, **inputs)[0]
         errors.append(_error(found, outputs[0], outputs[0] - given))
-        errors.append(_error(exact.last_norm(outputs[0]), last, last))
+        errors.append(_error(exact.last_norm(outputs[0]), features, features))
     return errors
 
 

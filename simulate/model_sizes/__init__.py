@@ -2,6 +2,7 @@
 
 * `hf_config`: a Hugging Face config.json, its context limit and quantisation; shapes such as `8b`.
 * `read_layers`: the layers that it describes.
+* `stored_bytes`: the bytes of its weights as stored.
 * `sizes_by_hand`: a model of sizes that the user states.
 * `layer_groups`: what like layers multiply, read and keep.
 * `model_shape`: the parameters, K/V bytes and FLOP of a decoder-only transformer of these sizes.

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from treeopt.errors import CostError
+from treeopt.storage.atomic_files import shipped
 from treeopt.storage.hub_models import hub_hint, model_folder
 from treeopt.storage.user_files import found, read_text
 
@@ -72,6 +74,25 @@ def shape_fields(name: str) -> Mapping[str, Any]:
     return {"_name_or_path": name, "model_type": "llama", **dict(zip(FIELDS, SHAPES[name], strict=True))}
 
 
+@cache
+def known_models() -> Mapping[str, Mapping[str, Any]]:
+    """Return the config.json of each model that treeopt knows by name; data/model_configs.json says its source."""
+    models: Mapping[str, Mapping[str, Any]] = json.loads(shipped("model_configs.json").read_text("utf-8"))["models"]
+    return models
+
+
+def known_name(source: Any) -> str | None:
+    """Return the whole name of a model that is known by it, or by its last part; None for a path that exists.
+
+    >>> known_name("gpt-oss-120b"), known_name("OpenAI/GPT-OSS-120b"), known_name("8b")
+    ('openai/gpt-oss-120b', 'openai/gpt-oss-120b', None)
+    """
+    asked = str(source).lower()
+    if Path(str(source)).exists():
+        return None
+    return next((name for name in known_models() if asked in (name.lower(), name.lower().partition("/")[2])), None)
+
+
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields of the language model: those of a nested part where a multimodal model has one.
 
@@ -98,11 +119,15 @@ def quant_method(config: Mapping[str, Any] | Path | str) -> str | None:
     >>> quant_method({"quantization_config": {"quant_method": "awq", "bits": 4}})
     'awq'
     """
-    fields = ("quantization_config", "quantization")  # the second is MLX's
-    quantization = parsed(config, lambda content: next(filter(None, map(content.get, fields)), None))
+    fields = ("quantization_config", "hf_quant_config", "quantization")  # the last is MLX's
+    quantization = parsed(config, lambda content: next(filter(None, map(text_part(content).get, fields)), None))
     if not quantization:
         return None
-    return str(quantization.get("quant_method", "not named") if isinstance(quantization, Mapping) else quantization)
+    return str(
+        quantization.get("quant_method", quantization.get("quant_algo", "not named"))
+        if isinstance(quantization, Mapping)
+        else quantization
+    )
 
 
 def context_limit(config: Mapping[str, Any] | Path | str) -> int | None:
@@ -145,7 +170,8 @@ def _context_limit(config: Mapping[str, Any]) -> int | None:
 
 
 def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, Any]], T]) -> T:
-    """Return what `read` makes of a config.json: the parsed file, its path, the path of its folder, or a shape's name.
+    """Return what `read` makes of a config.json: the parsed file, its path, the path of its folder, or the name of a
+    shape or model.
 
     Raises:
         CostError: the file cannot be read, or `read` raises one; names the file.
@@ -157,19 +183,27 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
         return read(config)
     if (name := shape_name(config)) is not None:
         return read(shape_fields(name))
+    if (name := known_name(config)) is not None:
+        try:
+            return read(known_models()[name])
+        except CostError as error:
+            raise CostError(f"{name}: {error}") from error
     named = model_folder(found(config), weights=False)
     path = named / "config.json" if named.is_dir() else named
     if (path.suffix == ".gguf" or not path.exists()) and (reason := other_format(named)) is not None:
         raise CostError(f"{named}: {reason}")
     if not path.exists():
         raise CostError(
-            f"{path}: No such file; name a model's folder, its config.json, or a shape ({', '.join(SHAPES)})"
+            f"{path}: No such file; name a model's folder, its config.json, a shape ({', '.join(SHAPES)}), or "
+            "a model of `treeopt models`"
             f"{hub_hint(named)}"
         )
     try:
         content = json.loads(read_text(path))
         if not isinstance(content, dict):
             raise CostError(f"must hold an object, got {content!r:.80}")
+        if (beside := path.with_name("hf_quant_config.json")).is_file():  # of ModelOpt
+            content = {"hf_quant_config": json.loads(read_text(beside)).get("quantization"), **content}
         return read(content)
     except (OSError, ValueError, RecursionError, CostError) as error:
         raise CostError(f"{path}: {error}") from error

@@ -15,6 +15,7 @@ from simulate.model_sizes.hf_config import parsed, positive, true_or_false
 from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.read_layers import sizes_of
+from simulate.model_sizes.stored_bytes import read_stored_bytes
 from treeopt.errors import CostError, UsageError
 
 
@@ -87,8 +88,10 @@ class Shape:
             raise CostError(f"kv_heads must divide heads, got {self.kv_heads} and {self.heads}")
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | Path | str) -> "Shape":
+    def from_config(cls, config: Mapping[str, Any] | Path | str, *, as_stored: bool = False) -> "Shape":
         """Return the shape that a config.json describes: the parsed file, its path, or the path of its folder.
+
+        With `as_stored` weights have the bytes that its quantisation states, see `stored_bytes`.
 
         Raises:
             CostError: a field is wrong, missing or not covered; names file and field.
@@ -99,7 +102,7 @@ class Shape:
         """
 
         def read(content: Mapping[str, Any]) -> "Shape":
-            sizes = sizes_of(content)
+            sizes = sizes_of(content, read_stored_bytes(content) if as_stored else None)
             alike = cls(**(sizes | {"groups": ()}))
             return alike if alike.layer_groups == sizes["groups"] else cls(**sizes)
 
@@ -166,6 +169,21 @@ class Shape:
         """
         attention = ((group.count, group.attention) for group in self.layer_groups if group.attention is not None)
         return sum(count * each.kv_width for count, each in attention) * positive("element_bytes", element_bytes)
+
+    def weight_bytes(self, default: float, *, active: bool = False) -> float:
+        """Return the bytes of all layers' weights as stored, those of no stated size having `default` bytes.
+
+        With `active` only of the experts that one token picks.
+        """
+        total = default * self.hidden
+        for group in self.layer_groups:
+            experts = 0 if group.experts is None else group.experts.active if active else group.experts.count
+            for copies, matrices in ((1, group.matrices), (experts, group.expert_matrices)):
+                for each in matrices:
+                    size = default if each.stored is None else each.stored
+                    total += group.count * copies * each.outputs * each.inputs * size
+            total += group.count * default * (group.other + experts * group.expert_other)
+        return total
 
     @property
     def state_bytes(self) -> int:

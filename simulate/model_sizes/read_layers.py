@@ -15,6 +15,7 @@ from typing import Any
 from simulate.model_sizes.hf_config import FIELDS, OWN_SWEEP, positive, text_part, true_or_false
 from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.stored_bytes import StoredBytes
 from treeopt.errors import CostError
 
 BY_HAND = "or give its sizes with --sizes params=..,active=..,kv_bytes=.."
@@ -174,8 +175,8 @@ class _Fields:
         return values[:layers]
 
 
-def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `Shape` that a parsed config.json states.
+def sizes_of(config: Mapping[str, Any], stored: StoredBytes | None = None) -> dict[str, Any]:
+    """Return the fields of a `Shape` that a parsed config.json states; `stored`: bytes of its weights.
 
     Raises:
         CostError: a field is wrong, missing or not covered; names it.
@@ -206,7 +207,8 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
     heads = fields.size("num_attention_heads")
     if text.get("head_dim") is None and not fields.get("kv_lora_rank") and hidden % heads:
         raise CostError(f"num_attention_heads must divide hidden_size, got {heads} and {hidden}")
-    reader = _Reader(fields, family, layers=layers, hidden=hidden, heads=heads)
+    stored = StoredBytes() if stored is None else stored
+    reader = _Reader(fields, family, stored, layers=layers, hidden=hidden, heads=heads)
     groups, experts = reader.groups(), reader.experts
     latent = bool(fields.get("kv_lora_rank"))
     biased = reader.biased("attention_bias")
@@ -227,20 +229,23 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
         "experts": experts,
         "window": reader.window if all(g.attention and g.attention.window for g in groups) else None,
         "groups": groups,
+        "head_bytes": stored.of("lm_head"),
     }
     _refuse_unread(fields, layers)
     if reader.unplaced:
         raise CostError(f"sliding_window: which layers have it is not known: {OWN_SWEEP}, {BY_HAND}")
     if family.tied and "tie_word_embeddings" not in text:
         notes.append("tie_word_embeddings is missing: the LM head counts as the embedding, as in the family's class")
-    return sizes | {"notes": tuple(notes)}
+    return sizes | {"notes": (*notes, *stored.notes)}
 
 
 class _Reader:
     """The layers of a config.json."""
 
-    def __init__(self, fields: _Fields, family: _Family, *, layers: int, hidden: int, heads: int) -> None:
-        self.fields, self.family = fields, family
+    def __init__(
+        self, fields: _Fields, family: _Family, stored: StoredBytes, *, layers: int, hidden: int, heads: int
+    ) -> None:
+        self.fields, self.family, self.stored = fields, family, stored
         self.layers, self.hidden, self.heads = layers, hidden, heads
         self.unplaced = False  # a window of layers that no field names
         count = fields.count("num_experts", "num_local_experts", "n_routed_experts")
@@ -258,8 +263,8 @@ class _Reader:
         """Return the layers, those that are alike together, in the order in which kinds first appear."""
         kinds, sparse, indexed = self._kinds(), self._sparse(), self._indexed()
         found: Counter[LayerGroup] = Counter()
-        for place in zip(kinds, sparse, indexed, strict=True):
-            found[self._layer(*place)] += 1
+        for i, place in enumerate(zip(kinds, sparse, indexed, strict=True)):
+            found[self._layer(i, *place)] += 1
         return tuple(LayerGroup(**(vars(group) | {"count": count})) for group, count in found.items())
 
     def _kinds(self) -> list[str]:
@@ -330,7 +335,7 @@ class _Reader:
         kinds = fields.listed("indexer_types", n) or ["full"] * n
         return [kind == "full" for kind in kinds]
 
-    def _layer(self, kind: str, sparse: bool, indexed: bool) -> LayerGroup:
+    def _layer(self, i: int, kind: str, sparse: bool, indexed: bool) -> LayerGroup:
         """Return a layer of one kind; its matrices by their names in checkpoints."""
         matrices: dict[str, tuple[int, int]] = {}
         other, state, attention = self.family.norms * self.hidden, 0, None
@@ -352,7 +357,10 @@ class _Reader:
             other += self._mlp(
                 matrices, "mlp", positive("intermediate_size", self.dense_width or self.fields.get("intermediate_size"))
             )
-        stored = tuple(LayerMatrix(*size) for size in matrices.values())
+        if routed:
+            as_stored = self.stored.of("experts" if self.family.beside else "mlp.experts", i)
+            routed["expert_matrices"] = tuple(replace(each, stored=as_stored) for each in routed["expert_matrices"])
+        stored = tuple(LayerMatrix(*size, self.stored.of(name, i)) for name, size in matrices.items())
         return LayerGroup(1, stored, other, attention, state, **routed)
 
     def _mlp(self, matrices: dict[str, tuple[int, int]], prefix: str, width: int) -> int:

@@ -140,6 +140,12 @@ class Roofline:
         return ()
 
     @property
+    def _read_bytes(self) -> float:
+        """Bytes of the weights that a forward of one token reads."""
+        head = self.kernels.head_bytes if self.target.head_bytes is None else self.target.head_bytes
+        return self.target.weight_bytes(self.weight_bytes, active=True) + head * self.target.vocab * self.target.hidden
+
+    @property
     def meta(self) -> Mapping[str, Any]:
         """Provenance: that nothing was measured, the device, its constants and all settings."""
         settings = ("context", "weight_bytes", "draft_bytes", "kv_bytes", "spread", "committed", "captured")
@@ -150,7 +156,7 @@ class Roofline:
             "constants": asdict(self.kernels.constants),
             "link": asdict(self.device.link) if self.device.link and self.devices > 1 else None,
             "target": asdict(self.target),
-            "forward": {"parameters": self.target.step_parameters, "flops": self.target.flops(1)},
+            "forward": {"bytes": self._read_bytes, "flops": self.target.flops(1)},
             "drafter": asdict(self.drafter),
             "overheads": asdict(self.overheads),
             "settings": {name: getattr(self, name) for name in settings},
@@ -284,8 +290,10 @@ def weights_bytes(model: Roofline, *, heads: int = 1) -> float:
         model: target, drafter and device.
         heads: heads of a drafter that has one per depth.
     """
-    embeddings = (2 - model.target.tied) * model.target.vocab * model.target.hidden
-    target = (model.target.parameters - embeddings) * model.weight_bytes + embeddings * model.kernels.head_bytes
+    rows, default = model.target.vocab * model.target.hidden, model.kernels.head_bytes
+    embedding = 0 if model.target.tied else rows * default
+    head = rows * (default if model.target.head_bytes is None else model.target.head_bytes)
+    target = model.target.weight_bytes(model.weight_bytes) + head + embedding
     own_heads = model.drafter.parallel or bool(model.drafter.deeper)  # each head has an LM head of its own
     drafter = 0.0
     levels = heads if model.drafter.parallel else min(heads, 1 + len(model.drafter.deeper))

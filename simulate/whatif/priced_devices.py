@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_by_layers, kind_of_drafter
-from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, quant_method
+from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, parsed, quant_method
 from simulate.model_sizes.model_shape import Shape
 from simulate.model_sizes.sizes_by_hand import llama_of, shape_by_hand
+from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import Hardware, Link, checked, constants_of, find_hardware, own_hardware
 from simulate.roofline.roofline_model import Roofline
@@ -94,6 +95,14 @@ def bytes_per_weight(config: Config | None, given: float | None, option: str, *,
     return default
 
 
+def as_stored(config: Config) -> StoredBytes:
+    """Return the bytes of a model's weights as its configuration states them; of none where that is not understood."""
+    try:
+        return parsed(config, read_stored_bytes)
+    except CostError:
+        return StoredBytes()
+
+
 def check_measured(profile: Profile, profile_file: Path | None, measured_on: str) -> list[str]:
     """Check that step times can be carried over to other devices; return a warning if they are a processor's.
 
@@ -114,14 +123,14 @@ def check_measured(profile: Profile, profile_file: Path | None, measured_on: str
     return []
 
 
-def target_shape(settings: WhatIfSettings) -> Shape:
-    """Return the sizes of the target, read or given by hand.
+def target_shape(settings: WhatIfSettings, *, as_stored: bool = False) -> Shape:
+    """Return the sizes of the target, read or given by hand; with `as_stored` also the bytes of its weights.
 
     Raises:
         CostError: a field is wrong, missing or not covered; names file and field.
     """
     if settings.sizes is None:
-        return Shape.from_config(settings.target)
+        return Shape.from_config(settings.target, as_stored=as_stored)
     return shape_by_hand(settings.target, settings.sizes)
 
 
@@ -147,7 +156,7 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
         raise UsageError(f"--like has no effect: the constants of {','.join(settings.hardware)} are known; omit it")
     linked = _linked(everywhere, settings.link)
     devices, source = linked[: len(devices)], linked[len(devices) :]
-    shape = target_shape(settings)
+    shape = target_shape(settings, as_stored=settings.weight_bytes is None)
     like_target = settings.target if settings.sizes is None else llama_of(shape)
     config = like_target if settings.drafter is None else settings.drafter
     drafts = drafter_shape(config, kind=settings.kind, target=shape)
@@ -155,7 +164,8 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
     for device in (counted.device for counted in devices):
         if unsure := re.match(r"\[U\] (flops[^.]*)", device.note):
             warnings.append(f"{device.name}: {unsure[1]}")
-    sizes: dict[str, Any] = {name: getattr(settings, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
+    bytes_of = {name: getattr(settings, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
+    sizes: dict[str, Any] = {name: value for name, value in bytes_of.items() if value is not None}
 
     def roofline(devices: Counted, option: str = "--hardware") -> Roofline:
         try:

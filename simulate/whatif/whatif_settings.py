@@ -9,7 +9,7 @@ from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.model_sizes.hf_config import OWN_SWEEP
 from simulate.profiles.profile import Profile
 from treeopt import defaults
-from treeopt.defaults import BYTES, WHATIF_CONTEXT
+from treeopt.defaults import WHATIF_CONTEXT
 from treeopt.errors import UsageError
 from treeopt.planning.search_settings import SearchSettings, deepest_tree, largest_tree, limiting_engine
 from treeopt.settings import Settings, setting
@@ -29,7 +29,8 @@ class WhatIfSettings(Settings):
         "layer."
     )
     target: Config = setting(
-        help="The target's folder or config.json, hf:org/name, or a shape (1b, 8b, 14b, 70b): its sizes.",
+        help="The target's folder or config.json, hf:org/name, a name of `treeopt models`, or a shape (1b, 8b, 14b, "
+        "70b): its sizes.",
     )
     sizes: Mapping[str, float] | None = setting(
         None,
@@ -66,12 +67,16 @@ class WhatIfSettings(Settings):
     )
     like: str | None = setting(None, help="A known device whose constants to use for a device whose class has none.")
     weight_bytes: float | None = setting(
-        None, above=0, help="Bytes per target weight, as stored; default 2. The LM head counts at least 2."
+        None,
+        above=0,
+        help="Bytes per target weight; default as its quantisation states, else 2. An LM head counts at least 2.",
     )
     draft_bytes: float | None = setting(
         None, above=0, help="Bytes per drafter weight; default 2, or the target's if that is more."
     )
-    kv_bytes: float = setting(BYTES, above=0, help="Bytes per number in the K/V cache.")
+    kv_bytes: float | None = setting(
+        None, above=0, help="Bytes per number in the K/V cache; default as the target's quantisation states, else 2."
+    )
     prices: Mapping[str, float] | None = setting(
         None,
         option="--price",

@@ -102,7 +102,7 @@ def device_chart(record: Mapping[str, Any]) -> "alt.LayerChart | None":
 
 def _forwards(cost: Mapping[str, Any], cells: list[Mapping[str, Any]]) -> list[Row]:
     """Return the verify forward of each cell of a device."""
-    rows, read = [], cost["settings"]["weight_bytes"] * cost["forward"]["parameters"]
+    rows, read = [], cost["forward"]["bytes"]
     for cell in (cell for cell in cells if cell["device"] == cost["device"] and cell["fits"] is not False):
         tokens = 1 + (cell["tree"]["nodes"] if cell["tree"] else 0)
         flops = float(cell["batch"] * tokens * cost["forward"]["flops"])

@@ -249,23 +249,29 @@ def _with_profile(settings: WhatIfSettings, trace: Trace, warnings: list[str]) -
     return settings.changed(profile=profile)
 
 
-def _bytes(settings: WhatIfSettings, drafter: Config | None) -> dict[str, float]:
-    """Return bytes per weight of target and drafter; the drafter's are at least the target's by default."""
-    from simulate.whatif.priced_devices import bytes_per_weight
+def _bytes(settings: WhatIfSettings, drafter: Config | None) -> dict[str, float | None]:
+    """Return bytes per weight of target and drafter, and of a cached number; None for a target whose file states them.
 
-    target_bytes = bytes_per_weight(settings.target, settings.weight_bytes, "--weight-bytes")
-    default = max(BYTES, target_bytes)
+    The drafter's are at least the target's by default.
+    """
+    from simulate.whatif.priced_devices import as_stored, bytes_per_weight
+
+    stored, target_bytes = as_stored(settings.target), settings.weight_bytes
+    if not stored.groups or settings.sizes is not None:
+        target_bytes = bytes_per_weight(settings.target, target_bytes, "--weight-bytes")
+    default = max(BYTES, target_bytes or BYTES)
     drafter_bytes = bytes_per_weight(drafter, settings.draft_bytes, "--draft-bytes", default=default)
-    return {"weight_bytes": target_bytes, "draft_bytes": drafter_bytes}
+    kv_bytes = settings.kv_bytes or stored.kv_bytes or BYTES
+    return {"weight_bytes": target_bytes, "draft_bytes": drafter_bytes, "kv_bytes": kv_bytes}
 
 
 def _name(target: Config) -> str | None:
     """Return the name of the target's folder; None where its config has no file."""
-    from simulate.model_sizes.hf_config import shape_name
+    from simulate.model_sizes.hf_config import known_name, shape_name
 
     if isinstance(target, Mapping):
         return None
-    if (shape := shape_name(target)) is not None:
-        return shape
+    if (name := shape_name(target) or known_name(target)) is not None:
+        return name
     path = model_folder(target, weights=False)
     return folder_name(path if path.is_dir() else path.parent)

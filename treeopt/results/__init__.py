@@ -12,5 +12,6 @@
 * `profile`: measured step times.
 * `whatif`: devices that were not measured.
 * `training`: the accuracy of a trained drafter.
+* `models`: models that are known by name.
 * `health`: packages, device and trials.
 """

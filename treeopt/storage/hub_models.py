@@ -16,7 +16,7 @@ COPIES = ["original/*", "consolidated*"]  # the same weights in the layout of an
 
 
 def model_folder(model: Path | str, *, weights: bool = True) -> Path:
-    """Return the folder of a model, which `hf:org/name` names on the hub; any other path as it is.
+    """Return the folder of a model: `hf:org/name` names it on the hub, `models--org--name` in the hub's cache.
 
     Files that the cache lacks are downloaded, unless `HF_HUB_OFFLINE` is set; without `weights` only configurations.
 
@@ -27,7 +27,10 @@ def model_folder(model: Path | str, *, weights: bool = True) -> Path:
     'models/llama'
     """
     path = Path(model)
-    return Path(_snapshot(path.as_posix().removeprefix(HUB), weights)) if _is_named(path) else path
+    if path.as_posix().startswith(HUB) and not path.exists():
+        return Path(_snapshot(path.as_posix().removeprefix(HUB), weights))
+    commit = path / "refs" / "main"
+    return path / "snapshots" / commit.read_text("utf-8").strip() if commit.is_file() else path
 
 
 def folder_name(path: Path | str) -> str:
@@ -37,8 +40,8 @@ def folder_name(path: Path | str) -> str:
     ('llama', 'llama')
     """
     folder = Path(path).resolve()
-    repository = folder.parent.parent.name
-    return repository.split("--")[-1] if repository.startswith("models--") else folder.name
+    names = (name for name in (folder.name, folder.parent.parent.name) if name.startswith("models--"))
+    return next((name.split("--")[-1] for name in names), folder.name)
 
 
 def hub_hint(path: Path | str) -> str:
@@ -50,10 +53,6 @@ def hub_hint(path: Path | str) -> str:
     name = Path(path).as_posix()
     named = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) and not Path(path).exists()
     return f"; a model of the Hugging Face hub is named {HUB}{name}" if named else ""
-
-
-def _is_named(path: Path) -> bool:
-    return path.as_posix().startswith(HUB) and not path.exists()
 
 
 @cache

@@ -11,14 +11,14 @@ import torch
 
 from executor.decoding.batch_rows import Rows
 from executor.decoding.cuda_graphs import WARM_UP, Graphs, state_of
-from executor.decoding.decoder import Decoder
+from executor.decoding.decoder import Decoder, graphs_refusal
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from tests.helpers.drafters import MAKE, random_drafter
-from tests.helpers.fake_cuda import STANDINS, fake_cuda, moved_target
+from tests.helpers.fake_cuda import STANDINS, fake_cuda, moved_drafter, moved_target
 from tests.helpers.models import continued, noisy, random_heads, small_model, small_target
 from tests.helpers.slow_growth import CALIBRATION
 from tests.helpers.slow_params import slow_unless
@@ -177,6 +177,15 @@ def test_what_a_device_cannot_do_is_told_in_one_line(monkeypatch, place, error, 
     monkeypatch.setattr(decoder.target, place, fail, raising=False)
     with pytest.raises(ExecutorError, match=re.escape(told)):
         decoder.generate([[1, 2]], new_tokens=2)
+
+
+def test_a_trial_capture_reads_as_many_columns_as_its_tree_has(monkeypatch):
+    target, medusa, views = small_target(), random_heads(), []
+    monkeypatch.setattr(Graphs, "prepare", lambda self, *, view, strict: views.append(view))
+    tree = Tree.from_paths([(first, second) for first in range(16) for second in range(16)])
+    with fake_cuda(target, medusa):
+        assert graphs_refusal(moved_target(target), moved_drafter(medusa), tree) is None
+    assert views == [512]
 
 
 @pytest.mark.parametrize("asks", [False, True])

@@ -2,6 +2,7 @@
 
 import copy
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def drawn(count: int, *, trees: int, absent: bool) -> tuple[Draft, torch.Tensor,
     rows.lengths, rows.root, rows.outcome = torch.randint(50, (BATCH,)), torch.randint(9, (BATCH,)), torch.zeros(3, 8)
     rows.outcome, rows.idle = rows.outcome.long(), torch.tensor([False, True, False])
     rows.batch, rows.drafter, rows.taps, rows.growth = BATCH, object(), None, SimpleNamespace(in_place=True)
-    rows.target, rows.rule = SimpleNamespace(cache=object(), fused=object()), Greedy()
+    rows.target, rows.rule = SimpleNamespace(cache=object(), fused=object(), recurrent=False), Greedy()
     return draft, torch.randint(2, (BATCH, count)), rows
 
 
@@ -61,3 +62,10 @@ def test_the_longest_path_is_committed(count, trees, absent, monkeypatch):
         for name in ("lengths", "root", "outcome"):
             assert getattr(other, name).equal(getattr(rows, name)), name
     assert count < 40 or max(longest) > 2
+
+
+def test_trees_that_would_compile_for_minutes_are_committed_by_the_loop(monkeypatch):
+    draft, _, rows = drawn(batch_rows.MOST_COMMITTED + 1, trees=1, absent=False)
+    monkeypatch.setattr(rows, "commit", Mock(), raising=False)
+    rows.settle(draft, SimpleNamespace(logits=torch.randn(BATCH, draft.topology.count, 2)))
+    assert rows.commit.call_count == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from executor.decoding.batch_rows import MOST_COMMITTED
 from executor.kernels.few_rows_linear import MOST_ROWS
 from executor.kernels.tree_attention import tile_of
 
@@ -19,7 +20,7 @@ PROGRAM = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from executor.kernels import few_rows_linear, rotary_store, tree_attention
+from executor.kernels import accepted_path, few_rows_linear, rotary_store, tree_attention
 
 SHARED_MEMORY = 232448  # bytes of a block, at most
 
@@ -98,10 +99,19 @@ def small():
     compiled(rotary_store._rotary_store_kernel, arguments, constants, num_warps=1)
 
 
+def commit(entries):
+    numbers = dict.fromkeys(("count", "steps", "tree_stride", "fed_stride"), "i32")
+    constants = {"PRESENT": True, "BLOCK": entries, "BLOCK_STEPS": 16, "DEPENDENT": True}
+    names = [name for name in accepted_path._commit_kernel.arg_names if name not in numbers | constants]
+    arguments = dict.fromkeys(names, "*i64") | dict.fromkeys(("below", "present", "idle"), "*u8") | numbers
+    compiled(accepted_path._commit_kernel, arguments, constants, num_warps=4)
+
+
 """
 
 CALLS = [
     "small()",
+    f"commit({MOST_COMMITTED})",
     *(f"row({gated})" for gated in (False, True)),
     *(f"stream({rows}, {gated}, {splits})" for rows in (16, MOST_ROWS) for gated, splits in ((False, 2), (True, 1))),
 ]

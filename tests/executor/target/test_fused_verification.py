@@ -239,6 +239,18 @@ def kernels(owner, name: str, change: Callable) -> Callable:
     return lambda decoder, monkeypatch: monkeypatch.setattr(owner, name, change(getattr(owner, name)))
 
 
+def first_tree(own: Callable) -> Callable:
+    return lambda *args: own(*args[:4], args[4][:1].contiguous(), *args[5:])
+
+
+def own_norm_again(own: Callable) -> Callable:
+    def layer(self, number, *args):
+        output, norm = own(self, number, *args)
+        return output, norm and self._layers[number].norm
+
+    return layer
+
+
 LOUDER = {"weight": lambda own: nn.Parameter(own.weight * 1.01)}
 EPSILON = {"variance_epsilon": lambda own: 1e-2}
 EXCHANGED = {"gate_proj": lambda own: own.up_proj, "up_proj": lambda own: own.gate_proj}
@@ -261,6 +273,9 @@ FAULTS = {
             fused_forward, "attend_to_tree", lambda own: lambda *a: own(*a[:4], torch.ones_like(a[4]).tril(), *a[5:])
         ),
     ),
+    "mask of each sequence": ("llama", kernels(fused_forward, "attend_to_tree", first_tree)),
+    "norm of the next layer": ("llama", kernels(FusedForward, "layer", own_norm_again)),
+    "head of one row": ("llama", kernels(FusedForward, "scores", lambda own: lambda *args: own(*args) * 1.2)),
     "keys": (
         "llama",
         kernels(fused_forward, "rotate_and_store", lambda own: lambda *a: own(*a[:3], a[3].clone(), *a[4:])),

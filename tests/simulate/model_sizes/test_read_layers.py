@@ -10,14 +10,13 @@ from transformers.models.auto import CONFIG_MAPPING
 
 from simulate.model_sizes.hf_config import text_part
 from simulate.model_sizes.model_shape import Shape
+from simulate.model_sizes.stored_bytes import read_stored_bytes
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped
 
 MODELS = json.loads(shipped("model_configs.json").read_text("utf-8"))["models"]
 CARDS = {  # billions, of models without a class in transformers
     "XiaomiMiMo/MiMo-7B-Base": 7.83 - 0.2,  # without its MTP layer
-    "moonshotai/Kimi-K2-Instruct": 1026.5,
-    "MiniMaxAI/MiniMax-M3": 427,
     "Qwen/Qwen2.5-7B-Instruct": 7.62,
     "Qwen/Qwen2.5-72B-Instruct": 72.7,
     "meta-llama/Llama-3.2-1B-Instruct": 1.24,
@@ -63,7 +62,12 @@ def real_counts(config, experts):
 
 def distinct():
     """Names of covered models, one of each size."""
-    sizes = {shape.parameters: name for name, shape in covered().items() if isinstance(shape, Shape)}
+    sizes = {
+        shape.parameters: name
+        for name, shape in covered().items()
+        if isinstance(shape, Shape)
+        and MODELS[name]["model_type"] not in ("kimi_k2", "minimax_m3")  # others have classes
+    }
     return sorted(sizes.values())
 
 
@@ -72,7 +76,7 @@ def distinct():
 )
 def test_counts_are_those_of_transformers_or_the_card(name):
     shape = covered()[name]
-    if text_part(MODELS[name])["model_type"] in ("kimi_k2", "minimax_m3", "mimo"):
+    if text_part(MODELS[name])["model_type"] == "mimo":
         assert shape.parameters / 1e9 == pytest.approx(CARDS[name], rel=0.03)
     else:
         assert (shape.parameters, shape.step_parameters) == real_counts(MODELS[name], shape.experts)
@@ -104,3 +108,61 @@ def test_known_totals_states_and_caches():
     assert large.kv_bytes() == 15 * 2 * 2 * 256 * 2  # of 15 layers of 60
     gemma = [group for group in shapes["google/gemma-3-27b-it"].groups if group.attention.window == 1024]
     assert [group.count for group in gemma] == [52]
+
+
+FILES = {  # GB of the checkpoints' weights on the hub, all of the language model
+    "openai/gpt-oss-120b": 65.25,
+    "openai/gpt-oss-20b": 13.76,
+    "Qwen/Qwen3-235B-A22B-FP8": 236.4,
+    "moonshotai/Kimi-K2.5": 594.0,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_bytes_as_stored_are_those_of_the_files(name):
+    shape = Shape.from_config(MODELS[name], as_stored=True)
+    ends = 2 * 2 * shape.vocab * shape.hidden
+    assert (shape.weight_bytes(2) + ends) / 1e9 == pytest.approx(FILES[name], rel=0.01)
+
+
+LLAMA = MODELS["meta-llama/Llama-3.1-8B-Instruct"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "widths", "head"),
+    [
+        ({"quant_method": "fp8"}, {1.0}, None),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {1 + 4 / 128**2}, None),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3.mlp.down_proj"]}, {1.0, None}, None),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 64, "lm_head": True}, {0.5 + 2.5 / 64}, 0.5 + 2.5 / 64),
+        ({"quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*.self_attn*"]}, {0.5625, None}, None),
+        (
+            {
+                "config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+                "ignore": ["re:.*mlp.*"],
+            },
+            {0.5 + 2 / 32, None},
+            0.5 + 2 / 32,
+        ),
+    ],
+)
+def test_widths_of_matrices(settings, widths, head):
+    shape = Shape.from_config(LLAMA | {"quantization_config": settings}, as_stored=True)
+    assert {each.stored for group in shape.layer_groups for each in group.matrices} == widths
+    assert shape.head_bytes == head
+    assert shape.parameters == Shape.from_config(LLAMA).parameters
+
+
+def test_a_list_of_excluded_layers_makes_groups():
+    left = [f"model.layers.{i}.self_attn.{m}_proj" for i in (0, 5) for m in "qkvo"]
+    settings = {"quant_method": "fp8", "modules_to_not_convert": left}
+    shape = Shape.from_config(LLAMA | {"quantization_config": settings}, as_stored=True)
+    assert sorted(group.count for group in shape.groups) == [2, 30]
+    shortened = settings | {"modules_to_not_convert": [*left[:4], "... 4 more"]}  # one stands for all
+    shape = Shape.from_config(LLAMA | {"quantization_config": shortened}, as_stored=True)
+    assert [each.stored for each in shape.groups[0].matrices] == [None, None, 1.0, 1.0]
+
+
+def test_cached_numbers_of_one_byte():
+    for name, size in (("nvidia/Llama-3.1-70B-Instruct-FP8", 1.0), ("openai/gpt-oss-120b", None)):
+        assert read_stored_bytes(MODELS[name]).kv_bytes == size

@@ -212,12 +212,19 @@ def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
     assert "gave way" not in exported.output
 
 
-def test_a_quantised_config_needs_the_bytes_of_its_weights(files, tmp_path):
+def test_a_quantised_config_has_the_bytes_of_its_weights_or_needs_them(files, tmp_path):
     awq = LLAMA_3_8B | {"quantization_config": {"quant_method": "awq", "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(awq), "utf-8")
     asked = ["--batch", "1", "--max-nodes", "9", "--json"]
-    said = "quantization_config says that weights are quantised (quant_method awq)"
     of_target = ["whatif", "--trace", files / "t.npz", "--target", tmp_path, "--hardware", "h100", *asked]
+    (cell,) = json.loads(done(*of_target).stdout)["cells"]
+    scaled = 0.5 + 2.5 / 128  # the step is a little longer than 4 bits alone would be
+    assert cell["plain_s"] == pytest.approx(roofline(weight_bytes=scaled).plain_s(batch=1), rel=1e-9)
+    by_hand = ("--sizes", "params=8e9,kv_bytes=131072")
+    refused(run(*of_target, *by_hand), "(quant_method awq)", "--weight-bytes", code=2)
+    aqlm = LLAMA_3_8B | {"quantization_config": {"quant_method": "aqlm"}}
+    (tmp_path / "config.json").write_text(json.dumps(aqlm), "utf-8")
+    said = "quantization_config says that weights are quantised (quant_method aqlm)"
     refused(run(*of_target), said, "--weight-bytes", code=2)
     (cell,) = json.loads(done(*of_target, "--weight-bytes", "0.5").stdout)["cells"]
     assert cell["plain_s"] == roofline(weight_bytes=0.5).plain_s(batch=1)

@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from treeopt.storage.hub_models import hub_hint
+from treeopt.storage.hub_models import folder_name, hub_hint, model_folder
 
 ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -85,6 +85,8 @@ def test_whatif_fetches_configurations_alone_and_needs_no_network_again(hub, tmp
     assert first.returncode == 0, first.stderr
     assert hub.sent == {("stdlib-llama", f"{name}config.json") for name in ("", "generation_", "tokenizer_")}
     assert json.loads(first.stdout)["cells"] == json.loads(hub.run(*asked, "data/models/stdlib-llama").stdout)["cells"]
+    cached = next(tmp_path.glob("cache/hub/models--org--*"))
+    assert folder_name(model_folder(cached)) == "stdlib-llama"
     offline = hub.run(*asked, "hf:org/stdlib-llama", HF_HUB_OFFLINE="1")
     unreachable = hub.run(*asked, "hf:org/stdlib-llama", HF_ENDPOINT="http://127.0.0.1:9")
     assert json.loads(offline.stdout)["cells"] == json.loads(unreachable.stdout)["cells"]

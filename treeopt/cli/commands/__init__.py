@@ -5,6 +5,7 @@
 * `doctor`: what is installed, what the machine is, and whether the decoding loop is right on it.
 * `explore`: a local page that calls the library while its controls are moved.
 * `export`: hand a plan to an inference engine.
+* `models`: the models that are known by name, and their sizes.
 * `profile`: measure step times.
 * `report`: results that other commands wrote, as one HTML page.
 * `search`: the fastest tree for each batch size.
@@ -26,6 +27,7 @@ COMMANDS = {
     "times": "treeopt.cli.commands.times",
     "simulate": "treeopt.cli.commands.simulate",
     "whatif": "treeopt.cli.commands.whatif",
+    "models": "treeopt.cli.commands.models",
     "compare": "treeopt.cli.commands.compare",
     "validate": "treeopt.cli.commands.validate",
     "train": "treeopt.cli.commands.train",

@@ -191,9 +191,9 @@ class Model(click.Path):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return shapes that begin as typed, and files."""
-        from simulate.model_sizes.hf_config import SHAPES
+        from simulate.model_sizes.hf_config import SHAPES, known_models
 
-        names = () if param.name == "drafter" else SHAPES
+        names = () if param.name == "drafter" else (*SHAPES, *known_models())
         more: tuple[str, ...] = ()
         if param.name == "drafter":
             from simulate.model_sizes.drafter_kinds import DRAFTERS

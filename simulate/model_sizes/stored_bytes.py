@@ -1,0 +1,148 @@
+"""Bytes of stored weights and cached numbers, as `quantization_config` or `hf_quant_config` states them.
+
+Covers fp8 (blocks or tensors), mxfp4, nvfp4, AWQ, GPTQ, bitsandbytes, compressed-tensors and ModelOpt. Scales count.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from simulate.model_sizes.hf_config import text_part
+from treeopt.errors import CostError
+
+HALF = ("mlp.gate", "attn_hc", "ffn_hc", "self_attn.indexer.weights_proj", "linear_attn.in_proj_ba", "self_attn.b_proj")
+_FORMATS = {"mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "fp8": 1.0}
+_ATTENTION = ("self_attn", "linear_attn")
+_SPELLINGS = {  # in checkpoints -> here
+    "shared_expert.": "shared_experts.",
+    "block_sparse_moe": "mlp",
+    "feed_forward": "mlp",
+    "(gate|up|gate_up|down)_proj": "gate_up_proj",
+}
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """The bytes of stored weights.
+
+    Attributes:
+        groups: bytes, and the modules that have them; (): all linear layers.
+        half: modules that are not quantised.
+        head: the LM head may be quantised.
+        kv_bytes: bytes of a cached number; None: not stated.
+        notes: sentences on what was assumed.
+    """
+
+    groups: tuple[tuple[float, Sequence[str]], ...] = ()
+    half: Sequence[str] = ()
+    head: bool = False
+    kv_bytes: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def of(self, name: str, layer: int | None = None) -> float | None:
+        """Return the bytes of a weight of a matrix; None where it is not quantised."""
+        if name in HALF or (name == "lm_head" and not self.head) or _among(name, layer, self.half):
+            return None
+        return next((size for size, names in self.groups if not names or _among(name, layer, names)), None)
+
+
+def read_stored_bytes(config: Mapping[str, Any]) -> StoredBytes:
+    """Return the bytes of the weights of a parsed config.json.
+
+    Raises:
+        CostError: the quantisation is not understood.
+
+    >>> read_stored_bytes({"quantization_config": {"quant_method": "mxfp4"}}).of("mlp.experts", 0)
+    0.53125
+    """
+    text = text_part(config)
+    own, more = (text.get(name) or {} for name in ("quantization_config", "hf_quant_config"))
+    if not own and not more:
+        return StoredBytes()
+    if not isinstance(own, Mapping) or not isinstance(more, Mapping):
+        raise CostError("quantization_config must hold an object")
+    both = {**more, **{name: value for name, value in own.items() if value is not None}}
+    cached = more.get("kv_cache_quant_algo") or own.get("kv_cache_scheme") or own.get("kv_cache_quant_algo")
+    lists = [both.get(name) for name in ("modules_to_not_convert", "ignore", "exclude_modules")]
+    names: Any = next((each for each in lists if each), [])
+    notes: tuple[str, ...] = ()
+    if isinstance(names, str):  # only their number
+        notes = (f"quantization_config lists {names} that are not quantised: those of attention are assumed",)
+        names = _ATTENTION
+    groups = tuple(_groups(both))
+    if not groups:
+        raise CostError(
+            f"the bytes of weights quantised by {both.get('quant_method') or both.get('quant_algo')} are not known"
+        )
+    head = "config_groups" in both or bool(both.get("lm_head"))
+    return StoredBytes(groups, [str(name) for name in names], head, 1.0 if cached else None, notes)
+
+
+def _groups(both: Mapping[str, Any]) -> list[tuple[float, Sequence[str]]]:
+    """Return the bytes of each group of modules; [] where they are not understood."""
+    groups = both.get("config_groups")
+    if isinstance(groups, Mapping):
+        found: list[tuple[float, Sequence[str]]] = []
+        for group in groups.values():
+            targets = [str(name) for name in group.get("targets") or ["Linear"]]
+            found.append((_width(group.get("weights") or {}), () if "Linear" in targets else targets))
+        return found
+    method = str(both.get("quant_method") or "").lower()
+    if method in ("", "modelopt"):
+        method = str(both.get("quant_algo") or "").lower()
+    if method == "fp8":
+        block = both.get("weight_block_size")
+        return [(1 + (4 / (block[0] * block[1]) if block else 0), ())]
+    if method in _FORMATS:
+        return [(_FORMATS[method], ("mlp.experts",) if method == "mxfp4" else ())]
+    if method in ("awq", "gptq"):
+        bits, size = int(both.get("bits") or both.get("w_bit") or 4), int(both.get("group_size") or 128)
+        return [(bits / 8 + (2 + bits / 8) / size if size > 0 else bits / 8, ())]
+    if method == "bitsandbytes":
+        return [(0.5 + 4 / 64 if both.get("load_in_4bit") else 1.0, ())]
+    return []
+
+
+def _width(weights: Mapping[str, Any]) -> float:
+    """Return the bytes of a weight with its scales, of a group of compressed-tensors or ModelOpt."""
+    bits, size = int(weights.get("num_bits") or 16), int(weights.get("group_size") or 0)
+    scale = 2.0 if weights.get("type") == "int" else 1.0  # fp8 or powers of two for floats
+    return bits / 8 + (scale / size if size > 0 else 0)
+
+
+def _among(name: str, layer: int | None, patterns: Sequence[str]) -> bool:
+    """Return whether a list of modules names a matrix of a layer."""
+    shortened = any(pattern.startswith("... ") for pattern in patterns)
+    name = _plain(name)
+    return any(_names(pattern, name, layer, shortened) for pattern in patterns)
+
+
+def _names(pattern: str, name: str, layer: int | None, shortened: bool) -> bool:
+    """Return whether an entry of a list names a matrix; of a shortened list one layer stands for all."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], f"model.layers.{layer}.{name}") is not None
+    own = re.match(r".*layers\.(\d+|\*)(?:\.|(\*)?$)", pattern)
+    if own is not None:
+        whole = pattern[own.end() :] in ("", "*")
+        if own[1] != "*" and int(own[1]) != layer and (whole or not shortened):
+            return False
+        pattern = pattern[own.end() :] or "*"
+    pattern = _plain(pattern.removeprefix("*.").removeprefix("language_model.").rstrip("*").rstrip("."))
+    return (
+        pattern == ""
+        or name == pattern
+        or name.startswith(f"{pattern}.")
+        or pattern in name.split(".")
+        or ("*" in pattern and fnmatchcase(name, pattern))
+    )
+
+
+def _plain(name: str) -> str:
+    """Return the name of a module as it is spelled here."""
+    name = re.sub(r"experts\.\d+\.", "experts.", name)
+    name = re.sub(r"self_attn\.[qkv]_proj", "self_attn.qkv_proj", name)
+    for pattern, here in _SPELLINGS.items():
+        name = re.sub(pattern, here, name)
+    return name
