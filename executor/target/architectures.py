@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from executor.target.positions import FULL, SLIDING, refused_positions
+from executor.target.positions import FULL, RECURRENT, SLIDING, refused_positions
 from simulate.model_sizes import hf_config
 from treeopt.errors import ExecutorError
 from treeopt.policies import Policy
@@ -21,9 +21,10 @@ from treeopt.tree import Tree
 _ALIBI = "its ALiBi bias is built from a two-dimensional mask"
 _STATE = "it keeps a recurrent state"
 _FRESH = "its scan of several tokens begins with an empty state"
-_INDEXER = "its indexer keeps keys of its own"
-# Kinds of layers with a recurrent state, which a chain can go through but no tree; and those without a cache.
-RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+_ENCODER = "a transform stands before its LM head"
+_DRAFTS = "it drafts, and reads its target's keys"
+_SOUND = "it writes sound"
+# Kinds of layers without a cache.
 WITHOUT_CACHE = frozenset({"mlp", "moe"})
 
 # Refused: positions enter these models through a two-dimensional mask, a state or the cache, so a tree cannot be fed.
@@ -38,6 +39,25 @@ REFUSED = {
     "jamba": _FRESH,
     "zamba": _FRESH,
     "minicpm3": "it scales the input of the LM head",
+    "openai-gpt": "it has no cache",
+    "inkling_text": "it adds a bias of positions to attention",
+    "inkling2_text": "it adds a bias of positions to attention",
+    "gemma4_assistant": _DRAFTS,
+    "gemma4_unified_assistant": _DRAFTS,
+    "moshi": _SOUND,
+    "musicgen": _SOUND,
+    "musicgen_melody": _SOUND,
+    **dict.fromkeys(("bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert"), _ENCODER),
+    **dict.fromkeys(("rembert", "roberta", "roberta-prelayernorm", "roc_bert", "xlm-roberta"), _ENCODER),
+    **dict.fromkeys(("xlm-roberta-xl", "xmod"), _ENCODER),
+    "mllama": "it reads images between its layers",
+    "mllama_text_model": "it reads images between its layers",
+    "modernbert-decoder": _ENCODER,
+    "hrm_text": "its layers run several times per token",
+    "blt": "it reads bytes in patches",
+    "reformer": "its attention sorts tokens by hashes",
+    "bert-generation": "it is an encoder",
+    "xlm": "it is an encoder",
     "falcon_mamba": _STATE,
     "mamba": _STATE,
     "mamba2": _STATE,
@@ -63,10 +83,11 @@ _NUMBERED = re.compile(r".*?\b(?:layers|h|blocks)\.(\d+)\.")
 
 def refusal(config: Any) -> str | None:
     """Return why models with this configuration cannot verify trees; None if they can."""
+    if config.model_type in REFUSED:
+        return REFUSED[config.model_type]
     text = config.get_text_config()
-    for kind in (config.model_type, text.model_type):
-        if kind in REFUSED:
-            return REFUSED[kind]
+    if text.model_type in REFUSED:
+        return REFUSED[text.model_type]
     if getattr(text, "alibi", False):
         return _ALIBI
     if getattr(config, "is_encoder_decoder", False):

@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 from treeopt.errors import ExecutorError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Kinds of layers with a recurrent state, which a chain can go through but no tree.
+RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 
 
 def rope_types(config: Any) -> set[str]:

@@ -5,12 +5,15 @@ the same as additive masks, cut from a table per tree; `tree_blocks` makes it fo
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
+
+from executor.target.positions import RECURRENT
 
 BLOCK = 128  # FlexAttention reads the cache in blocks of this many columns
 
@@ -186,7 +189,7 @@ class ForwardMasks:
 
     def chunk(
         self, start: int, count: int, view: int, batch: int, device: torch.device
-    ) -> Mask | dict[str, Mask] | None:
+    ) -> Mask | dict[str, Mask | None] | None:
         """Masks of `count` tokens of prompts from position `start`.
 
         None for the first chunk: without a mask the model is causal, by its fast path where it has one.
@@ -200,7 +203,7 @@ class ForwardMasks:
 
         return self._for_each_kind(build)
 
-    def tree(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int) -> Mask | dict[str, Mask]:
+    def tree(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int) -> Mask | dict[str, Mask | None]:
         """Masks of tree nodes; for the arguments see `tree_seen`."""
 
         def build(window: int | None) -> Mask:
@@ -212,9 +215,10 @@ class ForwardMasks:
 
         return self._for_each_kind(build)
 
-    def _for_each_kind(self, build: Callable[[int | None], Mask]) -> Mask | dict[str, Mask]:
-        masks = {kind: build(window) for kind, window in self.windows.items()}
-        return masks.get("", masks)
+    def _for_each_kind(self, build: Callable[[int | None], Mask]) -> Mask | dict[str, Mask | None]:
+        masks: dict[str, Any] = {kind: build(window) for kind, window in self.windows.items()}
+        chosen: Mask | dict[str, Mask | None] = masks.get("", masks | dict.fromkeys(RECURRENT))
+        return chosen
 
     def _additive(self, seen: Tensor) -> Tensor:
         return fold_heads(additive(seen, self._dtype)[:, None], self._group)

@@ -135,7 +135,8 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": (
         "NemotronH",
         MIXED
-        | {"num_hidden_layers": ..., "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1},
+        | {"num_hidden_layers": ..., "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1}
+        | {"time_step_min": 1e-9},  # which transformers applies to several tokens at once only
     ),
 }
 # Products of experts and of linear attention, xglm: no float64.

@@ -1,6 +1,10 @@
 """Every family of models verifies trees token for token as Hugging Face writes one by one, or is refused by name."""
 
+import runpy
+from pathlib import Path
+
 import pytest
+import transformers
 from transformers import CohereConfig, DeepseekV3Config, GPT2Config, LlamaConfig, Qwen2Config
 
 from executor.target.architectures import context_limit
@@ -79,3 +83,19 @@ def test_recurrent_layers_equal_generate_with_chains(name):
 )
 def test_the_context_of_stretched_positions(config, limit):
     assert context_limit(config) == limit
+
+
+def test_the_page_of_families_lists_every_decoder():
+    """`python docs/generate_target_families.py` writes it again."""
+    made = runpy.run_path("docs/generate_target_families.py")
+    lines = Path("docs/reference/target_families.md").read_text("utf-8").splitlines()
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines if line.startswith("| ")}
+    if f"transformers {transformers.__version__} " not in "".join(lines):
+        pytest.skip("the page is of another version of transformers")
+    assert rows.keys() - {"model_type"} == made["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"].keys()
+    results = {kind: row.split(" | ")[1] for kind, row in rows.items() if kind != "model_type"}
+    assert set(results.values()) <= {"trees", "chains", "refused", "not tried"}
+    for kind in ("llama", "lfm2", "mamba"):
+        assert made["row"](kind) == rows[kind]
+    refused = [kind for kind in results if results[kind] == "refused"]
+    assert all(made["row"](kind) == rows[kind] for kind in refused)

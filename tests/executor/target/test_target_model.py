@@ -1,6 +1,7 @@
 import gc
 import weakref
 from itertools import islice, product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -408,9 +409,7 @@ def test_models_that_cannot_verify_trees_are_refused_by_name(config, words):
 
 @pytest.mark.parametrize("kind", sorted(REFUSED))
 def test_refused_families_are_told_by_their_configuration(kind):
-    from transformers import AutoConfig
-
-    assert refusal(AutoConfig.for_model(kind)) == REFUSED[kind]
+    assert refusal(SimpleNamespace(model_type=kind)) == REFUSED[kind]
 
 
 def test_what_a_forward_of_one_token_shows_is_refused():
