@@ -146,6 +146,8 @@ def weights_read(target: Target, drafter: Drafter) -> tuple[int, int] | None:
         return None
     try:
         shape = ModelShape.from_config(target.model.config.to_dict())
+        if shape.notes:  # of a family that is not known
+            return None
         weights: int | None = load(kind.reads)(drafter, shape)
     except CostError:
         return None

@@ -103,7 +103,9 @@ FAMILIES = {
 _CLASSES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text", "kimi_k25": "kimi_k2"}
 DENSE = ("arcee", "gemma", "llama", "mistral", "qwen2", "qwen3")  # families that drafters' layers may be of
 KINDS = {  # names of layer_types, layers_block_type and hybrid_override_pattern
-    **dict.fromkeys(("full_attention", "attention", "deepseek_sparse_attention", "*"), "full_attention"),
+    **dict.fromkeys(
+        ("full_attention", "attention", "deepseek_sparse_attention", "indexed_attention", "*"), "full_attention"
+    ),
     **dict.fromkeys(("sliding_attention", "chunked_attention"), "sliding_attention"),
     "linear_attention": "linear_attention",
     "mamba": "mamba",
@@ -119,10 +121,12 @@ _WEIGHTY = re.compile(
     "per_layer|shared|engram|hc_mult|altup|laurel|layer_id|chunk|double_wide|no_rope|residual_block"
 )
 _HARMLESS = re.compile(
-    "architectures|dropout|rope_(theta|scal|param)|softcap|scal(e|ing)|aux_loss|router_(z|jitter|aux|logits)|mtp|nextn|eps|init|"
+    "architectures|dropout|"
+    "rope_(theta|scal|param)|softcap|scal(e|ing)|aux_loss|router_(z|jitter|aux|logits)|mtp|nextn|eps|init|"
     "norm_topk|topk_(method|group)|expert_group|scoring|implementation|max_window|mamba_(ssm|hidden|chunk|proj)|"
     "chunk_size|score|index_(share_for_mtp|skip_topk|topk_freq)|gate_lower|attn_temperature|floor_scale|cache_dtype|"
-    "num_experts_per_tok|experts_per_token|pretraining|output_|dtype|_id$|_ids$|head_dim|logit|act$"
+    "num_experts_per_tok|experts_per_token|query_pre_attn|multiplier|bidirectional|combin|attention_value_scale|kernels|"
+    "pretraining|output_|dtype|_id$|_ids$|head_dim|logit|act$"
 )
 _OPTIONAL = ("num_key_value_heads", "intermediate_size")
 _ID_LISTS = re.compile("layer_ids$|source")  # ids of layers, not of tokens
@@ -189,7 +193,7 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes | None = None) -> di
     name = _CLASSES.get(name, name)
     family, notes = FAMILIES.get(name), []
     if family is None:
-        family = _Family()
+        family = _Family(gated=not re.search("gelu|relu|xielu", str(text.get("hidden_act"))))
         if missing := [field for field in FIELDS if text.get(field) is None and field not in _OPTIONAL]:
             raise CostError(
                 f"model_type {name!r:.80} has no price, and {missing[0]} is missing: {OWN_SWEEP}, {BY_HAND}"
@@ -270,6 +274,7 @@ class _Reader:
         for name in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
             if (kinds := fields.listed(name, n)) is not None:
                 fields.read("full_attention_interval", "sliding_window_pattern", "linear_attn_config", *_WINDOWS)
+                fields.read("no_rope_layers", "no_rope_layer_interval", "_sliding_window_pattern")
                 if windows == "later" and not fields.switch("use_sliding_window"):
                     return ["full_attention"] * n
                 if unknown := [kind for kind in kinds if kind not in KINDS]:
@@ -308,6 +313,7 @@ class _Reader:
             fields.read("first_k_dense_replace")
             return [bool(entry) for entry in fields.listed("moe_layer_freq", n) or ()]
         if isinstance(named := fields.get("moe_layers"), list):
+            fields.read("interleave_moe_layer_step")
             return [i in named for i in range(n)]
         first, every = fields.count("first_k_dense_replace"), fields.size("moe_layer_freq", default=1)
         only = fields.get("mlp_only_layers", default=[])
@@ -327,7 +333,7 @@ class _Reader:
         """Return a layer of one kind."""
         self.matrices, self.other = {}, self.family.norms * self.hidden
         state, attention = 0, None
-        if kind == "mamba":
+        if kind == "mamba" or (kind == "linear_attention" and self.fields.get("mamba_num_heads")):
             state = self._mamba()
         elif kind == "linear_attention":
             state = self._linear()
