@@ -209,7 +209,7 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
         raise CostError(f"{path}: {error}") from error
 
 
-def positive(name: str, value: object) -> int:
+def positive(name: str, value: object, most: int = LARGEST) -> int:
     """Return `value` if it is a positive integer, no larger than any model's sizes.
 
     Raises:
@@ -220,8 +220,8 @@ def positive(name: str, value: object) -> int:
     """
     if type(value) is not int or value < 1:
         raise CostError(f"{name} must be a positive integer, got {value!r:.80}")
-    if value > LARGEST:
-        raise CostError(f"{name} must be at most {LARGEST}, got {value!r:.80}")
+    if value > most:
+        raise CostError(f"{name} must be at most {most}, got {value!r:.80}")
     return value
 
 

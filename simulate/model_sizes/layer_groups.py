@@ -62,17 +62,17 @@ class LayerAttention:
         """Return how many of the tokens of a sequence are in the cache."""
         return np.minimum(tokens, np.inf if self.window is None else self.window)
 
+    def _attended(self, tokens: Any) -> Any:
+        return np.minimum(self.kept(tokens), np.inf if self.picked is None else self.picked)
+
     def read(self, tokens: Any) -> Any:
         """Return the numbers of a sequence's cache that a forward reads, by tokens in it."""
-        kept = self.kept(tokens)
-        picked = np.minimum(kept, np.inf if self.picked is None else self.picked)
-        return self.kv_heads * self.kv_dim * picked + self.index_dim * kept
+        return self.kv_heads * self.kv_dim * self._attended(tokens) + self.index_dim * self.kept(tokens)
 
     def products(self, tokens: Any) -> Any:
         """Return the multiply-adds of one token with a sequence's keys and values, by tokens in it."""
-        kept = self.kept(tokens)
-        picked = np.minimum(kept, np.inf if self.picked is None else self.picked)
-        return self.heads * (self.key_dim + self.value_dim) * picked + self.index_heads * self.index_dim * kept
+        attention = self.heads * (self.key_dim + self.value_dim) * self._attended(tokens)
+        return attention + self.index_heads * self.index_dim * self.kept(tokens)
 
 
 @dataclass(frozen=True)

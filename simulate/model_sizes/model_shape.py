@@ -102,7 +102,10 @@ class Shape:
         """
 
         def read(content: Mapping[str, Any]) -> "Shape":
-            sizes = sizes_of(content, read_stored_bytes(content) if as_stored else None)
+            try:
+                sizes = sizes_of(content, read_stored_bytes(content) if as_stored else None)
+            except (TypeError, ValueError, LookupError, AttributeError, ZeroDivisionError) as error:
+                raise CostError(f"a field that describes layers holds a value of another kind: {error}") from error
             alike = cls(**(sizes | {"groups": ()}))
             return alike if alike.layer_groups == sizes["groups"] else cls(**sizes)
 

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 from simulate.model_sizes.hf_config import FIELDS, OWN_SWEEP, positive, text_part, true_or_false
@@ -18,6 +17,7 @@ from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.stored_bytes import StoredBytes
 from treeopt.errors import CostError
 
+MOST = 2**16  # layers of a model
 BY_HAND = "or give its sizes with --sizes params=..,active=..,kv_bytes=.."
 
 
@@ -31,7 +31,7 @@ class _Family:
         qkv_bias: queries, keys and values have biases.
         output_bias: `attention_bias` also gives the output projection one.
         biases: `attention_bias` and `mlp_bias` are read.
-        qk_norm: weights of the norms of queries and keys: of a "head", or of a whole "layer".
+        qk_norm: weights of the norms of queries and keys: of a "head", of a whole "layer", or as "stated".
         norms: norms of the model's width in a layer.
         gate: gate of the attention's output: "query" (a second query), "full", or "head" (one number a head).
         sinks: kinds of layers that have sinks.
@@ -40,7 +40,8 @@ class _Family:
         shared: shared experts that no field states, of the width of the dense `intermediate_size`.
         shared_gate: shared experts have a gate.
         beside: experts stand beside the MLP, with norms and scales of their own (Gemma 4).
-        windows: where the window is: "all", every "sixth" layer without, or "" (only as `layer_types` says).
+        windows: layers with the window where no list says: "all", all but every "second" or "sixth", those "later" than
+            `max_window_layers`, "chunks" in layers with positions, "never"; "": not known.
         defaults: values of fields that are missing.
         requires: fields without which transformers' class differs from what is read here.
     """
@@ -66,62 +67,52 @@ class _Family:
 
 _KV, _HEAD = ("num_key_value_heads",), ("num_key_value_heads", "head_dim")
 _MOE = (*_HEAD, "moe_intermediate_size")
-_LATENT = ("kv_lora_rank", "first_k_dense_replace")
-_GEMMA = replace(_Family(), tied=True, requires=_HEAD)
-_QWEN_NEXT = _Family(
-    qk_norm="head",
-    gate="query",
-    shared_gate=True,
-    defaults=(("full_attention_interval", 4), ("linear_conv_kernel_dim", 4)),
-    requires=_HEAD,
-)
+_WINDOW = (("sliding_window", 4096),)
+_GEMMA = _Family(tied=True, windows="never", requires=_HEAD)
+_QWEN3, _QWEN3_MOE = _Family(qk_norm="head", requires=_HEAD), _Family(qk_norm="head", requires=_MOE)
+_QWEN_NEXT = replace(_QWEN3, gate="query", shared_gate=True, defaults=(("full_attention_interval", 4),))
+_LATENT = ("deepseek_v3", "deepseek_v32", "glm5_next_text", "glm_moe_dsa", "kimi_k2")
 FAMILIES = {
-    "arcee": _Family(gated=False),
-    "deepseek_v2": _Family(requires=_LATENT),
-    "deepseek_v3": _Family(requires=_LATENT),
-    "deepseek_v32": _Family(requires=_LATENT),
+    "arcee": _Family(gated=False, windows="never"),
+    **dict.fromkeys(_LATENT, _Family(requires=("kv_lora_rank", "first_k_dense_replace"))),
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, norms=4, windows="second"),
     "gemma3_text": replace(_GEMMA, norms=4, qk_norm="head", windows="sixth"),
     "gemma4_text": replace(_GEMMA, norms=4, qk_norm="head", beside=True),
-    "glm4_moe": _Family(output_bias=False, requires=_MOE),
-    "glm5_next_text": _Family(requires=_LATENT),
-    "glm_moe_dsa": _Family(requires=_LATENT),
+    "glm4_moe": _Family(output_bias=False, qk_norm="stated", requires=_MOE),
     "gpt_oss": _Family(
-        sinks=("full_attention", "sliding_attention"), router_bias=True, expert_bias=True, requires=(*_HEAD,)
+        sinks=("full_attention", "sliding_attention"), router_bias=True, expert_bias=True, requires=_HEAD
     ),
-    "kimi_k2": _Family(requires=_LATENT),
-    "llama": _Family(),
+    "llama": _Family(windows="never"),
     "llama4_text": _Family(shared=1, windows="chunks", requires=_HEAD),
     "mimo": _Family(qkv_bias=True, biases=False, requires=_KV),
     "mimo_v2_flash": _Family(sinks=("sliding_attention",), requires=_MOE),
     "minimax_m2": _Family(qk_norm="layer", biases=False, requires=_HEAD),
-    "minimax_m3": _Family(qk_norm="head", biases=False, requires=_HEAD),
-    "minimax_m3_vl": _Family(qk_norm="head", biases=False, requires=_HEAD),
-    "mistral": _Family(biases=False, windows="all", defaults=(("sliding_window", 4096),), requires=_KV),
+    **dict.fromkeys(("minimax_m3", "minimax_m3_vl"), replace(_QWEN3, biases=False)),
+    "mistral": _Family(biases=False, windows="all", defaults=_WINDOW, requires=_KV),
     "mixtral": _Family(biases=False, windows="all", requires=_KV),
     "muse_glimmer_text": _Family(norms=4, gate="full", requires=_HEAD),
     "nemotron_h": _Family(gated=False, norms=1, defaults=(("head_dim", 128), ("conv_kernel", 4)), requires=_KV),
-    "qwen2": _Family(qkv_bias=True, biases=False, windows="later", requires=_KV),
-    "qwen3": _Family(qk_norm="head", windows="later", requires=_HEAD),
-    "qwen3_5_moe_text": _QWEN_NEXT,
-    "qwen3_5_text": _QWEN_NEXT,
-    "qwen3_moe": _Family(qk_norm="head", requires=_MOE),
-    "qwen3_next": _QWEN_NEXT,
-    "qwen3_vl_moe_text": _Family(qk_norm="head", requires=_MOE),
-    "qwen3_vl_text": _Family(qk_norm="head", requires=_HEAD),
-    "step3p7": _Family(qk_norm="head", gate="head", requires=_MOE),
+    "qwen2": _Family(qkv_bias=True, biases=False, windows="later", defaults=_WINDOW, requires=_KV),
+    "qwen3": replace(_QWEN3, windows="later", defaults=_WINDOW),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _QWEN_NEXT),
+    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text"), _QWEN3_MOE),
+    "qwen3_vl_text": _QWEN3,
+    "step3p7": replace(_QWEN3_MOE, gate="head"),
 }
 _CLASSES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text", "kimi_k25": "kimi_k2"}
 DENSE = ("arcee", "gemma", "llama", "mistral", "qwen2", "qwen3")  # families that drafters' layers may be of
 KINDS = {  # names of layer_types, layers_block_type and hybrid_override_pattern
-    **dict.fromkeys(("full_attention", "attention", "deepseek_sparse_attention", "*", "full"), "full_attention"),
+    **dict.fromkeys(("full_attention", "attention", "deepseek_sparse_attention", "*"), "full_attention"),
     **dict.fromkeys(("sliding_attention", "chunked_attention"), "sliding_attention"),
-    **dict.fromkeys(("linear_attention",), "linear_attention"),
-    **dict.fromkeys(("mamba", "M"), "mamba"),
-    **dict.fromkeys(("mlp", "-"), "mlp"),
+    "linear_attention": "linear_attention",
+    "mamba": "mamba",
+    "M": "mamba",
+    "mlp": "mlp",
+    "-": "mlp",
     **dict.fromkeys(("moe", "E"), "moe"),
 }
+_WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size", "use_sliding_window", "max_window_layers")
 # Fields whose names say that they change what is counted, and those among them that do not.
 _WEIGHTY = re.compile(
     "attn|attention|expert|moe|state|ssm|conv|mamba|kv_|mla|index|compress|latent|window|sparse|head|lora|linear|"
@@ -149,6 +140,14 @@ class _Fields:
         self.seen.update(names)
         defaults = dict(self.family.defaults)
         return next((v for n in names if (v := self.config.get(n, defaults.get(n))) is not None), default)
+
+    def read(self, *names: str) -> None:
+        """Count fields as read that say what others say, or change nothing that is counted."""
+        self.seen.update(names)
+
+    def nested(self, name: str, *names: str) -> list[int]:
+        """Return sizes of a nested part."""
+        return [positive(f"{name}: {each}", self.get(name).get(each)) for each in names]
 
     def size(self, *names: str, default: int | None = None) -> int:
         """Return a size."""
@@ -203,12 +202,12 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes | None = None) -> di
     layers = fields.get("num_hidden_layers")
     if layers is None:  # of Nemotron-H
         layers = len(fields.get("layers_block_type", "hybrid_override_pattern", default="")) or None
-    layers, hidden = positive("num_hidden_layers", layers), fields.size("hidden_size")
+    layers, hidden = positive("num_hidden_layers", layers, most=MOST), fields.size("hidden_size")
     heads = fields.size("num_attention_heads")
     if text.get("head_dim") is None and not fields.get("kv_lora_rank") and hidden % heads:
         raise CostError(f"num_attention_heads must divide hidden_size, got {heads} and {hidden}")
     stored = StoredBytes() if stored is None else stored
-    reader = _Reader(fields, family, stored, layers=layers, hidden=hidden, heads=heads)
+    reader = _Reader(fields, stored, layers=layers, hidden=hidden, heads=heads)
     groups, experts = reader.groups(), reader.experts
     latent = bool(fields.get("kv_lora_rank"))
     biased = reader.biased("attention_bias")
@@ -232,28 +231,25 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes | None = None) -> di
         "head_bytes": stored.of("lm_head"),
     }
     _refuse_unread(fields, layers)
-    if reader.unplaced:
-        raise CostError(f"sliding_window: which layers have it is not known: {OWN_SWEEP}, {BY_HAND}")
     if family.tied and "tie_word_embeddings" not in text:
         notes.append("tie_word_embeddings is missing: the LM head counts as the embedding, as in the family's class")
     return sizes | {"notes": (*notes, *stored.notes)}
 
 
 class _Reader:
-    """The layers of a config.json."""
+    """The layers of a config.json; what a layer multiplies and holds is gathered while it is read."""
 
-    def __init__(
-        self, fields: _Fields, family: _Family, stored: StoredBytes, *, layers: int, hidden: int, heads: int
-    ) -> None:
-        self.fields, self.family, self.stored = fields, family, stored
+    def __init__(self, fields: _Fields, stored: StoredBytes, *, layers: int, hidden: int, heads: int) -> None:
+        self.fields, self.family, self.stored = fields, fields.family, stored
         self.layers, self.hidden, self.heads = layers, hidden, heads
-        self.unplaced = False  # a window of layers that no field names
+        self.matrices: dict[str, tuple[int, int]] = {}  # by their names in checkpoints
+        self.other = 0  # weights of a layer beside its matrices
         count = fields.count("num_experts", "num_local_experts", "n_routed_experts")
         names = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "experts_per_token", "moe_topk")
         self.experts = Experts(count, fields.size(*names)) if count else None
         self.dense_width = fields.count("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size")
         self.expert_width = fields.size("moe_intermediate_size", "intermediate_size") if count else 0
-        self.window = fields.count("sliding_window", "sliding_window_size", "attention_chunk_size") or None
+        self.window: int | None = None
 
     def biased(self, name: str) -> bool:
         """Return whether a field gives biases to a class that reads it."""
@@ -262,45 +258,43 @@ class _Reader:
     def groups(self) -> tuple[LayerGroup, ...]:
         """Return the layers, those that are alike together, in the order in which kinds first appear."""
         kinds, sparse, indexed = self._kinds(), self._sparse(), self._indexed()
-        found: Counter[LayerGroup] = Counter()
-        for i, place in enumerate(zip(kinds, sparse, indexed, strict=True)):
-            found[self._layer(i, *place)] += 1
-        return tuple(LayerGroup(**(vars(group) | {"count": count})) for group, count in found.items())
+        if "sliding_attention" in kinds:
+            self.window = self.fields.size("sliding_window", "sliding_window_size", "attention_chunk_size")
+        found = Counter(self._layer(i, *place) for i, place in enumerate(zip(kinds, sparse, indexed, strict=True)))
+        return tuple(replace(group, count=count) for group, count in found.items())
 
     def _kinds(self) -> list[str]:
         """Return the kind of each layer's mixer."""
         fields, n, windows = self.fields, self.layers, self.family.windows
+        slides = [False] * n
         for name in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
             if (kinds := fields.listed(name, n)) is not None:
-                fields.seen.update(("full_attention_interval", "sliding_window_pattern", "linear_attn_config"))
+                fields.read("full_attention_interval", "sliding_window_pattern", "linear_attn_config", *_WINDOWS)
                 if windows == "later" and not fields.switch("use_sliding_window"):
                     return ["full_attention"] * n
                 if unknown := [kind for kind in kinds if kind not in KINDS]:
                     raise CostError(f"{name}: {unknown[0]!r:.80} is no kind of layer that is counted: {OWN_SWEEP}")
                 return [KINDS[kind] for kind in kinds]
-        if (pattern := fields.listed("hybrid_layer_pattern", n)) is not None:  # of MiMo-V2
-            return ["sliding_attention" if entry else "full_attention" for entry in pattern]
-        if (pattern := fields.listed("attn_type_list", n)) is not None and set(pattern) != {1}:  # of MiniMax
+        if set(fields.listed("attn_type_list", n) or [1]) != {1}:  # of MiniMax
             raise CostError(f"attn_type_list: lightning attention is not counted: {OWN_SWEEP}")
         if (interval := fields.count("full_attention_interval")) and fields.get("linear_num_value_heads"):
             return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(n)]
-        first_full = fields.get("max_window_layers", default=28)
-        if windows == "later":
-            slides = fields.switch("use_sliding_window") and fields.get("sliding_window", default=4096)
-            return ["sliding_attention" if slides and i >= first_full else "full_attention" for i in range(n)]
-        if windows == "chunks":
-            every = fields.get("no_rope_layer_interval", default=4)
-            rotary = fields.listed("no_rope_layers", n) or [(i + 1) % every != 0 for i in range(n)]
-            return ["sliding_attention" if entry and self.window else "full_attention" for entry in rotary]
-        if windows in ("second", "sixth"):
-            every = fields.get("sliding_window_pattern", default=2 if windows == "second" else 6)
-            return ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(n)]
-        if windows == "all" and fields.get("sliding_window"):
-            self.window = fields.size("sliding_window")
-            return ["sliding_attention"] * n
-        slides = fields.get("use_sliding_window", default=True) and fields.config.get("sliding_window")
-        self.unplaced = bool(slides) and not any(self.family is FAMILIES[name] for name in DENSE)
-        return ["full_attention"] * n
+        if (pattern := fields.listed("hybrid_layer_pattern", n)) is not None:  # of MiMo-V2
+            slides = [bool(entry) for entry in pattern]
+        elif windows == "later" and fields.switch("use_sliding_window") and fields.get("sliding_window"):
+            first = fields.size("max_window_layers", default=28)
+            slides = [i >= first for i in range(n)]
+        elif windows == "chunks" and fields.get("attention_chunk_size"):
+            every = fields.size("no_rope_layer_interval", default=4)
+            slides = [bool(e) for e in fields.listed("no_rope_layers", n) or [(i + 1) % every for i in range(n)]]
+        elif windows in ("second", "sixth"):
+            every = fields.size("sliding_window_pattern", default=2 if windows == "second" else 6)
+            slides = [bool((i + 1) % every) for i in range(n)]
+        elif windows == "all":
+            slides = [fields.get("sliding_window") is not None] * n
+        if any(slides) or windows or fields.get("use_sliding_window") is False:
+            fields.read(*_WINDOWS)
+        return ["sliding_attention" if each else "full_attention" for each in slides]
 
     def _sparse(self) -> list[bool]:
         """Return whether a layer has experts."""
@@ -308,234 +302,184 @@ class _Reader:
         if self.experts is None or not fields.get("enable_moe_block", default=True):
             return [False] * n
         if (kinds := fields.listed("mlp_layer_types", n)) is not None:
-            fields.seen.update(("first_k_dense_replace", "moe_layer_freq"))
+            fields.read("first_k_dense_replace", "moe_layer_freq")
             return [kind == "sparse" for kind in kinds]
-        first, every = fields.count("first_k_dense_replace"), fields.get("moe_layer_freq", default=1)
-        if isinstance(every, list):
+        if isinstance(fields.get("moe_layer_freq"), list):
+            fields.read("first_k_dense_replace")
             return [bool(entry) for entry in fields.listed("moe_layer_freq", n) or ()]
+        if isinstance(named := fields.get("moe_layers"), list):
+            return [i in named for i in range(n)]
+        first, every = fields.count("first_k_dense_replace"), fields.size("moe_layer_freq", default=1)
         only = fields.get("mlp_only_layers", default=[])
-        step = fields.get("decoder_sparse_step", "interleave_moe_layer_step", default=1)
-        step = positive("decoder_sparse_step", step)
-        named = fields.get("moe_layers")
-        return [
-            i in named
-            if isinstance(named, list)
-            else i >= first and i % every == 0 and i not in only and (i + 1) % step == 0
-            for i in range(n)
-        ]
+        step = fields.size("decoder_sparse_step", "interleave_moe_layer_step", default=1)
+        return [i >= first and i % every == 0 and i not in only and (i + 1) % step == 0 for i in range(n)]
 
     def _indexed(self) -> list[bool]:
         """Return whether a layer has an indexer of its own."""
         fields, n = self.fields, self.layers
-        sparse = fields.get("sparse_attention_config")
-        if isinstance(sparse, Mapping):  # of MiniMax-M3
+        if (sparse := fields.get("sparse_attention_config")) is not None:  # of MiniMax-M3
             return [bool(entry) for entry in sparse.get("sparse_attention_freq", [1] * n)[:n]]
         if not fields.config.get("index_topk") or not fields.get("kv_lora_rank"):
             return [False] * n
-        kinds = fields.listed("indexer_types", n) or ["full"] * n
-        return [kind == "full" for kind in kinds]
+        return [kind == "full" for kind in fields.listed("indexer_types", n) or ["full"] * n]
 
     def _layer(self, i: int, kind: str, sparse: bool, indexed: bool) -> LayerGroup:
-        """Return a layer of one kind; its matrices by their names in checkpoints."""
-        matrices: dict[str, tuple[int, int]] = {}
-        other, state, attention = self.family.norms * self.hidden, 0, None
+        """Return a layer of one kind."""
+        self.matrices, self.other = {}, self.family.norms * self.hidden
+        state, attention = 0, None
         if kind == "mamba":
-            other, state = other + self._mamba(matrices), self._mamba_state()
+            state = self._mamba()
         elif kind == "linear_attention":
-            more, state = self._linear(matrices)
-            other += more
+            state = self._linear()
         elif kind not in ("mlp", "moe"):
-            more, attention = self._attention(matrices, kind, indexed)
-            other += more
-        other += self._hyper_connections(matrices)
-        routed: dict[str, Any] = {}
+            latent = self.fields.get("kv_lora_rank")
+            attention = self._latent(indexed) if latent else self._attention(kind, indexed)
+        if self.fields.switch("mhc"):  # several residual streams are mixed before attention and MLP
+            streams = self.fields.size("hc_mult")
+            rows = streams * (streams + 2)
+            self.matrices |= dict.fromkeys(("attn_hc", "ffn_hc"), (rows, streams * self.hidden))
+            self.other += 2 * (rows + 3)
         alone = self.family.norms == 1  # a layer is either a mixer or an MLP
-        if kind == "moe" or (sparse and not alone):
-            more, routed = self._experts(matrices)
-            other += more
+        routed: tuple[LayerMatrix, ...] = ()
+        if experts := kind == "moe" or (sparse and not alone):
+            routed = self._experts("experts" if self.family.beside else "mlp.experts", i)
         if kind == "mlp" or (not alone and (not sparse or self.family.beside)):
-            other += self._mlp(
-                matrices, "mlp", positive("intermediate_size", self.dense_width or self.fields.get("intermediate_size"))
-            )
-        if routed:
-            as_stored = self.stored.of("experts" if self.family.beside else "mlp.experts", i)
-            routed["expert_matrices"] = tuple(replace(each, stored=as_stored) for each in routed["expert_matrices"])
-        stored = tuple(LayerMatrix(*size, self.stored.of(name, i)) for name, size in matrices.items())
-        return LayerGroup(1, stored, other, attention, state, **routed)
+            self._mlp("mlp", positive("intermediate_size", self.dense_width or self.fields.get("intermediate_size")))
+        matrices = tuple(LayerMatrix(*size, self.stored.of(name, i)) for name, size in self.matrices.items())
+        group = LayerGroup(1, matrices, self.other, attention, state)
+        if not experts:
+            return group
+        biases = self.family.expert_bias * sum(each.outputs for each in routed)
+        return replace(group, experts=self.experts, expert_matrices=routed, expert_other=biases)
 
-    def _mlp(self, matrices: dict[str, tuple[int, int]], prefix: str, width: int) -> int:
-        """Add an MLP; return its biases."""
-        matrices[f"{prefix}.gate_up_proj"] = ((1 + self.family.gated) * width, self.hidden)
-        matrices[f"{prefix}.down_proj"] = (self.hidden, width)
-        return self.biased("mlp_bias") * ((1 + self.family.gated) * width + self.hidden)
+    def _mlp(self, prefix: str, width: int) -> None:
+        """Add an MLP."""
+        outputs = (1 + self.family.gated) * width
+        self.matrices[f"{prefix}.gate_up_proj"] = (outputs, self.hidden)
+        self.matrices[f"{prefix}.down_proj"] = (self.hidden, width)
+        self.other += self.biased("mlp_bias") * (outputs + self.hidden)
 
-    def _experts(self, matrices: dict[str, tuple[int, int]]) -> tuple[int, dict[str, Any]]:
-        """Add the router and shared experts; return other weights, and the routed experts."""
-        fields, family, experts = self.fields, self.family, self.experts
-        if experts is None:
+    def _experts(self, name: str, i: int) -> tuple[LayerMatrix, ...]:
+        """Add the router and shared experts; return the matrices of a routed expert."""
+        fields, family, hidden, width = self.fields, self.family, self.hidden, self.expert_width
+        if self.experts is None:
             raise CostError("a layer of experts needs their number, such as num_experts")
-        inner, width = fields.count("moe_latent_size") or self.hidden, self.expert_width
-        matrices["mlp.gate"] = (experts.count, self.hidden)
-        other = family.router_bias * experts.count
-        if inner != self.hidden:
-            matrices["mlp.fc1_latent_proj"], matrices["mlp.fc2_latent_proj"] = (
-                (inner, self.hidden),
-                (self.hidden, inner),
-            )
-        if family.beside:
-            other += 3 * self.hidden + self.hidden + experts.count
-        counted = fields.count("n_shared_experts", "num_shared_experts")
+        count, inner = self.experts.count, fields.count("moe_latent_size") or hidden
+        self.matrices["mlp.gate"] = (count, hidden)
+        self.other += family.router_bias * count + family.beside * (4 * hidden + count)
+        if inner != hidden:
+            self.matrices |= {"mlp.fc1_latent_proj": (inner, hidden), "mlp.fc2_latent_proj": (hidden, inner)}
+        counted = fields.count("n_shared_experts", "num_shared_experts") or family.shared
         names = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim")
-        shared = fields.count(*names, "shared_intermediate_size") or (counted or family.shared) * width
-        if shared:
-            self._mlp(matrices, "mlp.shared_experts", shared)
-            other += family.shared_gate * self.hidden
-        outputs = (1 + family.gated) * width
-        routed = {
-            "experts": experts,
-            "expert_matrices": (LayerMatrix(outputs, inner), LayerMatrix(inner, width)),
-            "expert_other": family.expert_bias * (outputs + inner),
-        }
-        return other, routed
+        if shared := fields.count(*names, "shared_intermediate_size") or counted * width:
+            self._mlp("mlp.shared_experts", shared)
+            self.other += family.shared_gate * hidden
+        stored = self.stored.of(name, i)
+        return LayerMatrix((1 + family.gated) * width, inner, stored), LayerMatrix(inner, width, stored)
 
-    def _attention(self, matrices: dict[str, tuple[int, int]], kind: str, indexed: bool) -> tuple[int, LayerAttention]:
-        """Add attention; return its other weights, and its keys and values."""
-        if self.fields.get("kv_lora_rank"):
-            return self._latent(matrices, indexed)
+    def _attention(self, kind: str, indexed: bool) -> LayerAttention:
+        """Add attention; return its keys and values."""
         fields, family, hidden = self.fields, self.family, self.hidden
-        slides = kind == "sliding_attention"
-        heads, kv_heads = self.heads, fields.size("num_key_value_heads", default=self.heads)
+        slides, shared, heads = kind == "sliding_attention", False, self.heads
+        kv_heads = fields.size("num_key_value_heads", default=heads)
         key = fields.size("head_dim", default=hidden // heads)
         value = fields.size("v_head_dim", default=key)
-        shared = False
         if slides:  # of MiMo-V2
             heads = fields.size("swa_num_attention_heads", default=heads)
             kv_heads = fields.size("swa_num_key_value_heads", default=kv_heads)
             key, value = fields.size("swa_head_dim", default=key), fields.size("swa_v_head_dim", default=value)
-        else:  # of Gemma 4
-            key = fields.count("global_head_dim") or key
-            value = key if fields.count("global_head_dim") else value
-            shared = fields.switch("attention_k_eq_v")
-            kv_heads = fields.count("num_global_key_value_heads") or kv_heads if shared else kv_heads
+        elif wide := fields.count("global_head_dim"):  # of Gemma 4
+            key = value = wide
+            if shared := fields.switch("attention_k_eq_v"):
+                kv_heads = fields.size("num_global_key_value_heads", default=kv_heads)
         gate = family.gate if fields.get("attn_output_gate", default=True) else ""
         queries, keys, values = heads * key, kv_heads * key, 0 if shared else kv_heads * value
-        matrices["self_attn.qkv_proj"] = (queries * (2 if gate == "query" else 1) + keys + values, hidden)
-        matrices["self_attn.o_proj"] = (hidden, heads * value)
+        self.matrices["self_attn.qkv_proj"] = ((1 + (gate == "query")) * queries + keys + values, hidden)
+        self.matrices["self_attn.o_proj"] = (hidden, heads * value)
         if gate in ("full", "head"):
-            matrices["self_attn.g_proj"] = (queries if gate == "full" else heads, hidden)
+            self.matrices["self_attn.g_proj"] = (queries if gate == "full" else heads, hidden)
         biased = self.biased("attention_bias")
-        other = (biased or family.qkv_bias) * (queries + keys + values) + (biased and family.output_bias) * hidden
-        norm = "head" if not family.qk_norm and family is FAMILIES["glm4_moe"] and fields.switch("use_qk_norm") else ""
-        norm = family.qk_norm or norm
-        fields.seen.update(("use_qk_norm", "qk_norm_type", "attention_output_gate", "head_dim"))
-        if not fields.config.get("hidden_size_per_layer_input"):
-            fields.seen.add("vocab_size_per_layer_input")
-        other += {"head": 2 * key, "layer": queries + keys, "": 0}[norm]
+        norm = family.qk_norm if family.qk_norm != "stated" else "head" if fields.switch("use_qk_norm") else ""
+        fields.read("use_qk_norm", "qk_norm_type", "attention_output_gate", "head_dim")
+        if not fields.get("hidden_size_per_layer_input"):
+            fields.read("vocab_size_per_layer_input")
         sinks = fields.get("add_swa_attention_sink_bias" if slides else "add_full_attention_sink_bias")
-        other += (kind in family.sinks if sinks is None else sinks) * heads
+        self.other += (biased or family.qkv_bias) * (queries + keys + values) + (biased and family.output_bias) * hidden
+        self.other += {"head": 2 * key, "layer": queries + keys, "": 0}[norm]
+        self.other += (kind in family.sinks if sinks is None else sinks) * heads
         picked, index = None, (0, 0)
-        if indexed:
-            picked, index, more = self._block_indexer(matrices)
-            other += more
+        if indexed:  # of MiniMax-M3
+            names = ("sparse_num_index_heads", "sparse_index_dim", "sparse_topk_blocks", "sparse_block_size")
+            count, width, blocks, size = fields.nested("sparse_attention_config", *names)
+            picked, index = blocks * size, (count, width)
+            self.matrices["self_attn.indexer.qk_proj"] = ((count + 1) * width, hidden)
+            self.other += 2 * width
         window = self.window if slides else None
-        return other, LayerAttention(heads, kv_heads, key, value, key + value, window, picked, *index)
+        return LayerAttention(heads, kv_heads, key, value, key + value, window, picked, *index)
 
-    def _block_indexer(self, matrices: dict[str, tuple[int, int]]) -> tuple[int, tuple[int, int], int]:
-        """Add MiniMax-M3's indexer; return the tokens that it picks, its heads and width, and its norms."""
-        sparse = self.fields.get("sparse_attention_config")
-        heads, width = (positive(n, sparse.get(n)) for n in ("sparse_num_index_heads", "sparse_index_dim"))
-        picked = prod(positive(n, sparse.get(n)) for n in ("sparse_topk_blocks", "sparse_block_size"))
-        matrices["self_attn.indexer.qk_proj"] = ((heads + 1) * width, self.hidden)
-        return picked, (heads, width), 2 * width
-
-    def _latent(self, matrices: dict[str, tuple[int, int]], indexed: bool) -> tuple[int, LayerAttention]:
-        """Add latent attention, with an indexer; see `_attention`. Decoding absorbs kv_b into queries and output."""
+    def _latent(self, indexed: bool) -> LayerAttention:
+        """Add latent attention, with an indexer. Decoding absorbs kv_b into queries and output."""
         fields, hidden, heads = self.fields, self.hidden, self.heads
         rank, value = fields.size("kv_lora_rank"), fields.size("v_head_dim")
         rope, nope = fields.count("qk_rope_head_dim"), fields.size("qk_nope_head_dim")
-        fields.seen.update(("num_key_value_heads", "head_dim", "qk_head_dim", "mla_use_nope"))
-        wide, other = fields.count("q_lora_rank"), rank
+        fields.read("num_key_value_heads", "head_dim", "qk_head_dim", "mla_use_nope")
+        wide = fields.count("q_lora_rank")
         if wide:
-            matrices["self_attn.q_a_proj"] = (wide, hidden)
-            other += wide
-        matrices["self_attn.q_b_proj"] = (heads * (nope + rope), wide or hidden)
-        matrices["self_attn.kv_a_proj_with_mqa"] = (rank + rope, hidden)
-        matrices["self_attn.kv_b_proj"] = (heads * (nope + value), rank)
-        matrices["self_attn.o_proj"] = (hidden, heads * value)
-        if self.biased("attention_bias"):
-            other += wide + rank + rope + hidden
-        picked = fields.count("index_topk") or None
-        index = (fields.size("index_n_heads"), fields.size("index_head_dim")) if indexed else (0, 0)
+            self.matrices["self_attn.q_a_proj"] = (wide, hidden)
+        self.matrices["self_attn.q_b_proj"] = (heads * (nope + rope), wide or hidden)
+        self.matrices["self_attn.kv_a_proj_with_mqa"] = (rank + rope, hidden)
+        self.matrices["self_attn.kv_b_proj"] = (heads * (nope + value), rank)
+        self.matrices["self_attn.o_proj"] = (hidden, heads * value)
+        self.other += wide + rank + self.biased("attention_bias") * (wide + rank + rope + hidden)
+        picked, index = fields.count("index_topk") or None, (0, 0)
         if indexed:
-            matrices["self_attn.indexer.wq_b"] = (prod(index), wide)
-            matrices["self_attn.indexer.wk"] = (index[1], hidden)
-            matrices["self_attn.indexer.weights_proj"] = (index[0], hidden)
-            other += 2 * index[1]
+            index = count, width = fields.size("index_n_heads"), fields.size("index_head_dim")
+            self.matrices["self_attn.indexer.wq_b"] = (count * width, wide or hidden)
+            self.matrices["self_attn.indexer.wk"] = (width, hidden)
+            self.matrices["self_attn.indexer.weights_proj"] = (count, hidden)
+            self.other += 2 * width
             if pooled := fields.count("index_kpool"):  # of GLM-5.3 Flash
-                fields.seen.update(("index_kpool_compress", "index_kpool_always_select_tail"))
-                matrices["self_attn.indexer.index_kpool_compress_gate"] = (index[1], hidden)
-                other += pooled * index[1]
-        return other, LayerAttention(heads, 1, rank + rope, rank, rank + rope, None, picked, *index)
+                fields.read("index_kpool_compress", "index_kpool_always_select_tail")
+                self.matrices["self_attn.indexer.index_kpool_compress_gate"] = (width, hidden)
+                self.other += pooled * width
+        return LayerAttention(heads, 1, rank + rope, rank, rank + rope, None, picked, *index)
 
-    def _linear(self, matrices: dict[str, tuple[int, int]]) -> tuple[int, int]:
-        """Add gated delta networks (Qwen3-Next) or Kimi's; return other weights, and the bytes of the state."""
+    def _linear(self) -> int:
+        """Add gated delta networks, Qwen3-Next's or Kimi's; return the bytes of the state, in fp32."""
         fields, hidden = self.fields, self.hidden
-        if nested := fields.get("linear_attn_config"):
-            fields.seen.update(("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "linear_lower_bound"))
-            heads, size, kernel = (
-                positive(n, nested.get(n)) for n in ("num_heads", "head_dim", "short_conv_kernel_size")
-            )
+        if fields.get("linear_attn_config"):
+            fields.read("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "linear_lower_bound")
+            names = ("num_heads", "head_dim", "short_conv_kernel_size")
+            heads, key, kernel = fields.nested("linear_attn_config", *names)
+            inner, mixed, size = heads * key, 3 * heads * key, key
+            self.matrices |= {"self_attn.qkv_proj": (mixed, hidden), "self_attn.o_proj": (hidden, inner)}
+            self.matrices |= dict.fromkeys(("self_attn.f_a_proj", "self_attn.g_a_proj"), (key, hidden))
+            self.matrices |= dict.fromkeys(("self_attn.f_b_proj", "self_attn.g_b_proj"), (inner, key))
+            self.matrices["self_attn.b_proj"] = (heads, hidden)
+            self.other += inner - heads
+        else:
+            heads, size = fields.size("linear_num_value_heads"), fields.size("linear_value_head_dim")
+            key, kernel = fields.size("linear_key_head_dim"), fields.size("linear_conv_kernel_dim")
             inner = heads * size
-            matrices["self_attn.qkv_proj"] = (3 * inner, hidden)
-            for name in ("f", "g"):
-                matrices[f"self_attn.{name}_a_proj"], matrices[f"self_attn.{name}_b_proj"] = (
-                    (size, hidden),
-                    (inner, size),
-                )
-            matrices["self_attn.b_proj"], matrices["self_attn.o_proj"] = (heads, hidden), (hidden, inner)
-            return 3 * inner * kernel + inner + heads + size, 4 * inner * size + 2 * 3 * inner * (kernel - 1)
-        keys = fields.size("linear_num_key_heads") * fields.size("linear_key_head_dim")
-        heads, size = fields.size("linear_num_value_heads"), fields.size("linear_value_head_dim")
-        kernel, values = fields.size("linear_conv_kernel_dim"), heads * size
-        matrices["linear_attn.in_proj_qkv"] = (2 * keys + values, hidden)
-        matrices["linear_attn.in_proj_z"] = (values, hidden)
-        matrices["linear_attn.in_proj_ba"] = (2 * heads, hidden)
-        matrices["linear_attn.out_proj"] = (hidden, values)
-        state = 4 * values * fields.size("linear_key_head_dim") + 2 * (2 * keys + values) * (kernel - 1)
-        return (2 * keys + values) * kernel + 2 * heads + size, state
+            mixed = 2 * fields.size("linear_num_key_heads") * key + inner
+            self.matrices |= {"linear_attn.in_proj_qkv": (mixed, hidden), "linear_attn.in_proj_z": (inner, hidden)}
+            self.matrices["linear_attn.in_proj_ba"] = (2 * heads, hidden)
+            self.matrices["linear_attn.out_proj"] = (hidden, inner)
+        self.other += mixed * kernel + 2 * heads + size
+        return 4 * inner * key + 2 * mixed * (kernel - 1)
 
-    def _mamba(self, matrices: dict[str, tuple[int, int]]) -> int:
-        """Add Mamba 2; return other weights."""
+    def _mamba(self) -> int:
+        """Add Mamba 2; return the bytes of the state, in fp32."""
         fields, hidden = self.fields, self.hidden
-        inner, mixed, kernel = self._mamba_sizes()
-        heads = fields.size("mamba_num_heads")
-        matrices["mixer.in_proj"] = (inner + mixed + heads, hidden)
-        matrices["mixer.out_proj"] = (hidden, inner)
-        biases = fields.switch("use_bias") * (inner + mixed + heads + hidden)
-        fields.seen.add("expand")
-        return mixed * (kernel + fields.switch("use_conv_bias", True)) + 3 * heads + inner + biases
-
-    def _mamba_sizes(self) -> tuple[int, int, int]:
-        """Return the inner width, the width that is convolved, and the kernel's length."""
-        fields = self.fields
-        inner = fields.size("mamba_num_heads") * fields.size("mamba_head_dim")
-        mixed = inner + 2 * fields.size("n_groups") * fields.size("ssm_state_size")
-        return inner, mixed, fields.size("conv_kernel")
-
-    def _mamba_state(self) -> int:
-        """Return the bytes of Mamba 2's state, in fp32, and of its convolution's."""
-        inner, mixed, kernel = self._mamba_sizes()
-        return 4 * inner * self.fields.size("ssm_state_size") + 2 * mixed * (kernel - 1)
-
-    def _hyper_connections(self, matrices: dict[str, tuple[int, int]]) -> int:
-        """Add the mixing of several residual streams before attention and MLP; return other weights."""
-        if not self.fields.switch("mhc"):
-            return 0
-        streams = self.fields.size("hc_mult")
-        rows = streams * (streams + 2)
-        for name in ("attn_hc", "ffn_hc"):
-            matrices[name] = (rows, streams * self.hidden)
-        return 2 * (rows + 3)
+        heads, state, kernel = (fields.size(n) for n in ("mamba_num_heads", "ssm_state_size", "conv_kernel"))
+        inner = heads * fields.size("mamba_head_dim")
+        mixed = inner + 2 * fields.size("n_groups") * state  # what is convolved
+        self.matrices["mixer.in_proj"] = (inner + mixed + heads, hidden)
+        self.matrices["mixer.out_proj"] = (hidden, inner)
+        fields.read("expand")
+        self.other += mixed * (kernel + fields.switch("use_conv_bias", True)) + 3 * heads + inner
+        self.other += fields.switch("use_bias") * (inner + mixed + heads + hidden)
+        return 4 * inner * state + 2 * mixed * (kernel - 1)
 
 
 def _refuse_unread(fields: _Fields, layers: int) -> None:

@@ -47,7 +47,7 @@ def shape_by_hand(config: Mapping[str, Any] | Path | str, sizes: Mapping[str, fl
     layers, hidden, vocab = (positive(key, int(values[key])) for key in ("layers", "hidden", "vocab"))
     active = (values["active"] - vocab * hidden) / layers
     total = (values["params"] - 2 * vocab * hidden) / layers
-    if not 0 < active <= total + vocab * hidden:
+    if not 0 < active <= total + vocab * hidden / layers:  # the LM head may be the embedding
         raise CostError("--sizes: active must be at most params, and more than the LM head's vocab x hidden")
     heads = max(1, hidden // 128)
     attention = LayerAttention(heads, 1, 128, 128, max(1, round(values["kv_bytes"] / 2 / layers)))

@@ -5,7 +5,7 @@ Covers fp8 (blocks or tensors), mxfp4, nvfp4, AWQ, GPTQ, bitsandbytes, compresse
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,6 +20,8 @@ _SPELLINGS = {  # in checkpoints -> here
     "block_sparse_moe": "mlp",
     "feed_forward": "mlp",
     "(gate|up|gate_up|down)_proj": "gate_up_proj",
+    r"experts\.\d+\.": "experts.",
+    r"self_attn\.[qkv]_proj": "self_attn.qkv_proj",
 }
 
 
@@ -39,7 +41,7 @@ class StoredBytes:
     half: Sequence[str] = ()
     head: bool = False
     kv_bytes: float | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     def of(self, name: str, layer: int | None = None) -> float | None:
         """Return the bytes of a weight of a matrix; None where it is not quantised."""
@@ -113,36 +115,25 @@ def _width(weights: Mapping[str, Any]) -> float:
 
 
 def _among(name: str, layer: int | None, patterns: Sequence[str]) -> bool:
-    """Return whether a list of modules names a matrix of a layer."""
-    shortened = any(pattern.startswith("... ") for pattern in patterns)
-    name = _plain(name)
+    """Return whether a list of modules names a matrix of a layer; of a shortened list one layer stands for all."""
+    shortened, name = any(pattern.startswith("... ") for pattern in patterns), _plain(name)
     return any(_names(pattern, name, layer, shortened) for pattern in patterns)
 
 
 def _names(pattern: str, name: str, layer: int | None, shortened: bool) -> bool:
-    """Return whether an entry of a list names a matrix; of a shortened list one layer stands for all."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], f"model.layers.{layer}.{name}") is not None
-    own = re.match(r".*layers\.(\d+|\*)(?:\.|(\*)?$)", pattern)
-    if own is not None:
-        whole = pattern[own.end() :] in ("", "*")
-        if own[1] != "*" and int(own[1]) != layer and (whole or not shortened):
+    if (own := re.match(r".*layers\.(\d+|\*)(?:\.|\*?$)", pattern)) is not None:
+        pattern = pattern[own.end() :]
+        if own[1] not in ("*", str(layer)) and (pattern in ("", "*") or not shortened):
             return False
-        pattern = pattern[own.end() :] or "*"
     pattern = _plain(pattern.removeprefix("*.").removeprefix("language_model.").rstrip("*").rstrip("."))
-    return (
-        pattern == ""
-        or name == pattern
-        or name.startswith(f"{pattern}.")
-        or pattern in name.split(".")
-        or ("*" in pattern and fnmatchcase(name, pattern))
-    )
+    whole = pattern in ("", name) or name.startswith(f"{pattern}.") or pattern in name.split(".")
+    return whole or ("*" in pattern and fnmatchcase(name, pattern))
 
 
 def _plain(name: str) -> str:
     """Return the name of a module as it is spelled here."""
-    name = re.sub(r"experts\.\d+\.", "experts.", name)
-    name = re.sub(r"self_attn\.[qkv]_proj", "self_attn.qkv_proj", name)
     for pattern, here in _SPELLINGS.items():
         name = re.sub(pattern, here, name)
     return name

@@ -1,0 +1,44 @@
+"""The list of models that are known by name, and whatif of one of them."""
+
+import json
+
+import pytest
+
+from simulate.model_sizes.hf_config import known_models
+from tests.helpers.command_line import done, refused, run
+from treeopt.cli.commands.whatif import ByHand
+from treeopt.errors import UsageError
+
+ASKED = ("whatif", "--acceptance", "0.73,0.52", "--kind", "eagle3", "--hardware", "h200", "--batch", "1", "--json")
+
+
+def test_models_are_listed_with_their_sizes_or_the_field_that_is_not_understood():
+    rows = json.loads(done("models", "--json").stdout)["models"]
+    assert [row["name"] for row in rows] == list(known_models())
+    assert sum(not row["refused"] for row in rows) >= 85
+    by_name = {row["name"]: row for row in rows}
+    assert round(by_name["openai/gpt-oss-120b"]["active_billions"], 1) == 5.1
+    assert "compress_ratios" in by_name["deepseek-ai/DeepSeek-V4-Pro"]["refused"]
+    shown = done("models", "gpt-oss", "OPENAI").stdout
+    assert shown.startswith("2 of 2 models have a price")
+    assert "gpt-oss-20b" in shown
+
+
+def test_a_target_by_name_by_its_last_part_and_by_hand():
+    first, second = (
+        json.loads(done(*ASKED, "--target", name).stdout) for name in ("openai/gpt-oss-20b", "GPT-OSS-20b")
+    )
+    assert first["cells"] == second["cells"]
+    refused(
+        run(*ASKED, "--target", "DeepSeek-V4-Pro"), "deepseek-ai/DeepSeek-V4-Pro: compress_ratios is not", "--sizes"
+    )
+    by_hand = ("--sizes", "params=30e9,active=3e9,kv_bytes=20000", "--weight-bytes", "1")
+    found = json.loads(done(*ASKED, "--target", "DeepSeek-V4-Pro", *by_hand).stdout)
+    assert found["cells"][0]["fits"]
+    for wrong in ("params=x", "frob=1", "params"):
+        with pytest.raises(UsageError, match="--sizes takes numbers of params, active, kv_bytes, layers"):
+            ByHand().convert(wrong, None, None)
+    refused(run(*ASKED, "--target", "8b", "--sizes", "active=3e9"), "--sizes needs params, such as")
+    refused(
+        run(*ASKED, "--target", "8b", "--sizes", "params=1e9,active=3e9,kv_bytes=9"), "active must be at most params"
+    )
