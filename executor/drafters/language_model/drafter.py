@@ -193,7 +193,11 @@ def of_layers(config: PretrainedConfig, count: int) -> PretrainedConfig:
     fields = text.to_dict()
     lists = {name for name, value in fields.items() if isinstance(value, list) and len(value) == present}
     per_layer = {name for name in lists if not name.endswith("token_id")}  # several end tokens are no layers
-    cut = {name: (fields[name] * count)[:count] for name in per_layer}
+    cut: dict[str, Any] = {name: (fields[name] * count)[:count] for name in per_layer}
+    if shared := fields.get("num_kv_shared_layers"):  # the last ones
+        cut["num_kv_shared_layers"] = max(0, count - present + shared)
+    if own := fields.get("per_layer_config"):  # by number, where layers differ
+        cut["per_layer_config"] = {number: changes for number, changes in own.items() if int(number) < count}
     if count > present and any(value != fields[name][0] for name in per_layer for value in fields[name]):
         raise UsageError(f"layers:{count}: the model has {present} layers that differ, so none can be added")
     return type(text).from_dict(fields | cut | {"num_hidden_layers": count})

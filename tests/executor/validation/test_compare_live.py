@@ -28,6 +28,7 @@ from simulate.profiles.profile import BatchTimes, Profile
 from simulate.profiles.step_tables import Prefill
 from simulate.validation.predicted_vs_measured import comparison_record
 from simulate.validation.predictions import Runs, closed_forms, ways_of, whole_runs
+from tests.helpers.model_families import family
 from tests.helpers.models import SMALL, random_heads, random_prompts, small_target
 from tests.helpers.strategies import drawn_trace
 from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
@@ -349,6 +350,9 @@ def test_fewer_layers_of_a_configuration_of_several_parts():
     assert len(AutoModelForCausalLM.from_config(small).model.layers) == 2
     with pytest.raises(UsageError, match="layers:5: the model has 4 layers that differ"):
         of_layers(config, 5)
+    for name in ("gemma4", "gemma4_shared"):  # heads of layers differ in width, and layers share keys
+        fewer = of_layers(family(name).model.config, 1)
+        assert AutoModelForCausalLM.from_config(fewer).config.num_hidden_layers == 1
     ends = LlamaConfig(**SMALL | {"num_hidden_layers": 2, "eos_token_id": [1, 2]})
     alike = Qwen2Config(**SMALL | {"num_hidden_layers": 2, "num_key_value_heads": 2})
     assert of_layers(alike, 3).layer_types == ["full_attention"] * 3
