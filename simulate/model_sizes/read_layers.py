@@ -125,7 +125,7 @@ _HARMLESS = re.compile(
     "rope_(theta|scal|param)|softcap|scal(e|ing)|aux_loss|router_(z|jitter|aux|logits)|mtp|nextn|eps|init|"
     "norm_topk|topk_(method|group)|expert_group|scoring|implementation|max_window|mamba_(ssm|hidden|chunk|proj)|"
     "chunk_size|score|index_(share_for_mtp|skip_topk|topk_freq)|gate_lower|attn_temperature|floor_scale|cache_dtype|"
-    "num_experts_per_tok|experts_per_token|query_pre_attn|multiplier|bidirectional|combin|attention_value_scale|kernels|"
+    "num_experts_per_tok|experts_per_token|query_pre_attn|multiplier|bidirectional|combin|attention_value_scale|kernels|overlap|"
     "pretraining|output_|dtype|_id$|_ids$|head_dim|logit|act$"
 )
 _OPTIONAL = ("num_key_value_heads", "intermediate_size")
