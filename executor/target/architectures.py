@@ -20,6 +20,7 @@ from treeopt.tree import Tree
 
 _ALIBI = "its ALiBi bias is built from a two-dimensional mask"
 _STATE = "it keeps a recurrent state"
+_CLAMPED, _NO_STEP = ("nemotron_h", "zamba2"), 1e-8  # a smaller bound is as good as none
 _FRESH = "its scan of several tokens begins with an empty state"
 _ENCODER = "a transform stands before its LM head"
 _DRAFTS = "it drafts, and reads its target's keys"
@@ -95,6 +96,8 @@ def refusal(config: Any) -> str | None:
     unknown = set(getattr(text, "layer_types", None) or ()) - {FULL, SLIDING} - RECURRENT - WITHOUT_CACHE
     if unknown:
         return f"layers of type {', '.join(sorted(unknown))} are not supported"
+    if text.model_type in _CLAMPED and text.time_step_min > _NO_STEP:
+        return "transformers bounds time steps by time_step_min for several tokens, not for one: no chain is lossless"
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # one class, but typed as several
     return None if model is None else _class_refusal(model, config)
 

@@ -7,7 +7,7 @@ import pytest
 import transformers
 from transformers import CohereConfig, DeepseekV3Config, GPT2Config, LlamaConfig, Qwen2Config
 
-from executor.target.architectures import context_limit
+from executor.target.architectures import context_limit, refusal
 from tests.helpers.model_families import EAGER, FAMILIES, FIXED, RECURRENT, Oracle, decode, family
 from tests.helpers.slow_params import slow_unless
 
@@ -100,3 +100,9 @@ def test_the_page_of_families_lists_every_decoder():
         assert made["row"](kind) == rows[kind]
     refused = [kind for kind in results if results[kind] == "refused"]
     assert all(made["row"](kind) == rows[kind] for kind in refused)
+
+
+def test_a_bound_on_time_steps_of_several_tokens_alone_is_refused():
+    """A verified chain would be bounded, and the same tokens one by one would not."""
+    assert "time_step_min" in refusal(transformers.NemotronHConfig())
+    assert refusal(transformers.NemotronHConfig(time_step_min=1e-9)) is None
