@@ -92,6 +92,7 @@ def test_whatif_fetches_configurations_alone_and_needs_no_network_again(hub, tmp
     assert json.loads(offline.stdout)["cells"] == json.loads(unreachable.stdout)["cells"]
 
 
+@pytest.mark.slow
 def test_target_and_drafter_are_fetched_and_decode_as_their_folders_do(hub):
     fetched = hub.run("decode", "--target", "hf:org/stdlib-llama", "--drafter", "hf:org/stdlib-medusa", *WRITES)
     assert fetched.returncode == 0, fetched.stderr
