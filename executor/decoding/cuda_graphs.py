@@ -6,6 +6,7 @@ graphs, one for drafting and one for the rest of the step, so that the two phase
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -123,7 +124,9 @@ def _on_capture_stream(device: torch.device, *, strict: bool) -> Iterator[None]:
         return
     ours, stream = torch.cuda.current_stream(device), _stream(device)
     stream.wait_stream(ours)
-    torch.cuda.set_sync_debug_mode("error" if strict else "default")
+    with warnings.catch_warnings():  # torch says once that the mode is a prototype
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error" if strict else "default")
     try:
         with torch.cuda.stream(stream):
             yield

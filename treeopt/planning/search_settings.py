@@ -69,8 +69,8 @@ class SearchSettings(Settings):
         0.01,
         least=0,
         below=1,
-        help="Of trees within this share of the fastest or within the error, take that with the highest lower bound, "
-        "or a smaller one within this share of it; 0: the fastest.",
+        help="Take the tree with the highest lower bound of those within this share of the fastest or within the "
+        "error, or a smaller one within this share of it; 0: the fastest.",
     )
     shrink: float | None = setting(
         None,
