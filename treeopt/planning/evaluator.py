@@ -85,7 +85,9 @@ class Judge:
             return Choice(name, None, one, self.plain_s(batch), one)
         counts = self._judged[tree]
         tau = ratio(counts.committed, counts.steps, self.held.domain)
-        return Choice(name, tree, tau, self.step_s(tree, batch), self._speedup(tree, batch, counts, self.held))
+        accepted = (np.cumsum(counts.accepted_counts[::-1])[::-1] / counts.accepted_counts.sum())[1:].tolist()
+        speedup = self._speedup(tree, batch, counts, self.held)
+        return Choice(name, tree, tau, self.step_s(tree, batch), speedup, accepted=tuple(accepted))
 
     def counts(self, tree: Tree) -> StepCounts:
         """Return the counts of a tree on the requests held out."""

@@ -11,6 +11,7 @@
 * `validation`, `engine_checks`: predicted beside measured; engines beside the replay.
 * `profile`: measured step times.
 * `whatif`: devices that were not measured.
+* `watch`: running servers beside their plan.
 * `training`: the accuracy of a trained drafter.
 * `models`: models that are known by name.
 * `health`: packages, device and trials.

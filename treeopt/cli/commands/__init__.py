@@ -14,6 +14,7 @@
 * `trace`: collect a trace, import one, describe one, join several, split one.
 * `train`: train a drafter for a target by a published recipe, with changes by name.
 * `validate`: predicted against measured.
+* `watch`: whether running servers still do what their plan says.
 * `whatif`: the best tree on devices, batch sizes and contexts that were not measured.
 """
 
@@ -30,6 +31,7 @@ COMMANDS = {
     "models": "treeopt.cli.commands.models",
     "compare": "treeopt.cli.commands.compare",
     "validate": "treeopt.cli.commands.validate",
+    "watch": "treeopt.cli.commands.watch",
     "train": "treeopt.cli.commands.train",
     "report": "treeopt.cli.commands.report",
     "explore": "treeopt.cli.commands.explore",
