@@ -10,7 +10,7 @@ from treeopt.plans.plan import Choice
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import Objective
 from treeopt.replay.static_tree import step_seconds
-from treeopt.replay.walk import StepCounts
+from treeopt.replay.walk import StepCounts, total_counts
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
@@ -133,10 +133,10 @@ class _Replays:
         self.pool = EMPTY
 
     @cached_property
-    def _replayer(self) -> Replayer:
-        return Replayer(self._trace, self.pool)
+    def _replayers(self) -> list[Replayer]:
+        return [Replayer(part, self.pool) for part in self._trace.parts]
 
     def __getitem__(self, tree: Tree) -> StepCounts:
         if tree not in self._known:
-            self._known[tree] = self._replayer.replay(tree)
+            self._known[tree] = total_counts(replayer.replay(tree) for replayer in self._replayers)
         return self._known[tree]

@@ -17,6 +17,7 @@ from treeopt.cli.options.settings_options import options_of
 SECTIONS = {"Server": "urls plan profile", "Test": "hours tolerance reference", "Output": "once textfile as_json"}
 CHANGED = 3  # exit code of --once
 EXAMPLES = examples(
+    "treeopt search --trace data/traces/medusa-t0.npz --batch 1,4 --output plan.json",
     "treeopt watch --url http://127.0.0.1:8000/metrics --plan plan.json",
     "treeopt watch --url http://127.0.0.1:8000/metrics --plan plan.json --once --state watch.json || alert",
 )
