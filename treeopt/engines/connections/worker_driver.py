@@ -55,9 +55,11 @@ class StepWorker(ABC):
     def load_order(self, pipeline: str) -> dict[str, Any]:
         """Return what the order to load a pipeline holds."""
 
+    @abstractmethod
     def loaded(self, answer: Mapping[str, Any]) -> None:
         """Take the answer to an order to load."""
 
+    @abstractmethod
     def check(self, order: Mapping[str, Any]) -> None:
         """Raise EngineError if the loaded engine cannot decode so."""
 

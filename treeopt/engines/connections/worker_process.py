@@ -172,9 +172,12 @@ class WorkerProcess:
 
 def kept_log(text: str) -> str:
     """Write the log of an engine that failed to a file that stays; return where, for the end of a message."""
-    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", prefix="treeopt-engine-", suffix=".log", delete=False
-    ) as log:
+    with (
+        contextlib.suppress(OSError),
+        tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="treeopt-engine-", suffix=".log", delete=False
+        ) as log,
+    ):
         log.write(text)
         return f" (its log: {log.name})"
     return ""

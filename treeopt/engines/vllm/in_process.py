@@ -1,7 +1,6 @@
-"""vLLM on a CPU: an engine in a process of its own that treeopt steps, with one launch for plain decoding and one for all
-draft lengths.
+"""vLLM on a CPU: an engine in a process of its own that treeopt steps; one launch runs all draft lengths.
 
-A drafter that is loaded makes plain steps slower, so plain decoding is a launch without one. Where the memory holds
+A drafter that is loaded makes plain steps slower, so plain decoding is another launch. Where the memory holds
 both, both stay loaded and take turns; else one makes room for the other. Medusa and suffix decoding draft their full
 length alone: these take a launch per length.
 """

@@ -4,8 +4,8 @@ Read in vLLM 0.32 (vllm/v1/core/sched/scheduler.py and worker/gpu_model_runner.p
 from the scheduler's `dynamic_sd_lookup`, a list by the number of running requests, and drafters draft that many tokens.
 Medusa and suffix decoding draft their full length alone. The scheduler's own output says what each step verified.
 
-An order to load holds "arguments", words of `vllm serve`, and "length", the longest draft, or 0. The setting of an order
-to decode is "length".
+An order to load holds "arguments", words of `vllm serve`, and "length", the longest draft, or 0. The setting of an
+order to decode is "length".
 """
 
 import os
