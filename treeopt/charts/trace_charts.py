@@ -39,7 +39,7 @@ from treeopt.results.predictions import plan_of
 from treeopt.results.trace import NODES, replayable, share_within, tau_of
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate, ratio
-from treeopt.traces.confidences import reliability
+from treeopt.traces.drafter_confidence import reliability
 from treeopt.traces.trace import PAST_END, Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees

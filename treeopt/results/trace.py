@@ -19,7 +19,7 @@ from treeopt.results.words import describe_models, interval, shown
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.storage.provenance import look
-from treeopt.traces.confidences import reliability
+from treeopt.traces.drafter_confidence import reliability
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
 from treeopt.tree import Tree
 

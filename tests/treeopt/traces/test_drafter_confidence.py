@@ -8,7 +8,7 @@ from hypothesis import given
 
 from tests.helpers.strategies import trace_of, traces
 from treeopt.results.trace import ENTRY, describe
-from treeopt.traces.confidences import ALONG_TEXT, confidences, reliability
+from treeopt.traces.drafter_confidence import ALONG_TEXT, confidences, reliability
 
 
 @given(traces(parts=True))
