@@ -130,7 +130,7 @@ def _family(kind):
 
 
 def test_the_cases_of_every_day_are_complete():
-    assert {_family(kind) for kind, *_ in DAILY} == {_family(kind) for kind in KINDS} - {"language"}  # slow as a drafter
+    assert {_family(kind) for kind, *_ in DAILY} == {_family(kind) for kind in KINDS} - {"language"}  # a slow one
     assert {rule for _, rule, *_ in DAILY} == {*RULES, "imposed"}
     assert {tree for *_, tree, _ in DAILY} == set(TREES)
     assert all(allowed(*case[:3]) for case in DAILY)
