@@ -113,9 +113,10 @@ def shapes_of(names: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             for n in range(config["num_hidden_layers"])
             for name, shape in layer(False, inner).items()
         }
-        wide = 5 if names == "dflash" else 2
-        top = {"fc.weight": (HIDDEN, wide * HIDDEN), "norm.weight": (HIDDEN,)}
-        return own | ({**top, "hidden_norm.weight": (HIDDEN,)} if names == "dflash" else {})
+        outer, wide = ("", 5) if names == "dflash" else ("mtp.", 2)
+        norms = ("norm", "hidden_norm") if names == "dflash" else ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+        own |= {f"{outer}{name}.weight": (HIDDEN,) for name in norms}
+        return own | {f"{outer}fc.weight": (HIDDEN, wide * HIDDEN)}
     return eagle3(names, config, inner)
 
 

@@ -5,6 +5,7 @@
 * `hydra/`: Hydra and Hydra++ heads.
 * `eagle/`: EAGLE, EAGLE-2, HASS and CORAL.
 * `eagle3/`: EAGLE-3.
+* `mtp/`: multi-token prediction.
 * `language_model/`: a small language model.
 * `ngram/`: n-gram counts.
 * `prompt_lookup/`: prompt lookup, as treeopt and as engines have it.

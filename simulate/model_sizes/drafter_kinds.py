@@ -33,8 +33,6 @@ _UNKNOWN = {
     "arcticlstm": "an Arctic speculator",
     "redrafter": "ReDrafter",
     "recurrentdraft": "ReDrafter",
-    "mtp": "an MTP head",
-    "nextn": "an MTP head",
     "assistant": "an MTP head",
 }
 _ANY = {"draft": "a drafter", "specul": "a speculator"}  # parts of the class names of all other drafters
@@ -343,7 +341,7 @@ def assumptions(config: Config | None, drafter: DrafterShape, *, kind: str, targ
         return []
     content: Fields | None = None if config is None else parsed(config, dict)
     warnings = list(sizes.assumed(content, target, drafter))
-    if content is None and target.experts is not None and drafter.level.layers:
+    if content is None and target.experts is not None and drafter.level.layers and not drafter.level.routed:
         warnings.append(
             "the drafter's layer is taken to be dense, as wide as a token's experts; --drafter gives its own"
         )

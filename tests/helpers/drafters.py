@@ -14,6 +14,7 @@ from executor.drafters.eagle3.drafter import Eagle3, usual_taps
 from executor.drafters.hydra.drafter import Hydra
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.medusa.drafter import MedusaHeads
+from executor.drafters.mtp.drafter import Mtp
 from executor.drafters.ngram.drafter import NGram
 from executor.drafters.prompt_lookup.drafter import PromptLookup
 from executor.target.target_model import Target
@@ -55,6 +56,8 @@ MAKE: dict[str, Make] = {
     "eagle3-last-feature": lambda t: Eagle3(
         _layer(t), taps=(), target_hidden=t.hidden, vocabulary=VOCABULARY, windows=(5,), fused=False
     ),
+    "mtp": Mtp,
+    "mtp-qwen": lambda t: Mtp(t, "qwen"),
 }
 
 
@@ -114,5 +117,5 @@ DRAFTERS: dict[str, Callable[[], tuple[Target, Drafter]]] = {
     "language-model": lambda: _untrained(lambda: LanguageModel(Target(noisy(small_model(), 0.3), name="drafter"))),
     "ngram": lambda: _untrained(lambda: NGram.count(random_prompts([300] * 4, seed=5), order=3, vocabulary=VOCABULARY)),
     "prompt-lookup": lambda: _untrained(PromptLookup),
-    **{name: partial(fitted_drafter, name, PROMPTS) for name in ("hydra++", "eagle", "coral-router", "eagle3")},
+    **{name: partial(fitted_drafter, name, PROMPTS) for name in ("hydra++", "eagle", "coral-router", "eagle3", "mtp")},
 }

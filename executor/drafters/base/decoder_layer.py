@@ -235,7 +235,7 @@ class Unrolled:
         out = weights[..., :length] @ self._values[0][:, :, None]
         for column, i in enumerate(drafted, length):
             out = out + weights[..., column, None] * self._values[i][:, :, None]
-        return out.reshape(batch, -1, length, width).transpose(1, 2)
+        return out.reshape(batch, -1, length, value.shape[-1]).transpose(1, 2)
 
 
 def layer_config(model: Any, **changes: Any) -> LlamaConfig:
