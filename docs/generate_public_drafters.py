@@ -114,8 +114,14 @@ def shapes_of(names: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             for name, shape in layer(False, inner).items()
         }
         outer, wide = ("", 5) if names == "dflash" else ("mtp.", 2)
-        norms = ("norm", "hidden_norm") if names == "dflash" else ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+        norms = (
+            ("norm", "hidden_norm") if names == "dflash" else ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+        )
         own |= {f"{outer}{name}.weight": (HIDDEN,) for name in norms}
+        if names == "dflash":
+            layers = range(config["num_hidden_layers"])
+            own |= {f"layers.{n}.self_attn.{part}_norm.weight": (WIDTH,) for n in layers for part in "qk"}
+            own |= {f"layers.{n}.input_layernorm.weight": (HIDDEN,) for n in layers}
         return own | {f"{outer}fc.weight": (HIDDEN, wide * HIDDEN)}
     return eagle3(names, config, inner)
 

@@ -24,8 +24,6 @@ NAMES = ("treeopt_drafter", "speculators_model_type", "architectures", "model_ty
 _UNKNOWN = {
     "peagle": "P-EAGLE",
     "paralleldrafting": "parallel drafting",
-    "dflash": "DFlash",
-    "dspark": "DSpark",
     "domino": "Domino",
     "jetspec": "JetSpec",
     "mlpspeculator": "an MLP speculator",
@@ -48,12 +46,14 @@ class DrafterShape:
         opening: the forward over the committed tokens, once per step (EAGLE-3's fusion, Hydra++'s layer); None without.
         deeper: the forwards of the levels after the first; the last one also serves all levels after it. (): all
             levels are like the first.
+        slots: tokens of a sequence in the first level's forward, which drafts the levels after it too; 0: one level.
     """
 
     level: Forward
     parallel: bool = False
     opening: Forward | None = None
     deeper: tuple[Forward, ...] = ()
+    slots: int = 0
 
     def shared(self, devices: int) -> "DrafterShape":
         """Return the part of each of several devices; see `Forward.shared`."""
@@ -380,16 +380,15 @@ def named_drafter(config: Fields) -> tuple[str, str, DrafterKind | None] | None:
 def _check_known(config: Fields) -> None:
     """Raise CostError for kinds that treeopt does not have.
 
-    >>> _check_known({"architectures": ["DFlashDraftModel"]})
+    >>> _check_known({"architectures": ["DominoDraftModel"]})
     Traceback (most recent call last):
-    treeopt.errors.CostError: architectures: DFlash has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): ...
+    treeopt.errors.CostError: architectures: Domino has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): ...
     """
     known = {word for kind in DRAFTERS.values() for word in kind.words}
     words = class_words(config) + (" paralleldrafting" if config.get("parallel_drafting") else "")
     kind = next((kind for part, kind in _UNKNOWN.items() if part in words and part not in known), None)
-    kind = "DFlash" if kind is None and config.get("dflash_config") and "dflash" not in known else kind
     if kind is not None:
-        field = next((name for name in ("parallel_drafting", "dflash_config") if config.get(name)), "architectures")
+        field = "parallel_drafting" if config.get("parallel_drafting") else "architectures"
         raise CostError(f"{field}: {kind} has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): {OWN_SWEEP}")
 
 

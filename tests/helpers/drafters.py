@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.decoder_layer import layer_config
 from executor.drafters.base.drafter import Admitted, Drafter
+from executor.drafters.dflash.drafter import DFlash
 from executor.drafters.eagle.drafter import Eagle
 from executor.drafters.eagle3.drafter import Eagle3, usual_taps
 from executor.drafters.hydra.drafter import Hydra
@@ -39,6 +40,11 @@ def _layer(target: Target, **changes: object):
     return layer_config(target.model.config, **changes)
 
 
+def _dflash(target: Target, **options: object) -> DFlash:
+    layers = [_layer(target)] * 2
+    return DFlash(layers, taps=(1, 2), vocabulary=VOCABULARY, mask=3, slots=6, **options)
+
+
 MAKE: dict[str, Make] = {
     "medusa": lambda t: MedusaHeads(5, t.hidden, layers=2, vocabulary=VOCABULARY),
     "hydra": lambda t: Hydra(t.hidden, VOCABULARY, heads=5),
@@ -56,6 +62,15 @@ MAKE: dict[str, Make] = {
     "eagle3-last-feature": lambda t: Eagle3(
         _layer(t), taps=(), target_hidden=t.hidden, vocabulary=VOCABULARY, windows=(5,), fused=False
     ),
+    "dflash": lambda t: _dflash(t),
+    "dflash-variants": lambda t: _dflash(
+        t,
+        windows=(9, None),
+        causal=(True, False),
+        draft_ids=torch.arange(VOCABULARY)[torch.arange(VOCABULARY) % 6 != 1],
+        own_embeddings=True,
+    ),
+    "dspark": lambda t: _dflash(t, from_anchor=True, markov=8),
     "mtp": Mtp,
     "mtp-qwen": lambda t: Mtp(t, "qwen"),
 }
@@ -117,5 +132,8 @@ DRAFTERS: dict[str, Callable[[], tuple[Target, Drafter]]] = {
     "language-model": lambda: _untrained(lambda: LanguageModel(Target(noisy(small_model(), 0.3), name="drafter"))),
     "ngram": lambda: _untrained(lambda: NGram.count(random_prompts([300] * 4, seed=5), order=3, vocabulary=VOCABULARY)),
     "prompt-lookup": lambda: _untrained(PromptLookup),
-    **{name: partial(fitted_drafter, name, PROMPTS) for name in ("hydra++", "eagle", "coral-router", "eagle3", "mtp")},
+    **{
+        name: partial(fitted_drafter, name, PROMPTS)
+        for name in ("hydra++", "eagle", "coral-router", "eagle3", "mtp", "dflash")
+    },
 }

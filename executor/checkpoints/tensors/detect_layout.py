@@ -103,10 +103,8 @@ HEADS = "needed are Medusa or Hydra heads, EAGLE or EAGLE-3"
 KINDS = {
     r"^tensor .*mask_hidden|^set parallel_drafting$|^called .*p_?eagle": "P-EAGLE: parallel drafting is not supported: "
     "needed is an EAGLE-3 drafter without mask_hidden, which drafts one token after the other",
-    r"^called .*(dspark|domino|jetspec|hspec|dspine)": "drafters of whole blocks (DSpark, Domino, JetSpec) are not "
-    "supported: needed is an EAGLE-3 drafter",
-    r"^tensor fc\.weight$[^$]*^tensor hidden_norm\.weight$[^$]*^tensor norm\.weight$|^field dflash_config$"
-    r"|^called .*dflash": "DFlash is not supported: it drafts a block in parallel; needed is an EAGLE-3 drafter",
+    r"^called .*(domino|jetspec|dflash2|[^a-z](hspec|dspine))": "blocks with a correction (Domino, JetSpec, DFlash2) are not "
+    "supported: needed is a DFlash, DSpark or EAGLE-3 drafter",
     r"^field (pard_token|ptd_token_id)$|^field spd_type=pard$": "PARD and other parallel drafting (pard_token, "
     "ptd_token_id) is not supported: needed is a drafter that drafts one token after the other",
     r"^eagle .*(kv_a_proj_with_mqa|kv_b_proj|q_a_proj)": "MLA drafters (multi-head latent attention, as in "

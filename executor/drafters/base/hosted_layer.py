@@ -84,7 +84,8 @@ class HostedLayer(nn.Module):
             past_key_values=None,
             attend=attention,
         )
-        return out[0] if isinstance(out, tuple) else out
+        hidden: Tensor = out[0] if isinstance(out, tuple) else out
+        return hidden
 
     @property
     def num_key_value_groups(self) -> int:

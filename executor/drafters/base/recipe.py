@@ -38,12 +38,14 @@ class Recipe:
         schedule: after the warm-up: constant, linear (to 0) or cosine (to `floor` times the peak).
         clip: largest norm, or largest entry, of the gradient; 0 for no limit.
         trainable: drafter, router (the rest of the drafter is fixed) or backbone (the drafter and the target).
-        layers: per Medusa or Hydra head.
+        layers: per Medusa or Hydra head, of DFlash and DSpark.
         own_output: Medusa heads have output layers of their own.
         prefix: Hydra++'s attention layer before the heads.
         grounded: Hydra heads see the drafted tokens.
         router_groups: groups of an EAGLE drafter's router, of which `active_groups` are scored; 0 for no router.
         draft_vocabulary: tokens that EAGLE-3 proposes, those most frequent in the supervised text; 0 for all.
+        anchors: most positions of a row that a step learns from, drawn at random; 0 for all.
+        markov_rank: of DSpark's head; 0 without.
     """
 
     name: str
@@ -86,6 +88,8 @@ class Recipe:
     router_groups: int = 0
     active_groups: int = 2
     draft_vocabulary: int = 0
+    anchors: int = 0
+    markov_rank: int = 0
 
     def __post_init__(self) -> None:
         """Check that each value has a meaning and an effect.

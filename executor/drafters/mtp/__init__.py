@@ -38,7 +38,7 @@ def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShap
 
 
 # Cai et al. 2025 (FastMTP, arXiv 2509.18362), §3: one module, three steps, teacher forced, step k weighs
-# 0.6^(k-1) / (1 + 0.6 + 0.36); coefficient * decay^k is that.
+# 0.6^(k-1) / (1 + 0.6 + 0.36); coefficient * decay^k is that. The optimiser's settings are EAGLE-3's.
 FASTMTP = Recipe(
     "fastmtp",
     "mtp",
@@ -63,8 +63,8 @@ ENTRY = DrafterKind(
         write=f"{__name__}.checkpoint:mtp_content",
         layouts=("vllm-mimo",),
         needs=("eh_proj.weight, pre_fc_norm_hidden.weight or mtp_layers.0.input_proj.weight",),
-        known_as="DeepSeek's and GLM's, Qwen3-Next's and Qwen3.5's, MiMo's and speculators', in folders of their own or "
-        "in the target's, by the name `mtp`",
+        known_as="DeepSeek's and GLM's, Qwen3-Next's and Qwen3.5's, MiMo's and speculators', in their own folders or, "
+        "by the name `mtp`, in the target's",
     ),
     training=Training((FASTMTP,), f"{__name__}.drafter:untrained", fields=("detached",)),
 )

@@ -48,7 +48,9 @@ def own_module(name: str, target: Target) -> Mtp:
         raise UsageError(f"{name}: MTP is read from the folder of the target, or give the module's own folder")
     stored = open_checkpoint(folder)
     if stored is None or not prefixes(stored):
-        raise ExecutorError(f"{folder}: holds no MTP module: its tensors lack eh_proj, pre_fc_norm_hidden and mtp_layers")
+        raise ExecutorError(
+            f"{folder}: holds no MTP module: its tensors lack eh_proj, pre_fc_norm_hidden and mtp_layers"
+        )
     return read_mtp(stored, target, within=True).to(target.device, target.dtype).eval().requires_grad_(False)
 
 
@@ -109,7 +111,9 @@ def stored_name(family: str, name: str) -> str:
     """
     spelling = FAMILIES[family]
     part, _, rest = name.partition(".")
-    return spelling.block + name.removeprefix("layer.block.") if part == "layer" else f"{getattr(spelling, part)}.{rest}"
+    return (
+        spelling.block + name.removeprefix("layer.block.") if part == "layer" else f"{getattr(spelling, part)}.{rest}"
+    )
 
 
 def _stacked(stored: Stored) -> Stored:

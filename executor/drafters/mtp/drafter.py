@@ -41,9 +41,7 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "deepseek": Family("enorm", "hnorm", "eh_proj", "shared_head.norm"),
-    "qwen": Family(
-        "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", block="layers.0.", blanks_first=False
-    ),
+    "qwen": Family("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", block="layers.0.", blanks_first=False),
     "mimo": Family("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True),
 }
 

@@ -57,8 +57,8 @@ def test_a_module_is_read_from_the_target_s_folder_and_from_its_own(tmp_path, na
         assert (loaded.kind, loaded.family) == ("mtp", KINDS[name])
         for name_of, value in drafter.state_dict().items():
             torch.testing.assert_close(loaded.state_dict()[name_of], value)
-        pairs = zip(loaded.teacher_forced(target, text, features, 2), drafter.teacher_forced(target, text, features, 2))
-        for found, due in pairs:
+        passes = (each.teacher_forced(target, text, features, 2) for each in (loaded, drafter))
+        for found, due in zip(*passes, strict=True):
             torch.testing.assert_close(found.scores, due.scores)
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
     config = json.loads(path.read_text())
     config["transformer_layer_config"]["rms_norm_eps"] = 0.5
     path.write_text(json.dumps(config))
-    with pytest.raises(ExecutorError, match="rms_norm_eps 0.5 must be the target's"):
+    with pytest.raises(ExecutorError, match=r"rms_norm_eps 0\.5 must be the target's"):
         load_drafter(tmp_path / "own", target)
     target.model.config._name_or_path = ""
     with pytest.raises(UsageError, match="MTP is read from the folder of the target"):
@@ -132,5 +132,7 @@ def test_mimo_s_folder_holds_qwen_s_biases_and_the_target_s_tables(tmp_path):
 def test_its_level_reads_a_layer_with_the_experts_that_a_token_picks():
     config = family("deepseek_v3").model.config.to_dict()
     shape, level = Shape.from_config(config), drafter_shape(config, kind="mtp").level
-    assert level.weights == shape.layer_groups[-1].products(active=True) + shape.hidden * (2 * shape.hidden + shape.vocab)
+    assert level.weights == shape.layer_groups[-1].products(active=True) + shape.hidden * (
+        2 * shape.hidden + shape.vocab
+    )
     assert assumptions(None, drafter_shape(config, kind="mtp"), kind="mtp", target=shape) == []
