@@ -57,6 +57,7 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": HEADS if keys == heads else 2,
         "head_dim": WIDTH,
         "vocab_size": VOCABULARY,
+        "mask_token_id": VOCABULARY - 1,
         "truncated_vocab_size": DRAFTED if "model" not in str(config.get("architectures")).lower() else VOCABULARY,
     }
     if config.get("draft_vocab_size") is not None:

@@ -242,6 +242,8 @@ class Lesson(nn.Module):
                 logits = logits.index_select(-1, level.ids)
             anchors = tokens.shape[1] - 1 - k
             learnt = mask[:, 1 : 1 + anchors] & mask[:, 1 + k :]
+            if self.training and self.recipe.depth_share < 1:
+                learnt = learnt & (torch.rand(learnt.shape, device=learnt.device) < self.recipe.share(k))
             supervised = _Supervised(learnt if rows is None else pick_rows(learnt, rows), rows)
             same = [hidden[:, k - j : k - j + anchors] for j, hidden in enumerate(earlier, 1)]
             yield Anchors(

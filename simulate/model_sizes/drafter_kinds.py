@@ -22,8 +22,6 @@ Recognise = Callable[[Mapping[str, Sequence[int]]], bool]
 NAMES = ("treeopt_drafter", "speculators_model_type", "architectures", "model_type")
 # Part of a class name or field -> a kind that treeopt does not have.
 _UNKNOWN = {
-    "peagle": "P-EAGLE",
-    "paralleldrafting": "parallel drafting",
     "domino": "Domino",
     "jetspec": "JetSpec",
     "mlpspeculator": "an MLP speculator",
@@ -385,11 +383,10 @@ def _check_known(config: Fields) -> None:
     treeopt.errors.CostError: architectures: Domino has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): ...
     """
     known = {word for kind in DRAFTERS.values() for word in kind.words}
-    words = class_words(config) + (" paralleldrafting" if config.get("parallel_drafting") else "")
+    words = class_words(config)
     kind = next((kind for part, kind in _UNKNOWN.items() if part in words and part not in known), None)
     if kind is not None:
-        field = "parallel_drafting" if config.get("parallel_drafting") else "architectures"
-        raise CostError(f"{field}: {kind} has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): {OWN_SWEEP}")
+        raise CostError(f"architectures: {kind} has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): {OWN_SWEEP}")
 
 
 def _stated_kind(config: Fields) -> str | None:
@@ -397,7 +394,8 @@ def _stated_kind(config: Fields) -> str | None:
     for name in NAMES:
         value = config.get(name)
         words = value.get("kind") if isinstance(value, Mapping) else value
-        found = _kind_in(" ".join(map(str, words)) if isinstance(words, list) else str(words or ""))
+        said = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
+        found = _kind_in(said + " parallel_drafting" if said and config.get("parallel_drafting") else said)
         if found is not None:
             return found
     kinds = (kind for kind in by_priority() for field in kind.fields if config.get(field) is not None)

@@ -17,6 +17,7 @@ from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.drafters.mtp.drafter import Mtp
 from executor.drafters.ngram.drafter import NGram
+from executor.drafters.p_eagle.drafter import PEagle
 from executor.drafters.prompt_lookup.drafter import PromptLookup
 from executor.target.target_model import Target
 from tests.helpers.models import VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
@@ -30,10 +31,10 @@ def admitted(tokens: Tensor, features: Tensor, lengths: Sequence[int]) -> Admitt
     return Admitted.of(range(len(texts)), texts, features[:, : max(lengths) - 1])
 
 
-def _eagle3(target: Target, *, ids: Tensor | None = None, **options: object) -> Eagle3:
+def _eagle3(target: Target, *, make: type[Eagle3] = Eagle3, ids: Tensor | None = None, **options: object) -> Eagle3:
     config = layer_config(target.model.config)
     taps = usual_taps(target.model.config.num_hidden_layers)
-    return Eagle3(config, taps=taps, target_hidden=target.hidden, vocabulary=VOCABULARY, draft_ids=ids, **options)
+    return make(config, taps=taps, target_hidden=target.hidden, vocabulary=VOCABULARY, draft_ids=ids, **options)
 
 
 def _layer(target: Target, **changes: object):
@@ -62,6 +63,7 @@ MAKE: dict[str, Make] = {
     "eagle3-last-feature": lambda t: Eagle3(
         _layer(t), taps=(), target_hidden=t.hidden, vocabulary=VOCABULARY, windows=(5,), fused=False
     ),
+    "p-eagle": lambda t: _eagle3(t, make=PEagle, deeper=[_layer(t)], own_embeddings=True, mask=3, slots=5),
     "dflash": lambda t: _dflash(t),
     "dflash-variants": lambda t: _dflash(
         t,

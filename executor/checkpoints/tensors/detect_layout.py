@@ -101,12 +101,10 @@ PLAIN = "the checkpoint in float32, bfloat16 or float16 that it was quantised fr
 HEADS = "needed are Medusa or Hydra heads, EAGLE or EAGLE-3"
 # Pattern of a checkpoint's facts, see `_facts` -> the sentence. What is recognised first is named.
 KINDS = {
-    r"^tensor .*mask_hidden|^set parallel_drafting$|^called .*p_?eagle": "P-EAGLE: parallel drafting is not supported: "
-    "needed is an EAGLE-3 drafter without mask_hidden, which drafts one token after the other",
-    r"^called .*(domino|jetspec|dflash2|[^a-z](hspec|dspine))": "blocks with a correction (Domino, JetSpec, DFlash2) are not "
-    "supported: needed is a DFlash, DSpark or EAGLE-3 drafter",
-    r"^field (pard_token|ptd_token_id)$|^field spd_type=pard$": "PARD and other parallel drafting (pard_token, "
-    "ptd_token_id) is not supported: needed is a drafter that drafts one token after the other",
+    r"^called .*(domino|jetspec|dflash2|[^a-z](hspec|dspine))": "blocks with a correction (Domino, JetSpec, "
+    "DFlash2) are not supported: needed is a DFlash, DSpark or EAGLE-3 drafter",
+    r"^kind None$[^$]*^field (pard_token|ptd_token_id)$|^field spd_type=pard$": "PARD and other parallel drafting "
+    "(pard_token, ptd_token_id) is not supported: needed is a drafter that drafts one token after the other",
     r"^eagle .*(kv_a_proj_with_mqa|kv_b_proj|q_a_proj)": "MLA drafters (multi-head latent attention, as in "
     "Eagle3DeepseekV2ForCausalLM) are not supported: needed is an EAGLE-3 drafter with q_proj, k_proj and v_proj",
     r"^eagle .*(mlp\.experts\.|block_sparse_moe\.|mlp\.gate\.weight)": "EAGLE drafters with experts are not supported: "
@@ -139,7 +137,7 @@ def refuse_unsupported(stored: Stored, kind: str | None) -> None:
     Raises:
         ExecutorError: names the kind, and what would be needed.
     """
-    facts = _facts(stored)
+    facts = f"kind {kind}\n{_facts(stored)}"
     if sentence := next((text for pattern, text in KINDS.items() if re.search(pattern, facts, re.MULTILINE)), None):
         raise ExecutorError(f"{stored.path}: {sentence}")
     if kind in ("eagle", "eagle3", "medusa", "hydra") and (method := quantised(stored)):

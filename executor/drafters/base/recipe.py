@@ -9,6 +9,7 @@ from simulate.model_sizes.drafter_kinds import DRAFTERS
 from treeopt.errors import UsageError
 
 Frequent = Callable[[int], Sequence[int]]  # the so many tokens that are most often learnt, in ascending order
+LEAST_SHARE = 0.2  # P-EAGLE (arXiv 2602.01469)
 RAMPS = ("constant", "linear", "sine", "sine_r")
 TERMS = ("hard_ce", "soft_ce", "kl", "smooth_l1", "top_k", "csra", "router_ce")
 
@@ -46,6 +47,7 @@ class Recipe:
         draft_vocabulary: tokens that EAGLE-3 proposes, those most frequent in the supervised text; 0 for all.
         anchors: most positions of a row that a step learns from, drawn at random; 0 for all.
         markov_rank: of DSpark's head; 0 without.
+        depth_share: share of a depth's anchors that P-EAGLE also learns from at the next depth, at least 0.2 of all.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Recipe:
     draft_vocabulary: int = 0
     anchors: int = 0
     markov_rank: int = 0
+    depth_share: float = 1.0
 
     def __post_init__(self) -> None:
         """Check that each value has a meaning and an effect.
@@ -138,6 +141,10 @@ class Recipe:
     def weight(self, depth: int) -> float:
         """Return the weight of a depth (from 1) in the loss after the ramp."""
         return self.coefficient * self.decay**depth
+
+    def share(self, depth: int) -> float:
+        """Return the share of anchors that are learnt from at a depth (from 1)."""
+        return max(LEAST_SHARE, self.depth_share ** (depth - 1))
 
     def ramped(self, done: float) -> float:
         """Return the factor on the weights when the share `done` of all steps is done.

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from executor.checkpoints import load_drafter
 from executor.checkpoints.tensors.detect_layout import plain
+from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
 from executor.checkpoints.tensors.layer_config import check_layers, config_of, fields, layer_fields
 from executor.checkpoints.tensors.layer_positions import window_of
 from executor.checkpoints.tensors.lazy_tensors import Stored, fill_module, named
@@ -48,9 +48,10 @@ def with_slots(name: str, target: Target) -> DFlash:
     count, _, path = rest.partition(":")
     if not (count.isdecimal() and 2 <= int(count) <= 10**4 and path):
         raise UsageError(f"{name}: must be dflash:SLOTS:PATH, such as dflash:8:DIR, or the drafter's folder alone")
-    drafter: Any = load_drafter(Path(path), target)
-    if not isinstance(drafter, DFlash):
-        raise UsageError(f"{path} is {drafter.kind}: only DFlash and DSpark draft blocks of any length")
+    stored = open_checkpoint(Path(path))
+    if stored is None:
+        raise UsageError(f"{name}: {path} holds no drafter")
+    drafter = read_dflash(stored, target).to(target.device, target.dtype).eval().requires_grad_(False)
     drafter.slots = int(count)
     return drafter
 

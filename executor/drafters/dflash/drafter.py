@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from executor.drafters.base.decoder_layer import LayerCache, PlainLayer, layer_config
-from executor.drafters.base.drafter import Admitted, Committed, Forced
+from executor.drafters.base.drafter import Admitted, Committed, Forced, mask_token
 from executor.drafters.base.recipe import Frequent, Recipe
 from executor.target.causal_model import pick_rows
 from executor.target.target_model import Target
@@ -269,13 +269,12 @@ def spread_taps(layers: int, count: int) -> tuple[int, ...]:
 
 def untrained(recipe: Recipe, target: Target, frequent: Frequent) -> DFlash:
     """Return an untrained drafter, which reads as many layers as it has; see `Training.untrained`."""
-    config = target.model.config.get_text_config()
-    end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    layers = int(target.model.config.get_text_config().num_hidden_layers)
     return DFlash(
         [layer_config(target.model.config) for _ in range(recipe.layers)],
-        taps=spread_taps(int(config.num_hidden_layers), min(recipe.layers, max(1, int(config.num_hidden_layers) - 3))),
+        taps=spread_taps(layers, min(recipe.layers, max(1, layers - 3))),
         vocabulary=target.vocabulary,
-        mask=config.pad_token_id or end or 0,
+        mask=mask_token(target),
         slots=recipe.depths + (not recipe.markov_rank),
         from_anchor=bool(recipe.markov_rank),
         markov=recipe.markov_rank,
