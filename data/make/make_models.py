@@ -88,9 +88,6 @@ DRAFTERS: Mapping[str, Shipped] = {
     "coral": Shipped("stdlib-coral", 400, (_RATE,)),
     "coral-router": Shipped("stdlib-coral-router", 200, start="coral"),
     "eagle3": Shipped("stdlib-eagle3", 400, (_RATE, "depths=5", "draft_vocabulary=2048")),
-    "p-eagle": Shipped("stdlib-p-eagle", 400, (_RATE, "layers=2", "draft_vocabulary=2048")),
-    "dflash": Shipped("stdlib-dflash", 400, (_RATE, "layers=3", "depths=7", "anchors=64")),
-    "fastmtp": Shipped("stdlib-mtp", 400, (_RATE,)),
 }
 
 

@@ -327,6 +327,9 @@ def drafter_shape(config: Config, *, kind: str, target: Shape | None = None) -> 
 
     def read(content: Fields) -> DrafterShape:
         _check_known(content)
+        stated = _stated_kind(content)
+        if stated not in (None, kind) and {stated, kind} != {"eagle", "eagle3"}:  # whose classes may be alike
+            raise CostError(f"the configuration is of kind {stated}, not {kind}: give --kind {stated}")
         return sizes.shape(content, target)
 
     return parsed(config, read)
