@@ -85,7 +85,7 @@ def test_fields_are_read_or_refused_by_name(tmp_path):
     config = changed(tmp_path)["dflash_config"]
     shorter = load_drafter(f"dflash:4:{tmp_path}", target)
     assert (shorter.slots, shorter.max_depth) == (4, 3)
-    with pytest.raises(UsageError, match="must be dflash:SLOTS:PATH"):
+    with pytest.raises(UsageError, match=r"must be dflash:SLOTS:PATH"):
         load_drafter("dflash:no", target)
     for fields, words in (
         ({"dflash_config": config | {"mask_token_id": 9999}}, "mask_token_id must be a token of the target's"),
