@@ -48,11 +48,11 @@ from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 
 # Drafter, its shipped trace, batch sizes, and the seconds that its profile may take.
 CASES = (
-    ("medusa", "t0", (1, 4, 16, 64), 10.0),
-    ("eagle3", "t0", (1, 4, 16, 64), 10.0),
-    ("medusa", "t1", (1, 16), 6.0),
-    ("eagle3", "t1", (1, 16), 6.0),
-    ("eagle", "candidates-t0", (1,), 40.0),  # policies: the smallest profile takes as long
+    ("medusa", "t0", (1, 4, 16, 64), 15.0),
+    ("eagle3", "t0", (1, 4, 16, 64), 20.0),
+    ("medusa", "t1", (1, 16), 8.0),
+    ("eagle3", "t1", (1, 16), 10.0),
+    ("eagle", "candidates-t0", (1,), 50.0),  # policies: the smallest profile takes as long
 )
 REQUESTS = {1: 96, 4: 256, 16: 256, 64: 256}  # by batch size; a third of them at temperature 1 and with policies
 TINY = {1: 4, 2: 8}
@@ -62,13 +62,13 @@ DYNAMIC = tuple(DynamicTree(nodes, depth=6, beam=8, width=5) for nodes in (8, 24
 Load = Callable[[str, int], tuple[Target, Drafter, list[list[int]]]]
 
 
-def live(load: Load, pieces: Pieces, *, graphs: bool, tiny: bool) -> None:
+def live(load: Load, pieces: Pieces, *, graphs: bool, tiny: bool, longer: float) -> None:
     """Compare predicted with measured speedups, live and replayed tau, and plain steps of a few batch sizes."""
     cells: list[dict[str, Any]] = []
     for drafter, trace, batches, budget_s in CASES:
         case = _Case(cache(partial(load, drafter, 16 if tiny else 256)), drafter, trace, pieces, graphs, tiny)
         sizes = tuple(TINY)[: max(1, len(batches) // 2)] if tiny else batches
-        make = partial(case.profile, sizes, budget_s)
+        make = partial(case.profile, sizes, longer * budget_s)
         pieces.piece(f"{case.name}, profile", make, file=f"live-{case.name}.profile.json")
         for batch in sizes:
             found = pieces.piece(f"{case.name}, batch {batch}", partial(case.compared, batch))
