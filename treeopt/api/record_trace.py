@@ -155,6 +155,7 @@ class _EngineTexts:
         runner.concurrency = settings.batch
         self._runner: EngineRunner = runner
         self._settings, self._length = settings, settings.length
+        runner.driver.longest = self._length
 
     def written(self, requests: Requests, work: Path | None, progress: Progress) -> list[list[int]]:
         """Return the texts as token ids."""
