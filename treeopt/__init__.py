@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from treeopt.api.file_loading import load_profile as load_profile
     from treeopt.api.file_loading import load_trace as load_trace
     from treeopt.api.file_loading import load_tree as load_tree
+    from treeopt.api.give_verdict import verdict as verdict
     from treeopt.api.profile_steps import profile as profile
     from treeopt.api.record_trace import collect as collect
     from treeopt.api.search_trace import search as search
@@ -68,6 +69,7 @@ _NAMES = {
     "treeopt.api.compare_traces": "compare",
     "treeopt.api.decode_prompts": "decode",
     "treeopt.api.file_loading": "import_trace load_plan load_profile load_trace load_tree",
+    "treeopt.api.give_verdict": "verdict",
     "treeopt.api.profile_steps": "profile",
     "treeopt.api.record_trace": "collect",
     "treeopt.api.search_trace": "search",

@@ -15,6 +15,7 @@
 * `train`: train a drafter for a target by a published recipe, with changes by name.
 * `tune`: the best draft length of an engine, by measuring.
 * `validate`: predicted against measured.
+* `verdict`: no speculation, a fixed length, a schedule or adaptive verification, by load.
 * `whatif`: the best tree on devices, batch sizes and contexts that were not measured.
 """
 
@@ -27,6 +28,7 @@ COMMANDS = {
     "profile": "treeopt.cli.commands.profile",
     "times": "treeopt.cli.commands.times",
     "simulate": "treeopt.cli.commands.simulate",
+    "verdict": "treeopt.cli.commands.verdict",
     "whatif": "treeopt.cli.commands.whatif",
     "models": "treeopt.cli.commands.models",
     "compare": "treeopt.cli.commands.compare",
