@@ -233,7 +233,7 @@ def test_times_scales_the_value_and_adds_relative_errors_in_quadrature(value, ha
     due = math.hypot(half * factor, value * factor * error)
     assert scaled.value == pytest.approx(value * factor)
     if 0 < scaled.value <= scaled.high - scaled.value:  # nothing is known: in logarithms
-        assert 0 < scaled.low
+        assert scaled.low > 0
         return
     assert scaled.high - scaled.value == pytest.approx(due, rel=1e-6, abs=1e-6)
     assert scaled.value - scaled.low == pytest.approx(due, rel=1e-6, abs=1e-6)
