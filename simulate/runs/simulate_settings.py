@@ -67,6 +67,11 @@ class VerdictSettings(Settings):
         form="file",
         help="The distribution of running requests: a table `requests,share`, or scrapes of a server's /metrics.",
     )
+    arms: Path | None = setting(
+        None,
+        form="file",
+        help="In place of a profile, two measured arms: a table batch,drafted,tokens_s with drafted 0 and one length.",
+    )
     prompts: PromptSettings = group(PromptSettings)
     adaptive_s: float = setting(
         0.0, least=0, most=1, help="Seconds that adaptive verification adds to each step by its own work."
