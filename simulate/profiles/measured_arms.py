@@ -14,11 +14,10 @@ from treeopt.storage.user_files import read_text
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
-DRAFTING = 0.2  # of what a speculative step takes beyond a plain one; assumed
 ERROR = 0.1  # half-width of step / plain step where a length between the arms was not measured; assumed
 SENTENCE = (
-    f"step times come from two arms: drafting is taken to be {DRAFTING:.0%} of what a speculative step takes beyond a "
-    "plain one, at any length, and verification to lie on a straight line between the arms"
+    "step times come from two arms: drafting is taken to be the least that a speculative step takes beyond a plain one, "
+    "at any load and length, and verification to depend on the drafted tokens of all requests together"
 )
 
 
@@ -52,16 +51,20 @@ def profile_of_arms(path: Path, trace: Trace) -> Profile:
         raise CostError(f"{path}: `drafted` must be 0 and one length, at the same batch sizes; found {lengths}")
     length = lengths[1]
     tau = replay_tree(Tree.chain(length), trace).tau
+    plain_s = np.array([batch / rates[0][batch] for batch in both])
+    more_s = np.array([batch * tau / rates[length][batch] for batch in both]) - plain_s
+    if more_s.min() < 0:
+        batch = both[int(more_s.argmin())]
+        raise CostError(
+            f"{path}: at batch {batch} a step of {tau:.2f} tokens takes less than a plain one: the acceptance is not "
+            "that of the measurement"
+        )
+    draft_s = float(more_s.min())
+    drafted = np.append(0, np.array(both) * length)
+    verify_s = np.maximum.accumulate(np.append(0.0, more_s - draft_s))
+    draft = tuple((levels, draft_s) for levels in range(1, length + 1))
     batches = []
-    for batch in both:
-        plain_s, step_s = batch / rates[0][batch], batch * tau / rates[length][batch]
-        if step_s < plain_s:
-            raise CostError(
-                f"{path}: at batch {batch} a step of {tau:.2f} tokens takes {1e3 * step_s:.3g} ms, less than a plain "
-                f"one of {1e3 * plain_s:.3g} ms: the acceptance is not that of the measurement"
-            )
-        draft_s = DRAFTING * (step_s - plain_s)
-        rest = ((1, plain_s), (length + 1, step_s - draft_s))
-        draft = tuple(dict.fromkeys([(1, draft_s), (length, draft_s)]))
-        batches.append(BatchTimes(batch, plain_s, draft, rest))
+    for batch, alone_s in zip(both, plain_s.tolist(), strict=True):
+        rest = alone_s + np.interp(batch * np.arange(length + 1), drafted, verify_s)
+        batches.append(BatchTimes(batch, alone_s, draft, tuple(enumerate(rest.tolist(), 1))))
     return Profile(tuple(batches), (0, 2**20), ERROR, {"predicted": {"arms": path.name}, "device": "as measured"})

@@ -1,7 +1,7 @@
 """`treeopt.verdict`: which draft lengths pay, by the number of running requests."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simulate.runs.simulate_settings import VerdictSettings
 from treeopt.api.file_loading import as_profile, as_trace
@@ -45,16 +45,16 @@ def verdict(
     from simulate.runs.verdict_record import compare_lengths
 
     trace, trace_file = as_trace(trace)
+    how: dict[str, Any] = {name: getattr(settings, name) for name in ("pad", "adaptive_s", "seed")}
     if settings.arms is not None:
         if profile is not None:
             raise UsageError("give one of --profile and --arms")
         profile = profile_of_arms(settings.arms, trace)
+        how["fixed"] = profile.batches[0].deepest
     profile = as_profile(profile, trace, trace_file)
     warn(model_warnings("trace and profile", trace.meta, profile.meta))
     sizes = settings.batch or tuple(sorted({times.batch for times in profile.batches}))
     loads = dict.fromkeys(sizes) if settings.running is None else read_running(settings.running)
-    names = ("pad", "adaptive_s", "seed")
-    how = {name: getattr(settings, name) for name in names}
     record = compare_lengths(trace, profile, loads, settings.prompts, **how)
     caveats = profile.caveats(trace=trace.meta, batches=tuple(loads))
     arms = [] if settings.arms is None else [SENTENCE]
