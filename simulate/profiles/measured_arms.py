@@ -16,8 +16,8 @@ from treeopt.tree import Tree
 
 ERROR = 0.1  # half-width of step / plain step where a length between the arms was not measured; assumed
 SENTENCE = (
-    "step times come from two arms: drafting is taken to be the least that a speculative step takes beyond a plain one, "
-    "at any load and length, and verification to depend on the drafted tokens of all requests together"
+    "step times come from two arms: drafting is taken to be the least that a speculative step takes beyond a plain "
+    "one, at any load and length, and verification to depend on the drafted tokens of all requests together"
 )
 
 
@@ -54,17 +54,16 @@ def profile_of_arms(path: Path, trace: Trace) -> Profile:
     plain_s = np.array([batch / rates[0][batch] for batch in both])
     more_s = np.array([batch * tau / rates[length][batch] for batch in both]) - plain_s
     if more_s.min() < 0:
-        batch = both[int(more_s.argmin())]
         raise CostError(
-            f"{path}: at batch {batch} a step of {tau:.2f} tokens takes less than a plain one: the acceptance is not "
-            "that of the measurement"
+            f"{path}: at batch {both[int(more_s.argmin())]} a step of {tau:.2f} tokens takes less than a plain one: "
+            "the acceptance is not that of the measurement"
         )
     draft_s = float(more_s.min())
-    drafted = np.append(0, np.array(both) * length)
+    totals = np.append(0, np.array(both) * length)
     verify_s = np.maximum.accumulate(np.append(0.0, more_s - draft_s))
     draft = tuple((levels, draft_s) for levels in range(1, length + 1))
     batches = []
-    for batch, alone_s in zip(both, plain_s.tolist(), strict=True):
-        rest = alone_s + np.interp(batch * np.arange(length + 1), drafted, verify_s)
-        batches.append(BatchTimes(batch, alone_s, draft, tuple(enumerate(rest.tolist(), 1))))
+    for size, alone_s in zip(both, plain_s.tolist(), strict=True):
+        rest = alone_s + np.interp(size * np.arange(length + 1), totals, verify_s)
+        batches.append(BatchTimes(size, alone_s, draft, tuple(enumerate(rest.tolist(), 1))))
     return Profile(tuple(batches), (0, 2**20), ERROR, {"predicted": {"arms": path.name}, "device": "as measured"})
