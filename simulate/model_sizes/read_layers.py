@@ -233,6 +233,7 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes | None = None) -> di
         "window": reader.window if all(g.attention and g.attention.window for g in groups) else None,
         "groups": groups,
         "head_bytes": stored.of("lm_head"),
+        "embedding_bytes": stored.of("embed_tokens") if stored.sizes else None,
     }
     _refuse_unread(fields, layers)
     if family.tied and "tie_word_embeddings" not in text:
@@ -448,6 +449,7 @@ class _Reader:
                 fields.read("index_kpool_compress", "index_kpool_always_select_tail")
                 self.matrices["self_attn.indexer.index_kpool_compress_gate"] = (width, hidden)
                 self.other += pooled * width
+                index = count, max(1, width // pooled)  # one key is kept of so many tokens
         return LayerAttention(heads, 1, rank + rope, rank, rank + rope, None, picked, *index)
 
     def _linear(self) -> int:

@@ -183,7 +183,7 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
             cost = None
             if profile is not None:
                 cost = transfer(profile, measured_on=roofline(source[0], "--measured-on"), to=model, context=context)
-            places.append(Place.of(model, context=context, heads=heads, cost=cost))
+            places.append(Place.of(model, context=context, heads=heads, share=settings.memory_share, cost=cost))
     return places, warnings
 
 

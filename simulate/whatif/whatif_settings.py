@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simulate.model_sizes.device_memory import SHARE
 from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.model_sizes.hf_config import OWN_SWEEP
 from simulate.profiles.profile import Profile
@@ -65,6 +66,14 @@ class WhatIfSettings(Settings):
     memory: float | None = setting(
         None, above=0, most=1e9, help="Memory of the custom device in GB; not checked by default."
     )
+    memory_share: float = setting(
+        SHARE, above=0, most=1, help="Share of the memory that the engine takes: vLLM's gpu_memory_utilization."
+    )
+    fit: bool = setting(
+        False,
+        help="Also search the largest batches that memory holds with and without speculation, and compare the "
+        "throughput of each one's own best batch.",
+    )
     like: str | None = setting(None, help="A known device whose constants to use for a device whose class has none.")
     weight_bytes: float | None = setting(
         None,
@@ -111,6 +120,8 @@ class WhatIfSettings(Settings):
     def recorded(self) -> dict[str, Any]:
         """Return the settings as the record holds them, without models and step times, which it names elsewhere."""
         names = "kind batch context prices engine measured_on bandwidth flops memory like weight_bytes draft_bytes"
-        fields = {name: getattr(self, name) for name in f"{names} kv_bytes seed max_nodes max_depth".split()}
+        fields = {
+            name: getattr(self, name) for name in f"{names} kv_bytes seed max_nodes max_depth memory_share".split()
+        }
         link = ",".join(f"{number:g}" for number in self.link) or None
         return fields | {"link": link, "compare": {}}
