@@ -15,7 +15,7 @@ from simulate.model_sizes.hf_config import parsed, positive, true_or_false
 from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.read_layers import sizes_of
-from simulate.model_sizes.stored_bytes import read_stored_bytes
+from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
 from treeopt.errors import CostError, UsageError
 
 UNSURE = 0.02  # share by which the counted weights of a GGUF file may differ from those in it
@@ -107,8 +107,8 @@ class Shape:
 
         def read(content: Mapping[str, Any]) -> "Shape":
             try:
-                stored = read_stored_bytes(content)
-                sizes = sizes_of(content, stored if as_stored else None)
+                stored = read_stored_bytes(content) if as_stored else StoredBytes()
+                sizes = sizes_of(content, stored)
             except (TypeError, ValueError, LookupError, AttributeError, ZeroDivisionError) as error:
                 raise CostError(f"a field that describes layers holds a value of another kind: {error}") from error
             shape = alike if (alike := cls(**sizes | {"groups": ()})).layer_groups == sizes["groups"] else cls(**sizes)

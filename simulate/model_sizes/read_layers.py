@@ -178,14 +178,14 @@ class _Fields:
         return values[:layers]
 
 
-def sizes_of(config: Mapping[str, Any], stored: StoredBytes | None = None) -> dict[str, Any]:
+def sizes_of(config: Mapping[str, Any], stored: StoredBytes) -> dict[str, Any]:
     """Return the fields of a `Shape` that a parsed config.json states; `stored`: bytes of its weights.
 
     Raises:
         CostError: a field is wrong, missing or not covered; names it.
 
     >>> config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4}
-    >>> sizes_of(config | {"intermediate_size": 16, "vocab_size": 32})["head_dim"]
+    >>> sizes_of(config | {"intermediate_size": 16, "vocab_size": 32}, StoredBytes())["head_dim"]
     2
     """
     text = text_part(config)
@@ -210,7 +210,6 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes | None = None) -> di
     heads = fields.size("num_attention_heads")
     if text.get("head_dim") is None and not fields.get("kv_lora_rank") and hidden % heads:
         raise CostError(f"num_attention_heads must divide hidden_size, got {heads} and {hidden}")
-    stored = StoredBytes() if stored is None else stored
     reader = _Reader(fields, stored, layers=layers, hidden=hidden, heads=heads)
     groups, experts = reader.groups(), reader.experts
     latent = bool(fields.get("kv_lora_rank"))

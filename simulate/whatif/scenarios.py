@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.model_sizes.device_memory import DeviceMemory
+from simulate.model_sizes.device_memory import SHARE, DeviceMemory
 from simulate.paper_formulas import expected_tau
 from simulate.roofline.roofline_model import Roofline
 from treeopt.cost_model import CostModel, StepShape
@@ -96,28 +96,30 @@ class Place:
     exchange: str = ""
 
     @classmethod
-    def of(cls, model: Roofline, *, context: int, heads: int, share: float, cost: CostModel | None = None) -> "Place":
+    def of(
+        cls, model: Roofline, *, context: int, heads: int, memory: float | None = None, cost: CostModel | None = None
+    ) -> "Place":
         """Return the device, the models and the predicted step times of a roofline.
 
         Args:
             model: target, drafter and device.
             context: tokens per sequence in the cache.
             heads: heads of a drafter that has one for each depth.
-            share: share of the memory that the engine takes.
+            memory: GB that the engine may take of each device; None: its usual share of the data sheet's.
             cost: other step times of that device, instead of the roofline's.
         """
-        memory = DeviceMemory.of(
+        held = DeviceMemory.of(
             model.target,
             model.drafter,
             context=context,
             heads=heads,
-            total=model.device.memory_bytes,
-            share=share,
+            total=model.device.memory_bytes if memory is None else memory * 1e9,
+            share=SHARE if memory is None else 1.0,
             **{name: getattr(model, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes", "devices")},
         )
         exchange = model.device.link.source if model.device.link and model.devices > 1 else ""
         devices = (model.device.name, model.devices, exchange)
-        return cls(model.label, context, model if cost is None else cost, memory, *devices)
+        return cls(model.label, context, model if cost is None else cost, held, *devices)
 
 
 def explore(

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from simulate.model_sizes.device_memory import SHARE
 from simulate.profiles.profile import Profile
 from simulate.whatif.scenarios import Cheapest, Offer, Scenario, cheapest, fits, limits
 from simulate.whatif.whatif_settings import WhatIfSettings
@@ -216,7 +217,7 @@ def whatif_conditions(trace: Trace, scenarios: Sequence[Scenario], settings: Wha
     if isinstance(settings.profile, Profile):
         times = f"Step times are carried over from {look(settings.profile.meta, 'device')}, where they were measured"
     known = {scenario.fits for scenario in scenarios}
-    share = f"{settings.memory_share:.0%} of what the data sheet promises"
+    share = f"{SHARE:.0%} of the data sheet's" if settings.memory is None else f"{settings.memory:g} GB"
     memory = f"Memory: weights, keys, values and states, against {share}; activations and padding are not counted."
     unfit = " What does not fit is priced as if it did, and does not count as paying."
     unknown = list(dict.fromkeys(scenario.device for scenario in scenarios if scenario.fits is None))

@@ -64,10 +64,11 @@ class WhatIfSettings(Settings):
         "devices whose exchange is not known.",
     )
     memory: float | None = setting(
-        None, above=0, most=1e9, help="Memory of the custom device in GB; not checked by default."
-    )
-    memory_share: float = setting(
-        SHARE, above=0, most=1, help="Share of the memory that the engine takes: vLLM's gpu_memory_utilization."
+        None,
+        above=0,
+        most=1e9,
+        help=f"Memory in GB that the engine may take of each device; default {SHARE:.0%} of the data sheet's, which is "
+        "vLLM's gpu_memory_utilization.",
     )
     fit: bool = setting(
         False,
@@ -120,8 +121,6 @@ class WhatIfSettings(Settings):
     def recorded(self) -> dict[str, Any]:
         """Return the settings as the record holds them, without models and step times, which it names elsewhere."""
         names = "kind batch context prices engine measured_on bandwidth flops memory like weight_bytes draft_bytes"
-        fields = {
-            name: getattr(self, name) for name in f"{names} kv_bytes seed max_nodes max_depth memory_share".split()
-        }
+        fields = {name: getattr(self, name) for name in f"{names} kv_bytes seed max_nodes max_depth".split()}
         link = ",".join(f"{number:g}" for number in self.link) or None
         return fields | {"link": link, "compare": {}}
