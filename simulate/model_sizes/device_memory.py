@@ -81,9 +81,10 @@ class DeviceMemory:
         head = rows * (ends if target.head_bytes is None else target.head_bytes)
         embedding = rows * (ends if target.embedding_bytes is None else target.embedding_bytes)
         weights = target.weight_bytes(weight_bytes) + head + (0 if target.tied else embedding)
-        own_heads = drafts.parallel or bool(drafts.deeper)  # each head has an LM head of its own
+        heads = heads if drafts.parallel and not drafts.slots else min(heads, 1 + len(drafts.deeper))
+        own_heads = not drafts.slots and (drafts.parallel or bool(drafts.deeper))  # each has an LM head of its own
         drafter_bytes = 0.0 if drafts.opening is None else drafts.opening.weights * draft_bytes
-        for depth in range(heads if drafts.parallel else min(heads, 1 + len(drafts.deeper))):
+        for depth in range(heads):
             level = drafts.at(depth)
             size = 0 if level.head is None else level.head[0] * level.head[1]
             stored_head = size if own_heads or level.head != forward.head else 0

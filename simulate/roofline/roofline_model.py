@@ -131,8 +131,8 @@ class Roofline:
 
     @property
     def separable(self) -> bool:
-        """True for parallel heads: no level is drafted from the nodes of another."""
-        return self.drafter.parallel
+        """True for parallel heads and blocks: no level is drafted from the nodes of another."""
+        return self.drafter.parallel or bool(self.drafter.slots)
 
     @property
     def growths(self) -> Collection[str]:
@@ -217,12 +217,13 @@ class Roofline:
         """Return the seconds of drafting one level, by nodes per sequence fed to the drafter; float64, of their shape.
 
         At the first level, of depth 0, a drafter that attends also reads the tokens that the last step committed.
-        Parallel heads read one token per sequence whatever is fed, and the host waits for them once.
+        Parallel heads read one token per sequence whatever is fed, blocks all their slots, and the host waits once.
         """
         forward, opening = self.drafts.at(depth), self.drafts.opening if depth == 0 else None
         nodes = np.asarray(fed, dtype=np.float64)
-        wait = 0.0 if self.drafter.parallel and depth else self.overheads.level_s
-        logits = np.full_like(nodes, batch) if self.drafter.parallel else batch * nodes
+        wait = 0.0 if self.separable and depth else self.overheads.level_s
+        slots = self.drafter.slots if depth == 0 else 0
+        logits = np.full_like(nodes, batch * max(1, slots)) if self.separable else batch * nodes
         reads_committed = depth == 0 and forward.layers and not self.drafter.parallel
         committed_rows = batch * (self.committed - 1) if reads_committed else 0
         place: dict[str, Any] = {"batch": batch, "context": self._context(context)}
