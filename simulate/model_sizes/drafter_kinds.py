@@ -50,12 +50,14 @@ class DrafterShape:
         opening: the forward over the committed tokens, once per step (EAGLE-3's fusion, Hydra++'s layer); None without.
         deeper: the forwards of the levels after the first; the last one also serves all levels after it. (): all
             levels are like the first.
+        shared_head: parallel heads share one LM head.
     """
 
     level: Forward
     parallel: bool = False
     opening: Forward | None = None
     deeper: tuple[Forward, ...] = ()
+    shared_head: bool = False
 
     def shared(self, devices: int) -> "DrafterShape":
         """Return the part of each of several devices; see `Forward.shared`."""
