@@ -156,6 +156,7 @@ engine-times: $(VENV)/.all  ## predicted against measured speedups in the engine
 recordings: $(VENV)/.all  ## what engines' servers and workers answer in short runs, recorded again for the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.server_runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.openvino_runs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.vllm_worker_runs
 
 # torchvision and its like of another build of torch fail to load, and no text model needs them.
 ENGINE_PIP = $(@D)/bin/python -m pip --disable-pip-version-check -q

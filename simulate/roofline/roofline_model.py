@@ -134,8 +134,8 @@ class Roofline:
 
     @property
     def separable(self) -> bool:
-        """True for parallel heads: no level is drafted from the nodes of another."""
-        return self.drafter.parallel
+        """True for parallel heads and blocks: no level is drafted from the nodes of another."""
+        return self.drafter.parallel or bool(self.drafter.slots)
 
     @property
     def growths(self) -> Collection[str]:
@@ -263,16 +263,17 @@ class Roofline:
         """Return the seconds of drafting one level, by nodes per sequence fed to the drafter; float64, of their shape.
 
         At the first level, of depth 0, a drafter that attends also reads the tokens that the last step committed.
-        Parallel heads read one token per sequence whatever is fed, and the host waits for them once; one that several
-        share is a single product over the rows of all. `committed` takes the place of the model's.
+        Parallel heads read one token per sequence whatever is fed, blocks all their slots, and the host waits once. An
+        LM head that several share is one product over the rows of all. `committed` takes the place of the model's.
         """
         forward, opening = self.drafts.at(depth), self.drafts.opening if depth == 0 else None
         nodes = np.asarray(fed, dtype=np.float64)
         kept = np.full_like(nodes, self.committed if committed is None else committed)
         wait = self.overheads.level_s
-        if self.drafter.parallel and depth:
+        if self.separable and depth:
             wait = 0.0 if forward.head is None else self.overheads.head_s
-        logits = np.full_like(nodes, batch) if self.drafter.parallel else batch * nodes
+        slots = self.drafter.slots if depth == 0 else 0
+        logits = np.full_like(nodes, batch * max(1, slots)) if self.separable else batch * nodes
         reads_committed = depth == 0 and forward.layers and not self.drafter.parallel
         committed_rows = batch * (kept - 1) if reads_committed else 0
         place: dict[str, Any] = {"batch": batch, "context": self._context(context)}
@@ -347,10 +348,10 @@ def weights_bytes(model: Roofline, *, heads: int = 1) -> float:
     embedding = 0 if model.target.tied else rows * default
     head = rows * (default if model.target.head_bytes is None else model.target.head_bytes)
     target = model.target.weight_bytes(model.weight_bytes) + head + embedding
-    several = model.drafter.parallel and not model.drafter.shared_head
-    own_heads = several or bool(model.drafter.deeper)  # each head has an LM head of its own
+    slots, several = bool(model.drafter.slots), model.drafter.parallel and not model.drafter.shared_head
+    own_heads = not slots and (several or bool(model.drafter.deeper))  # each has an LM head of its own
     drafter = 0.0
-    levels = heads if model.drafter.parallel else min(heads, 1 + len(model.drafter.deeper))
+    levels = heads if model.drafter.parallel and not slots else min(heads, 1 + len(model.drafter.deeper))
     for forward in [model.drafts.at(depth) for depth in range(levels)]:
         head = 0 if forward.head is None else forward.head[0] * forward.head[1]
         stored_head = head if own_heads or forward.head != model.forward.head else 0

@@ -18,7 +18,8 @@ from treeopt.traces.resumable_shards import parts_in
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
-RECORDED = ("candidates", "tree", "new_tokens", "depth", "width", "batch", "probabilities")  # settings of a recording
+# Settings of a recording.
+RECORDED = ("candidates", "tree", "new_tokens", "depth", "width", "batch", "probabilities", "confidences")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,9 @@ class CollectSettings(Settings):
     batch: int = setting(8, least=1, help="Requests decoded together.")
     probabilities: bool = setting(
         False, help="Also record probabilities and entropies; the file becomes several times larger."
+    )
+    confidences: bool = setting(
+        False, help="Also record the drafter's probability of each token of the chain that it drafts, for `simulate`."
     )
     draws: int | None = setting(
         None,
@@ -151,6 +155,7 @@ class _EngineTexts:
         runner.concurrency = settings.batch
         self._runner: EngineRunner = runner
         self._settings, self._length = settings, settings.length
+        runner.driver.longest = self._length
 
     def written(self, requests: Requests, work: Path | None, progress: Progress) -> list[list[int]]:
         """Return the texts as token ids."""

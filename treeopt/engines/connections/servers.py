@@ -192,7 +192,7 @@ class LaunchedServers(ABC):
     """
 
     title: str
-    tree_requests = 0
+    tree_requests = longest = 0
     meta: Mapping[str, Any]
 
     def __init__(self, settings: DriverSettings, *, drafts: bool, **meta: Any) -> None:
@@ -206,7 +206,12 @@ class LaunchedServers(ABC):
         self.settings, self._drafts = settings, drafts
         self._arguments = settings.words
         self.meta = {"name": settings.engine, **meta, "arguments": self._arguments}
-        self._servers = ServerPool(self._launch, alive=settings.servers, timeout_s=settings.timeout_s)
+        self.alive = settings.servers or 1
+        self._servers = ServerPool(self._launch, alive=self.alive, timeout_s=settings.timeout_s)
+
+    def launch(self, draft: Draft) -> Draft:
+        """See `Driver.launch`."""
+        return draft
 
     @abstractmethod
     def _launch(self, length: int) -> Launch:

@@ -13,6 +13,8 @@ Synthetic acceptance takes `num_speculative_tokens` rates P(the first i are acce
 (`_resolve_synthetic_acceptance_rates`). Unknown keys raise an error, so provenance goes to the notes.
 
 * `driver`: its servers, launched by draft length.
+* `in_process`: an engine that treeopt steps itself, on a CPU.
+* `worker`: the program that steps it.
 """
 
 import json
@@ -114,5 +116,5 @@ ENTRY = Engine(
     write=write,
     checked=f"the code of {TITLE}, and vLLM 0.32.0 itself, its SpeculativeConfig",
     takes=(*SHARED, "replay"),
-    driver="treeopt.engines.vllm.driver:VLLM",
+    driver="treeopt.engines.vllm.in_process:start",
 )

