@@ -82,7 +82,8 @@ class DeviceMemory:
         embedding = rows * (ends if target.embedding_bytes is None else target.embedding_bytes)
         weights = target.weight_bytes(weight_bytes) + head + (0 if target.tied else embedding)
         heads = heads if drafts.parallel and not drafts.slots else min(heads, 1 + len(drafts.deeper))
-        own_heads = not drafts.slots and (drafts.parallel or bool(drafts.deeper))  # each has an LM head of its own
+        several = drafts.parallel and not drafts.shared_head
+        own_heads = not drafts.slots and (several or bool(drafts.deeper))  # each has an LM head of its own
         drafter_bytes = 0.0 if drafts.opening is None else drafts.opening.weights * draft_bytes
         for depth in range(heads):
             level = drafts.at(depth)

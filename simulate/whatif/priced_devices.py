@@ -13,6 +13,7 @@ from simulate.model_sizes.sizes_by_hand import llama_of, shape_by_hand
 from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import Hardware, Link, checked, constants_of, find_hardware, own_hardware
+from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.scenarios import Place
 from simulate.whatif.unmeasured_profiles import transfer
@@ -166,10 +167,18 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
             warnings.append(f"{device.name}: {unsure[1]}")
     bytes_of = {name: getattr(settings, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
     sizes: dict[str, Any] = {name: value for name, value in bytes_of.items() if value is not None}
+    sizes |= {} if settings.spread is None else {"spread": settings.spread}
+
+    def overheads(devices: int) -> Overheads:
+        if settings.engine is None:
+            return Overheads()
+        assert settings.kind is not None
+        return Overheads.of(settings.engine, kind=settings.kind, version=settings.engine_version, devices=devices)
 
     def roofline(devices: Counted, option: str = "--hardware") -> Roofline:
+        host = overheads(devices.count)
         try:
-            return Roofline(shape, drafts, devices.device, like=known, devices=devices.count, **sizes)
+            return Roofline(shape, drafts, devices.device, like=known, devices=devices.count, overheads=host, **sizes)
         except CostError as error:
             if devices.count == 1:
                 raise

@@ -153,7 +153,7 @@ def record_of_scenarios(
         warnings: sentences without a full stop.
         meta: settings and provenance.
     """
-    conditions = whatif_conditions(trace, scenarios, settings)
+    conditions = whatif_conditions(trace, scenarios, settings) + _host_time(meta)
     limits_s = settings.max_tpot_s or (None,)
     each = prices or dict.fromkeys((scenario.device for scenario in scenarios), 1.0)  # the same: speed decides
     offers = [offer for limit in limits_s if prices or limit for offer in cheapest(scenarios, each, max_tpot_s=limit)]
@@ -205,14 +205,28 @@ def _cell(scenario: Scenario, prices: Mapping[str, float] | None) -> dict[str, A
     }
 
 
+def _host_time(meta: Mapping[str, Any]) -> list[str]:
+    """Return the overheads of the costs in `meta`, a sentence for each that differs."""
+    sentences = []
+    for cost in meta.get("costs", ()):
+        if (host := cost.get("overheads")) is not None:
+            plain, step, level = (f"{1e3 * host[name]:.3g}" for name in ("plain_s", "step_s", "level_s"))
+            sentences.append(
+                f"Host time in ms: {plain} per plain step, {step} per speculative one, {level} per level; error "
+                f"{host['error']:.0%} ({host['source']})."
+            )
+    return list(dict.fromkeys(sentences))
+
+
 def whatif_conditions(trace: Trace, scenarios: Sequence[Scenario], settings: WhatIfSettings) -> list[str]:
     """Return what the figures hold for, one sentence each."""
     exchanges = dict.fromkeys((scenario.device, scenario.exchange) for scenario in scenarios if scenario.exchange)
-    errors: dict[str, set[str]] = {}
+    errors: dict[str, list[float]] = {}
     for scenario in scenarios:
         if scenario.pays:
-            errors.setdefault(scenario.device, set()).add(f"{scenario.error:.0%}")
-    stated = ", ".join(f"{name} {' or '.join(sorted(shares))}" for name, shares in errors.items()) or "none speculates"
+            errors.setdefault(scenario.device, []).append(scenario.error)
+    ends = {name: dict.fromkeys(f"{share:.0%}" for share in (min(each), max(each))) for name, each in errors.items()}
+    stated = ", ".join(f"{name} {' to '.join(shares)}" for name, shares in ends.items()) or "none speculates"
     times = "Step times are predicted from sizes and data sheets; nothing was measured"
     if isinstance(settings.profile, Profile):
         times = f"Step times are carried over from {look(settings.profile.meta, 'device')}, where they were measured"

@@ -1,6 +1,7 @@
 """What-if: each cell is the plan that search makes there, and break-even is where a chain's speedup is 1."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -301,7 +302,7 @@ def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
     assert record["cheapest"][0]["planned"]["device"] == "4 x H100 SXM"
     assert four["million"]["value"] == pytest.approx(10 / 3600 / four["tokens_s"] * 1e6)
     assert one["plain_s"] / 4 < four["plain_s"] < one["plain_s"] / 2
-    assert four["relative_error"] == 0.25
+    assert four["relative_error"] == pytest.approx(math.hypot(0.1, 0.1, 0.23))
     assert any("4 x H100 SXM share every layer" in condition for condition in record["conditions"])
     assert record["meta"]["costs"][1]["link"]["latency_s"] == find_hardware("h100").link.latency_s
     assert load_plan(tmp_path / "p" / "4-x-h100-sxm-512.json").entries[0].choice.name == four["name"]
