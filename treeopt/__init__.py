@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from treeopt.api.search_trace import search as search
     from treeopt.api.simulate_requests import simulate as simulate
     from treeopt.api.train_drafter import train as train
+    from treeopt.api.tune_engine import tune as tune
     from treeopt.api.validate_plan import validate as validate
     from treeopt.api.whatif_devices import whatif as whatif
     from treeopt.charts.matplotlib_axes import draw_speedups as draw_speedups
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from treeopt.errors import TreeoptError as TreeoptError
     from treeopt.notebook import load_record as load_record
     from treeopt.notebook import load_validation as load_validation
+    from treeopt.planning.tuner import Tuner as Tuner
     from treeopt.plans.plan import Plan as Plan
     from treeopt.plans.plan_json import save_plan as save_plan
     from treeopt.replay.static_tree import replay_tree as replay_tree
@@ -73,11 +75,13 @@ _NAMES = {
     "treeopt.api.search_trace": "search",
     "treeopt.api.simulate_requests": "simulate",
     "treeopt.api.train_drafter": "train",
+    "treeopt.api.tune_engine": "tune",
     "treeopt.api.validate_plan": "validate",
     "treeopt.api.whatif_devices": "whatif",
     "treeopt.charts.matplotlib_axes": "draw_speedups draw_tau",
     "treeopt.errors": "TreeoptError",
     "treeopt.notebook": "load_record load_validation",
+    "treeopt.planning.tuner": "Tuner",
     "treeopt.plans.plan": "Plan",
     "treeopt.plans.plan_json": "save_plan",
     "treeopt.replay.static_tree": "replay_tree",
