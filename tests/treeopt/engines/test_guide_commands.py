@@ -34,8 +34,8 @@ def test_they_run(guide, tmp_path):
     for name in ("data", ".engines"):
         (tmp_path / name).symlink_to(ROOT / name)
     text = (ROOT / "docs" / "guides" / f"{guide}.md").read_text("utf-8")
-    if "```toml" in text:
-        (tmp_path / "vllm.toml").write_text(text.partition("```toml\n")[2].partition("```")[0], "utf-8")
+    if "```text" in text:
+        (tmp_path / "vllm.toml").write_text(text.partition("```text\n")[2].partition("```")[0], "utf-8")
     threads = {name: value for name, value in ENVIRONMENT.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
     environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT)}
     for kind, *words in first_commands(guide):
