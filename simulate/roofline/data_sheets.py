@@ -206,7 +206,6 @@ def own_hardware(
     flops: float,
     like: Hardware,
     same_class: bool = False,
-    memory_bytes: int | None = None,
 ) -> Hardware:
     """Return a device with the user's own figures; cache and multiprocessors, which no cost depends on, as of `like`.
 
@@ -216,7 +215,6 @@ def own_hardware(
         flops: FLOP/s, dense bf16 with fp32 accumulation.
         like: the most similar device.
         same_class: it belongs to that device's class, so that the fitted constants count as its own class's.
-        memory_bytes: B of device memory; None where it does not matter.
 
     Raises:
         CostError: names the figure that is wrong.
@@ -227,7 +225,7 @@ def own_hardware(
     generation = like.generation if same_class else f"like {like.generation}"
     source = f"given by the user; l2_bytes and multiprocessors of {like.name}"
     sizes = (like.l2_bytes, like.multiprocessors)
-    return checked(Hardware(name, generation, flops, bandwidth, *sizes, source, memory_bytes=memory_bytes))
+    return checked(Hardware(name, generation, flops, bandwidth, *sizes, source))
 
 
 def checked(device: Hardware) -> Hardware:

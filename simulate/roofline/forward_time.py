@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulate.model_sizes.device_memory import HEAD_BYTES
 from simulate.model_sizes.forward_pass import Forward
 from simulate.roofline.data_sheets import Fitted, Hardware, fitted_for, stated_error
 
@@ -103,9 +104,6 @@ def tiled_rows(rows: ArrayLike) -> Floats:
     used = np.asarray(rows, dtype=np.float64)
     tile = np.where(used <= 64, 16, 64)
     return np.asarray(np.ceil(used / tile) * tile)
-
-
-HEAD_BYTES = 2  # quantised models (AWQ, GPTQ) keep their LM heads in bf16
 
 
 @dataclass(frozen=True)

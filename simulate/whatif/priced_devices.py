@@ -195,7 +195,7 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
             cost = None
             if profile is not None:
                 cost = transfer(profile, measured_on=roofline(source[0], "--measured-on"), to=model, context=context)
-            places.append(Place.of(model, context=context, heads=heads, cost=cost))
+            places.append(Place.of(model, context=context, heads=heads, memory=settings.memory, cost=cost))
     return places, warnings
 
 
@@ -250,20 +250,16 @@ def context_warnings(target: Config, contexts: Sequence[int], positions: Any = N
 
 def _devices(settings: WhatIfSettings, like: Hardware | None) -> list[Counted]:
     """Return known devices, or one in the caller's own figures."""
-    bandwidth, flops, memory = settings.bandwidth, settings.flops, settings.memory
+    bandwidth, flops = settings.bandwidth, settings.flops
     named = list(dict.fromkeys(_count_and_name(word) for word in settings.hardware))
     if (bandwidth is None) != (flops is None):
         raise UsageError("--bandwidth and --flops need each other")
     if bandwidth is None or flops is None:
-        if memory is not None:
-            raise UsageError("--memory describes a custom device: give --bandwidth and --flops, too")
         return list(dict.fromkeys(Counted(count, find_hardware(name)) for count, name in named))
     if like is None or len(named) > 1:
         raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
     ((count, name),) = named
-    memory_bytes = None if memory is None else max(1, round(memory * 1e9))
-    own = own_hardware(name, bandwidth=bandwidth * 1e9, flops=flops * 1e12, like=like, memory_bytes=memory_bytes)
-    return [Counted(count, own)]
+    return [Counted(count, own_hardware(name, bandwidth=bandwidth * 1e9, flops=flops * 1e12, like=like))]
 
 
 def _measured_on(word: str) -> Counted:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simulate.model_sizes.device_memory import SHARE
 from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.model_sizes.hf_config import OWN_SWEEP
 from simulate.profiles.profile import Profile
@@ -68,7 +69,16 @@ class WhatIfSettings(Settings):
         "devices whose exchange is not known.",
     )
     memory: float | None = setting(
-        None, above=0, most=1e9, help="Memory of the custom device in GB; not checked by default."
+        None,
+        above=0,
+        most=1e9,
+        help=f"Memory in GB that the engine may take of each device; default {SHARE:.0%} of the data sheet's, which is "
+        "vLLM's gpu_memory_utilization.",
+    )
+    fit: bool = setting(
+        False,
+        help="Also search the largest batches that memory holds with and without speculation, and compare the "
+        "throughput of each one's own best batch.",
     )
     like: str | None = setting(None, help="A known device whose constants to use for a device whose class has none.")
     weight_bytes: float | None = setting(

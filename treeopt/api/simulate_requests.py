@@ -97,6 +97,10 @@ def _warnings(
     """Return each warning of the record once: the plan's, the trace's, the profile's, the prompts' and the run's."""
     assumed = assumption(trace.meta)
     caveats = profile.caveats(context=prompts.context, trace=trace.meta, batches=(batch,))
+    holds = look(plan.meta, "holds") if plan else None
+    if holds is not None and batch > holds["batch"]:
+        said = "{device} holds {batch} sequences of {context} tokens with this plan".format_map(holds)
+        more = (f"{said}, not {batch}", *more)
     return list(dict.fromkeys([*(plan.warnings if plan else ()), *assumed, *caveats, *prompts.warnings, *more]))
 
 

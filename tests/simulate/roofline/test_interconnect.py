@@ -13,8 +13,9 @@ from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.roofline.data_sheets import Link, find_hardware, own_hardware
 from simulate.roofline.host_overhead import Overheads
-from simulate.roofline.roofline_model import Roofline, sequence_bytes, weights_bytes
+from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.unmeasured_profiles import transfer
+from tests.simulate.model_sizes.test_device_memory import sequence, weights
 from tests.simulate.model_sizes.test_hf_config import QWEN_25_7B
 from tests.simulate.roofline.test_roofline_model import L3, SMALL, TOY, roofline
 from treeopt.cost_model import StepShape
@@ -113,8 +114,8 @@ def test_a_wire_without_end_divides_the_work(drafter, devices):
     (all_s,), (part_s,) = one.step_s([tree]), several.step_s([tree])
     assert all_s / devices < part_s * 1.001
     assert part_s < 1.1 * all_s / devices + (0 if drafter.level.whole == () else 3e-4)
-    assert weights_bytes(several, heads=4) < weights_bytes(one, heads=4) * (1 / devices + 0.02)
-    assert sequence_bytes(several) == sequence_bytes(one) / devices
+    assert weights(several, heads=4) < weights(one, heads=4) * (1 / devices + 0.02)
+    assert sequence(several) == sequence(one) / devices
 
 
 def test_keys_and_values_go_round_as_far_as_their_heads():

@@ -20,9 +20,10 @@ from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware
 from simulate.roofline.forward_time import Kernels, tiled_rows
 from simulate.roofline.host_overhead import Overheads
-from simulate.roofline.roofline_model import Roofline, sequence_bytes, weights_bytes
+from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.unmeasured_profiles import transfer
 from tests.benchmarks.published_speedups import published_speedups
+from tests.simulate.model_sizes.test_device_memory import sequence, weights
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B
 from tests.simulate.model_sizes.test_mixture_of_experts import MIXTRAL
 from treeopt.cost_model import StepShape
@@ -270,7 +271,7 @@ def test_a_head_that_several_share_is_one_product():
     tree = StepShape.of(Tree.chain(5), batch=4)
     drafting = float(shared.step_s([tree])[0]) - float(shared.verify(6, batch=4).total_s)
     assert drafting == pytest.approx(chains[1][4], rel=1e-12)
-    assert weights_bytes(own, heads=5) - weights_bytes(shared, heads=5) == 5 * 2 * L3.vocab * L3.hidden
+    assert weights(own, heads=5) - weights(shared, heads=5) == 5 * 2 * L3.vocab * L3.hidden
     config = {"medusa_num_heads": 5, "medusa_num_layers": 1}
     for stated, same in [({"version": "2"}, True), ({"original_lm_head": True}, True), ({}, False)]:
         assert drafter_shape(config | stated, kind="medusa", target=L3).shared_head is same
@@ -290,10 +291,10 @@ def test_hydras_heads_grow_with_what_they_read():
     assert cost.step_s([shape])[0] - float(cost.verify(7, batch=2).total_s) == pytest.approx(chain[-1])
     several = replace(cost, committed=3.0)  # heads read nothing of what was committed
     assert several.level(1, batch=2, depth=0).total_s == cost.level(1, batch=2, depth=0).total_s
-    assert weights_bytes(cost, heads=4) - 2 * L2.parameters == 2 * (2 * 14 * 4096**2 + 4 * 32000 * 4096)
-    assert weights_bytes(cost, heads=9) == weights_bytes(cost, heads=4)
+    assert weights(cost, heads=4) - 2 * L2.parameters == 2 * (2 * 14 * 4096**2 + 4 * 32000 * 4096)
+    assert weights(cost, heads=9) == weights(cost, heads=4)
     assert cost.prefill(500, drafted=True).total_s == cost.prefill(500, drafted=False).total_s
-    assert sequence_bytes(cost) == sequence_bytes(roofline(L2, medusa_shape(L2)))
+    assert sequence(cost) == sequence(roofline(L2, medusa_shape(L2)))
 
 
 def test_hydra_plus_plus_reads_features_in_a_layer_first():
@@ -305,11 +306,11 @@ def test_hydra_plus_plus_reads_features_in_a_layer_first():
     assert plus.drafter.opening.weights == layer
     blocks = [plus.drafter.at(depth).weights - plain.drafter.at(depth).weights for depth in range(4)]
     assert blocks == [3 * 4096**2] * 4
-    assert weights_bytes(plus, heads=4) - weights_bytes(plain, heads=4) == 2 * (layer + sum(blocks))
+    assert weights(plus, heads=4) - weights(plain, heads=4) == 2 * (layer + sum(blocks))
     one, three = (float(replace(plus, committed=kept).level(1, batch=1, depth=0).total_s) for kept in (1.0, 3.0))
     assert three > one
     assert plus.prefill(500, drafted=True).total_s > plus.prefill(500, drafted=False).total_s
-    assert sequence_bytes(plus) == sequence_bytes(plain) * 33 / 32
+    assert sequence(plus) == sequence(plain) * 33 / 32
 
 
 @pytest.mark.parametrize(
@@ -355,15 +356,15 @@ def test_memory_of_weights_keys_and_values():
     target, ends = SMALL.parameters, 2 * 32 * 8
     layer = 16 * 8 + sum(rows * columns for rows, columns in SMALL.layer_matrices.values())
     eagle = roofline(SMALL)
-    assert weights_bytes(eagle) == 2 * (target + layer)  # the LM head is the target's
-    assert weights_bytes(replace(eagle, weight_bytes=0.5)) == (target - ends) / 2 + 2 * (ends + layer)
-    assert sequence_bytes(eagle, context=10) == 10 * 2 * (2 + 1) * 2 * 2 * 2
+    assert weights(eagle) == 2 * (target + layer)  # the LM head is the target's
+    assert weights(replace(eagle, weight_bytes=0.5)) == (target - ends) / 2 + 2 * (ends + layer)
+    assert sequence(eagle, context=10) == 10 * 2 * (2 + 1) * 2 * 2 * 2
     heads = roofline(SMALL, medusa_shape(SMALL))
-    assert weights_bytes(heads, heads=5) == 2 * (target + 5 * (8 * 8 + 32 * 8))
+    assert weights(heads, heads=5) == 2 * (target + 5 * (8 * 8 + 32 * 8))
     third = roofline(SMALL, eagle3_shape(SMALL, draft_vocab=16))
-    assert weights_bytes(third) == 2 * (target + layer + 16 * 8 + 3 * 8 * 8)  # a head and a fusion of its own
+    assert weights(third) == 2 * (target + layer + 16 * 8 + 3 * 8 * 8)  # a head and a fusion of its own
     mixture = Shape.from_config(MIXTRAL)
-    assert weights_bytes(roofline(mixture, medusa_shape(L3))) > 2 * 46e9  # all experts
+    assert weights(roofline(mixture, medusa_shape(L3))) > 2 * 46e9  # all experts
 
 
 def test_experts_have_an_error_of_their_own():
@@ -403,7 +404,7 @@ def test_what_cannot_be_seen_is_neither_read_nor_kept():
     for context in (100, 900):
         assert cost.verify(10, batch=1, context=context).total_s == whole.verify(10, batch=1, context=context).total_s
     assert cost.verify(10, batch=1, context=9000).total_s == whole.verify(10, batch=1, context=990).total_s
-    assert sequence_bytes(cost, context=9000) < sequence_bytes(whole, context=9000) / 8
+    assert sequence(cost, context=9000) < sequence(whole, context=9000) / 8
     with pytest.raises(UsageError, match="plain_s must be a finite number, 0 or more, got -1"):
         Overheads(plain_s=-1)
 

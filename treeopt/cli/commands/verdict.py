@@ -13,7 +13,11 @@ from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.trace_or_figure import options_of_source, trace_source
 from treeopt.traces.trace import Trace
 
-SECTIONS = {"Input": "trace_file acceptance profile_file", "Load": "batch running prompt_tokens", "Output": "output"}
+SECTIONS = {
+    "Input": "trace_file acceptance profile_file",
+    "Load": "batch running arms prompt_tokens",
+    "Output": "output",
+}
 EXAMPLES = examples(
     "treeopt verdict --trace data/traces/eagle3-t0.npz --batch 1,16",
     "treeopt verdict --trace data/traces/medusa-t0.npz --batch 1,4 --output verdict.json",
