@@ -1,8 +1,8 @@
 """Step times that a user observed, and the model shifted to them.
 
-A plain step and one with drafts tell how fast a device, and how slow a host, this one is. Four numbers of the model move:
-the device's time, and the host's per plain step, per speculative step and per level. Each stays as near to its published
-value as the observations let it (least squares with the spread of published values as weights).
+A plain step and one with drafts tell how fast a device, and how slow a host, this one is. Four numbers of the model
+move: the device's time, and the host's per plain step, per speculative step and per level. Each stays as near to its
+published value as the observations let it (least squares with the spread of published values as weights).
 """
 
 import re
