@@ -346,8 +346,8 @@ def test_targets_and_traces_that_cannot_be_priced_are_refused(files, tmp_path):
     quantised = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
     (tmp_path / "config.json").write_text(json.dumps(quantised), "utf-8")  # before its bytes are asked for
     refused(run(*asked, tmp_path), "config.json: num_key_value_heads must be given for model_type gpt_oss")
-    refused(run(*asked, "8b", "--kind", "pard"), "'pard' is not one of dflash, ", "`treeopt times`", code=2)
-    with pytest.raises(UsageError, match=r"kind must be one of dflash, .*`treeopt times`"):
+    refused(run(*asked, "8b", "--kind", "pard"), "'pard' is not one of combined, ", "`treeopt times`", code=2)
+    with pytest.raises(UsageError, match=r"kind must be one of combined, .*`treeopt times`"):
         treeopt.whatif(files / "t.npz", target="8b", hardware="h100", kind="pard")
     shape = json.loads((files / "config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps(shape | {"quantization": {"group_size": 64, "bits": 4}}), "utf-8")
