@@ -169,7 +169,7 @@ def test_the_kind_is_the_traces(of_kind):
 
 
 def test_a_kind_without_a_price_is_refused_unless_another_is_named(of_kind):
-    choices = "hydra, language-model, medusa, mtp, ngram, p-eagle, prompt-lookup"
+    choices = "hydra, language-model, medusa, mtp, ngram, p-eagle, "
     refused(run(*of_kind("pard")), "there is no price for a pard drafter", "--kind", choices, code=2)
     assert "records drafter kind pard, but medusa is priced" in done(*of_kind("pard", "--kind", "medusa")).output
     refused(run(*of_kind(None)), "the trace does not record its drafter's kind", choices, code=2)
