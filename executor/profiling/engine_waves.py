@@ -26,6 +26,7 @@ from treeopt.errors import EngineError, UsageError, counted
 from treeopt.policies import DynamicTree
 from treeopt.policies import settings as settings_of
 from treeopt.replay.static_tree import ALL_STEPS
+from treeopt.tree import Tree
 
 WAVES = 4  # runs of a full batch per configuration and round, at least
 LEAST = 24  # steps of a row that a round times, at least
@@ -56,7 +57,7 @@ class EngineWaves:
         self.runner, self._prompts = runner, prompts
         self.settings = replace(settings, max_depth=depth, rounds=rounds)
         self._launched: Any = None
-        self.ranked = chain_configurations(
+        every = chain_configurations(
             settings.batch,
             settings.context or (None,),
             max_nodes=settings.max_nodes,
@@ -64,6 +65,7 @@ class EngineWaves:
             policies=settings.policies,
         )
         runner.concurrency = largest = max(settings.batch)
+        self.ranked = [one for one in every if not isinstance(one[1].tree, Tree) or not runner.why_not(one[1].tree, 1)]
         runner.expect(configuration.tree for _, configuration in self.ranked)
         if len(prompts) < largest:
             raise UsageError(f"batch {largest} needs as many prompts, got {len(prompts)}")
@@ -142,7 +144,7 @@ class EngineWaves:
         meta = {
             **meta,
             "spread": _spread(runs),
-            ALL_STEPS: any(_mean_drafted(same) is None for same in chains),
+            ALL_STEPS: any(mean_drafted(same) is None for same in chains),
             "repeated_waves": sum(run.repeated for same in runs.values() for run in same),
         }
         return engine_profile(_cells(runs), context=(min(lengths), max(lengths) + self.settings.new_tokens), meta=meta)
@@ -206,7 +208,13 @@ def _cells(runs: Runs) -> list[Cell]:
         logs = _logs(configuration, runs)
         error, ratio, committed = float(np.std(logs, ddof=1)) / len(logs) ** 0.5, 1.0, 1.0
         if draft:
-            ratio, factor = _full_draft(draft, by_draft)
+            ratios = {
+                other: float(np.median(np.array(_seconds(some)) / plain)) for other, some in by_draft.items() if other
+            }
+            ratio, factor = ratios[draft], 1.0
+            if isinstance(draft, int):
+                lengths = {other: other_ratio for other, other_ratio in ratios.items() if isinstance(other, int)}
+                ratio, factor = full_draft(draft, lengths, {other: mean_drafted(by_draft[other]) for other in lengths})
             error *= factor
             committed = sum(run.tokens for run in same) / sum(run.steps for run in same)
         step_s = float(np.median(plain)) * ratio
@@ -214,23 +222,25 @@ def _cells(runs: Runs) -> list[Cell]:
     return cells
 
 
-def _full_draft(draft: Draft, by_draft: Mapping[Draft, Sequence[Run]]) -> tuple[float, float]:
+def full_draft(draft: int, ratios: Mapping[int, float], means: Mapping[int, float | None]) -> tuple[float, float]:
     """Return the ratio to a plain step of a step that drafts in full, and the factor on its relative error.
 
     A drafter that finds nothing in most steps, such as prompt lookup, drafts m of K tokens per step on average. What a
     step takes beyond a plain one is taken to grow with the drafted tokens, so it is K / m times what was measured.
     Where m is below half of K this multiplies noise, and all such lengths share one time per drafted token: the least
     squares of ratio - 1 over m. A length at which nothing was drafted is one of them.
+
+    Args:
+        draft: K.
+        ratios: of measured steps to plain ones, by length.
+        means: tokens drafted per step and row, by length; None: not reported, every step drafts.
+
+    Raises:
+        UsageError: nothing was drafted at any length.
     """
-    plain = _seconds(by_draft[0])
-
-    def ratio_of(other: Draft) -> float:
-        return float(np.median(np.array(_seconds(by_draft[other])) / plain))
-
-    means = {other: _mean_drafted(runs) for other, runs in by_draft.items() if isinstance(other, int) and other}
-    if isinstance(draft, DynamicTree) or (mean := means[draft]) is None:
-        return ratio_of(draft), 1.0
-    measured = ratio_of(draft)
+    measured, mean = ratios[draft], means[draft]
+    if mean is None:
+        return measured, 1.0
     if mean >= RARE * draft:
         per_token = (measured - 1) / mean
     else:
@@ -239,14 +249,14 @@ def _full_draft(draft: Draft, by_draft: Mapping[Draft, Sequence[Run]]) -> tuple[
             raise UsageError(
                 "in no timed step did the engine draft anything: decode more tokens (--new-tokens) or other prompts"
             )
-        excess = sum((ratio_of(other) - 1) * m for other, m in rare.items())
+        excess = sum((ratios[other] - 1) * m for other, m in rare.items())
         per_token = excess / sum(m**2 for m in rare.values())
         mean = mean or min(rare.values())
     full = max(1 + per_token * draft, min(measured, 1.0))
     return full, max(1.0, measured * draft / mean / full)
 
 
-def _mean_drafted(runs: Sequence[Run]) -> float | None:
+def mean_drafted(runs: Sequence[Run]) -> float | None:
     """Return the tokens drafted per step and row over all rounds; None if the engine does not report them."""
     numbers = [run.drafted for run in runs if run.drafted is not None]
     return None if len(numbers) < len(runs) else sum(numbers) / sum(run.timed for run in runs)
@@ -261,7 +271,7 @@ def _spread(runs: Runs) -> list[dict[str, Any]]:
     for configuration, same in _ordered(runs):
         draft = _draft(configuration)
         low, middle, high = np.quantile(_seconds(same), [0, 0.5, 1]).tolist()
-        mean = {} if isinstance(draft, DynamicTree) else {"mean_drafted": _mean_drafted(same)}
+        mean = {} if isinstance(draft, DynamicTree) else {"mean_drafted": mean_drafted(same)}
         drafted = settings_of(draft) if isinstance(draft, DynamicTree) else draft
         rows.append(
             {

@@ -44,6 +44,7 @@ class DrafterShape:
         opening: the forward over the committed tokens, once per step (EAGLE-3's fusion, Hydra++'s layer); None without.
         deeper: the forwards of the levels after the first; the last one also serves all levels after it. (): all
             levels are like the first.
+        shared_head: parallel heads share one LM head.
         slots: tokens of a sequence in the first level's forward, which drafts the levels after it too; 0: one level.
     """
 
@@ -51,6 +52,7 @@ class DrafterShape:
     parallel: bool = False
     opening: Forward | None = None
     deeper: tuple[Forward, ...] = ()
+    shared_head: bool = False
     slots: int = 0
 
     def shared(self, devices: int) -> "DrafterShape":

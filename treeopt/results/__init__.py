@@ -12,6 +12,7 @@
 * `profile`: measured step times.
 * `whatif`: devices that were not measured.
 * `training`: the accuracy of a trained drafter.
+* `tuning`: the draft length of an engine that measuring chose.
 * `models`: models that are known by name.
 * `health`: packages, device and trials.
 """
