@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: snapshots fuzz coverage engine-times engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean browser pictures notebooks
+.PHONY: published-steps snapshots fuzz coverage engine-times engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean browser pictures notebooks
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -103,6 +103,9 @@ published: $(VENV)/.all  ## chosen trees against published ones, on the shipped 
 		--requests 200 --new-tokens 32 --depth 6 --candidates depth=6,beam=10,width=10 --output $(VENV)/eagle-candidates.npz
 	$(BIN)/python -m tests.benchmarks.bench_published --candidates $(VENV)/eagle-candidates.npz --output data/benchmarks/published.json
 
+published-steps: $(VENV)/.all  ## published speedups of engines predicted from data sheets: docs/results/engines_published.md
+	$(BIN)/python -m tests.benchmarks.published_steps
+
 profile: $(PROFILED:%=profile-%)  ## step times of the shipped models and of a 100 M shape on this machine, which should be idle
 	$(BIN)/treeopt profile --force $(MODELS)-medusa $(FRESH) --batch 1,4 $(SAMPLED) --output data/profiles/medusa-cpu-t1.json
 	$(BIN)/treeopt profile --force $(MODELS)-medusa $(FRESH) --batch 1,4 $(TYPICAL) --output data/profiles/medusa-cpu-typical.json
@@ -153,6 +156,7 @@ engine-times: $(VENV)/.all  ## predicted against measured speedups in the engine
 recordings: $(VENV)/.all  ## what engines' servers and workers answer in short runs, recorded again for the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.server_runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.openvino_runs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.vllm_worker_runs
 
 # torchvision and its like of another build of torch fail to load, and no text model needs them.
 ENGINE_PIP = $(@D)/bin/python -m pip --disable-pip-version-check -q

@@ -57,6 +57,7 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": HEADS if keys == heads else 2,
         "head_dim": WIDTH,
         "vocab_size": VOCABULARY,
+        "mask_token_id": VOCABULARY - 1,
         "truncated_vocab_size": DRAFTED if "model" not in str(config.get("architectures")).lower() else VOCABULARY,
     }
     if config.get("draft_vocab_size") is not None:
@@ -113,9 +114,16 @@ def shapes_of(names: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             for n in range(config["num_hidden_layers"])
             for name, shape in layer(False, inner).items()
         }
-        wide = 5 if names == "dflash" else 2
-        top = {"fc.weight": (HIDDEN, wide * HIDDEN), "norm.weight": (HIDDEN,)}
-        return own | ({**top, "hidden_norm.weight": (HIDDEN,)} if names == "dflash" else {})
+        outer, wide = ("", 5) if names == "dflash" else ("mtp.", 2)
+        norms = (
+            ("norm", "hidden_norm") if names == "dflash" else ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+        )
+        own |= {f"{outer}{name}.weight": (HIDDEN,) for name in norms}
+        if names == "dflash":
+            layers = range(config["num_hidden_layers"])
+            own |= {f"layers.{n}.self_attn.{part}_norm.weight": (WIDTH,) for n in layers for part in "qk"}
+            own |= {f"layers.{n}.input_layernorm.weight": (HIDDEN,) for n in layers}
+        return own | {f"{outer}fc.weight": (HIDDEN, wide * HIDDEN)}
     return eagle3(names, config, inner)
 
 

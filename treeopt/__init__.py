@@ -38,11 +38,13 @@ if TYPE_CHECKING:
     from treeopt.api.file_loading import load_profile as load_profile
     from treeopt.api.file_loading import load_trace as load_trace
     from treeopt.api.file_loading import load_tree as load_tree
+    from treeopt.api.give_verdict import verdict as verdict
     from treeopt.api.profile_steps import profile as profile
     from treeopt.api.record_trace import collect as collect
     from treeopt.api.search_trace import search as search
     from treeopt.api.simulate_requests import simulate as simulate
     from treeopt.api.train_drafter import train as train
+    from treeopt.api.tune_engine import tune as tune
     from treeopt.api.validate_plan import validate as validate
     from treeopt.api.watch_server import watch as watch
     from treeopt.api.whatif_devices import whatif as whatif
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from treeopt.errors import TreeoptError as TreeoptError
     from treeopt.notebook import load_record as load_record
     from treeopt.notebook import load_validation as load_validation
+    from treeopt.planning.tuner import Tuner as Tuner
     from treeopt.plans.plan import Plan as Plan
     from treeopt.plans.plan_json import save_plan as save_plan
     from treeopt.replay.static_tree import replay_tree as replay_tree
@@ -68,17 +71,20 @@ _NAMES = {
     "treeopt.api.compare_traces": "compare",
     "treeopt.api.decode_prompts": "decode",
     "treeopt.api.file_loading": "import_trace load_plan load_profile load_trace load_tree",
+    "treeopt.api.give_verdict": "verdict",
     "treeopt.api.profile_steps": "profile",
     "treeopt.api.record_trace": "collect",
     "treeopt.api.search_trace": "search",
     "treeopt.api.simulate_requests": "simulate",
     "treeopt.api.train_drafter": "train",
+    "treeopt.api.tune_engine": "tune",
     "treeopt.api.validate_plan": "validate",
     "treeopt.api.watch_server": "watch",
     "treeopt.api.whatif_devices": "whatif",
     "treeopt.charts.matplotlib_axes": "draw_speedups draw_tau",
     "treeopt.errors": "TreeoptError",
     "treeopt.notebook": "load_record load_validation",
+    "treeopt.planning.tuner": "Tuner",
     "treeopt.plans.plan": "Plan",
     "treeopt.plans.plan_json": "save_plan",
     "treeopt.replay.static_tree": "replay_tree",

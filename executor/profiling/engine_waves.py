@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from executor.profiling.configurations import Configuration, chain_configurations
+from executor.profiling.measure_steps import FEWEST
 from executor.profiling.profile_settings import Measuring
 from executor.runners.engine_runner import EngineRunner, draft_of
-from executor.runners.runner import Requests, Run, Tokens, Visit
+from executor.runners.runner import Requests, Run, Tokens, Visit, joined
 from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.cell_tables import Cell
 from simulate.profiles.profile import Profile
@@ -24,8 +26,13 @@ from treeopt.errors import EngineError, UsageError, counted
 from treeopt.policies import DynamicTree
 from treeopt.policies import settings as settings_of
 from treeopt.replay.static_tree import ALL_STEPS
+from treeopt.tree import Tree
 
-WAVES = 4  # runs of a full batch per configuration and round
+WAVES = 4  # runs of a full batch per configuration and round, at least
+LEAST = 24  # steps of a row that a round times, at least
+MOST = 4  # times that many waves
+APART = 0.15  # rounds whose ratios to plain decoding lie further from their median disagree: more are made
+ABSURD = 2.0  # a round whose ratio is so many times the median, or that share of it, does not count
 RARE = 0.5  # share of a chain's tokens below which it is rarely drafted
 
 Runs = Mapping[Configuration, Sequence[Run]]  # of each round
@@ -50,7 +57,7 @@ class EngineWaves:
         self.runner, self._prompts = runner, prompts
         self.settings = replace(settings, max_depth=depth, rounds=rounds)
         self._launched: Any = None
-        self.ranked = chain_configurations(
+        every = chain_configurations(
             settings.batch,
             settings.context or (None,),
             max_nodes=settings.max_nodes,
@@ -58,6 +65,8 @@ class EngineWaves:
             policies=settings.policies,
         )
         runner.concurrency = largest = max(settings.batch)
+        self.ranked = [one for one in every if not isinstance(one[1].tree, Tree) or not runner.why_not(one[1].tree, 1)]
+        runner.expect(configuration.tree for _, configuration in self.ranked)
         if len(prompts) < largest:
             raise UsageError(f"batch {largest} needs as many prompts, got {len(prompts)}")
         for context in settings.context:
@@ -84,23 +93,33 @@ class EngineWaves:
 
     def order(self, configurations: Sequence[Configuration], number: int) -> list[list[Visit]]:
         """Return the runs of a round, one group: drafts in random order, since engines are launched by draft."""
-        rng = np.random.default_rng([self.settings.seed, number])
         trees, visits = list(dict.fromkeys(configuration.tree for configuration in configurations)), list[Visit]()
-        for place in rng.permutation(len(trees)).tolist():
-            same = [index for index, configuration in enumerate(configurations) if configuration.tree == trees[place]]
+        rng = np.random.default_rng([self.settings.seed, number])
+        for tree in self.runner.order(trees, number, self.settings.seed):
+            same = [index for index, configuration in enumerate(configurations) if configuration.tree == tree]
             visits += [(index, number) for index in rng.permutation(same).tolist()]
         return [visits]
 
     def block(self, configuration: Configuration, number: int) -> Run:
-        """Decode the waves of a configuration, warmed up where another draft was launched before."""
+        """Decode waves of a configuration until enough steps are timed, warmed up where another draft ran before."""
         batch, tree, settings = configuration.batch, configuration.tree, self.settings
         if self._launched != tree:
             first = Requests(self._prompts[: max(settings.batch)], settings.new_tokens)
             self.runner.warm_up(tree, len(first.prompts), first)
             self._launched = tree
-        start, count = number * WAVES * batch, WAVES * batch
-        prompts = [self._prompts[(start + i) % len(self._prompts)][: configuration.context] for i in range(count)]
-        return self.runner.run(tree, batch, Requests(prompts, settings.new_tokens))
+        runs, count = list[Run](), WAVES * batch
+        while not runs or (sum(run.timed for run in runs) < LEAST * batch and len(runs) < MOST):
+            start = (number + len(runs)) * count
+            prompts = [self._prompts[(start + i) % len(self._prompts)][: configuration.context] for i in range(count)]
+            runs.append(self.runner.run(tree, batch, Requests(prompts, settings.new_tokens)))
+        return joined(runs)
+
+    def disagree(
+        self, configurations: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
+    ) -> bool:
+        """Return whether the rounds of some draft disagree, in its ratio to plain decoding."""
+        runs = _by_configuration(configurations, rounds)
+        return any(np.ptp(_logs(c, runs, every=True)) > 2 * APART for c in runs if c.tree.nodes)
 
     def expected(self, every: Sequence[Configuration]) -> tuple[Callable[[Configuration], float], float]:
         """Refuse a time budget: launches take most of the time, and are not foreseen."""
@@ -119,16 +138,13 @@ class EngineWaves:
         meta: dict[str, Any],
     ) -> Profile:
         """Return the profile that the runs of all rounds make; see `LoopBlocks.profile`."""
-        runs: dict[Configuration, list[Run]] = {}
-        for groups in rounds:
-            for index, run in (visit for group in groups for visit in group):
-                runs.setdefault(configurations[index], []).append(run)
+        runs = _by_configuration(configurations, rounds)
         lengths = self.settings.context or [len(prompt) for prompt in self._prompts]
         chains = [same for configuration, same in runs.items() if isinstance(draft_of(configuration.tree), int)]
         meta = {
             **meta,
             "spread": _spread(runs),
-            ALL_STEPS: any(_mean_drafted(same) is None for same in chains),
+            ALL_STEPS: any(mean_drafted(same) is None for same in chains),
             "repeated_waves": sum(run.repeated for same in runs.values() for run in same),
         }
         return engine_profile(_cells(runs), context=(min(lengths), max(lengths) + self.settings.new_tokens), meta=meta)
@@ -149,6 +165,34 @@ def _seconds(runs: Sequence[Run]) -> list[float]:
     return [run.step_s for run in runs]
 
 
+def _by_configuration(
+    configurations: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
+) -> dict[Configuration, list[Run]]:
+    runs: dict[Configuration, list[Run]] = {}
+    for groups in rounds:
+        for index, run in (visit for group in groups for visit in group):
+            runs.setdefault(configurations[index], []).append(run)
+    return runs
+
+
+def _beside(configuration: Configuration, runs: Runs) -> dict[Draft, Sequence[Run]]:
+    """Return the runs of all drafts at the batch size and context of a configuration."""
+    place = (configuration.batch, configuration.context)
+    return {_draft(other): some for other, some in runs.items() if (other.batch, other.context) == place}
+
+
+def _logs(configuration: Configuration, runs: Runs, *, every: bool = False) -> NDArray[np.float64]:
+    """Return the logarithms of the ratios to plain decoding of a draft's rounds; of plain decoding, of its seconds.
+
+    Unless `every`, rounds without sense are left out: those that are far from the median of three or more.
+    """
+    logs = np.log(_seconds(runs[configuration]))
+    if configuration.tree.nodes:
+        logs -= np.log(_seconds(_beside(configuration, runs)[0]))
+    usual = np.abs(logs - np.median(logs)) <= np.log(ABSURD)
+    return logs if every or usual.sum() < FEWEST else logs[usual]
+
+
 def _cells(runs: Runs) -> list[Cell]:
     """Return one cell per configuration: the median plain step, times the ratio to it of a step that drafts in full.
 
@@ -158,17 +202,19 @@ def _cells(runs: Runs) -> list[Cell]:
     cells = []
     for configuration, same in _ordered(runs):
         draft = _draft(configuration)
-        by_draft = {
-            _draft(other): of_other
-            for other, of_other in runs.items()
-            if (other.batch, other.context) == (configuration.batch, configuration.context)
-        }
+        by_draft = _beside(configuration, runs)
         plain = _seconds(by_draft[0])
         place = float(np.mean([run.context for run in by_draft[0]]))
-        logs = np.log(_seconds(same)) - np.log(plain) if draft else np.log(plain)
+        logs = _logs(configuration, runs)
         error, ratio, committed = float(np.std(logs, ddof=1)) / len(logs) ** 0.5, 1.0, 1.0
         if draft:
-            ratio, factor = _full_draft(draft, by_draft)
+            ratios = {
+                other: float(np.median(np.array(_seconds(some)) / plain)) for other, some in by_draft.items() if other
+            }
+            ratio, factor = ratios[draft], 1.0
+            if isinstance(draft, int):
+                lengths = {other: other_ratio for other, other_ratio in ratios.items() if isinstance(other, int)}
+                ratio, factor = full_draft(draft, lengths, {other: mean_drafted(by_draft[other]) for other in lengths})
             error *= factor
             committed = sum(run.tokens for run in same) / sum(run.steps for run in same)
         step_s = float(np.median(plain)) * ratio
@@ -176,23 +222,25 @@ def _cells(runs: Runs) -> list[Cell]:
     return cells
 
 
-def _full_draft(draft: Draft, by_draft: Mapping[Draft, Sequence[Run]]) -> tuple[float, float]:
+def full_draft(draft: int, ratios: Mapping[int, float], means: Mapping[int, float | None]) -> tuple[float, float]:
     """Return the ratio to a plain step of a step that drafts in full, and the factor on its relative error.
 
     A drafter that finds nothing in most steps, such as prompt lookup, drafts m of K tokens per step on average. What a
     step takes beyond a plain one is taken to grow with the drafted tokens, so it is K / m times what was measured.
     Where m is below half of K this multiplies noise, and all such lengths share one time per drafted token: the least
     squares of ratio - 1 over m. A length at which nothing was drafted is one of them.
+
+    Args:
+        draft: K.
+        ratios: of measured steps to plain ones, by length.
+        means: tokens drafted per step and row, by length; None: not reported, every step drafts.
+
+    Raises:
+        UsageError: nothing was drafted at any length.
     """
-    plain = _seconds(by_draft[0])
-
-    def ratio_of(other: Draft) -> float:
-        return float(np.median(np.array(_seconds(by_draft[other])) / plain))
-
-    means = {other: _mean_drafted(runs) for other, runs in by_draft.items() if isinstance(other, int) and other}
-    if isinstance(draft, DynamicTree) or (mean := means[draft]) is None:
-        return ratio_of(draft), 1.0
-    measured = ratio_of(draft)
+    measured, mean = ratios[draft], means[draft]
+    if mean is None:
+        return measured, 1.0
     if mean >= RARE * draft:
         per_token = (measured - 1) / mean
     else:
@@ -201,14 +249,14 @@ def _full_draft(draft: Draft, by_draft: Mapping[Draft, Sequence[Run]]) -> tuple[
             raise UsageError(
                 "in no timed step did the engine draft anything: decode more tokens (--new-tokens) or other prompts"
             )
-        excess = sum((ratio_of(other) - 1) * m for other, m in rare.items())
+        excess = sum((ratios[other] - 1) * m for other, m in rare.items())
         per_token = excess / sum(m**2 for m in rare.values())
         mean = mean or min(rare.values())
     full = max(1 + per_token * draft, min(measured, 1.0))
     return full, max(1.0, measured * draft / mean / full)
 
 
-def _mean_drafted(runs: Sequence[Run]) -> float | None:
+def mean_drafted(runs: Sequence[Run]) -> float | None:
     """Return the tokens drafted per step and row over all rounds; None if the engine does not report them."""
     numbers = [run.drafted for run in runs if run.drafted is not None]
     return None if len(numbers) < len(runs) else sum(numbers) / sum(run.timed for run in runs)
@@ -223,7 +271,7 @@ def _spread(runs: Runs) -> list[dict[str, Any]]:
     for configuration, same in _ordered(runs):
         draft = _draft(configuration)
         low, middle, high = np.quantile(_seconds(same), [0, 0.5, 1]).tolist()
-        mean = {} if isinstance(draft, DynamicTree) else {"mean_drafted": _mean_drafted(same)}
+        mean = {} if isinstance(draft, DynamicTree) else {"mean_drafted": mean_drafted(same)}
         drafted = settings_of(draft) if isinstance(draft, DynamicTree) else draft
         rows.append(
             {

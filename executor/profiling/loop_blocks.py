@@ -239,6 +239,12 @@ class LoopBlocks:
             limit_s=limit_s,
         )
 
+    def disagree(
+        self, configurations: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
+    ) -> bool:
+        """Return False: blocks are many, and their drift is removed."""
+        return False
+
     def profile(
         self,
         configurations: Sequence[Configuration],

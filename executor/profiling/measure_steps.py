@@ -28,6 +28,7 @@ from treeopt.storage.work_file import WorkFile
 
 PREFILL = 0.05  # largest share of the budget, unless reading all prompts once takes longer
 FEWEST = 2  # rounds: a median of one block has no spread
+AGAIN = 2  # times the rounds that are made at most, where they disagree
 ENOUGH = 3  # rounds, before configurations are left out
 MARGIN = 1.15  # blocks take longer than in the first look
 SHOWN = 6  # configurations that did not fit the budget, in words
@@ -54,6 +55,11 @@ class Timing(Protocol):
 
     def prefill(self, limit_s: float) -> Prefill | None:
         """Measure the seconds of reading prompts."""
+
+    def disagree(
+        self, configurations: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
+    ) -> bool:
+        """Return whether the rounds differ so much that more of them are made."""
 
     def profile(
         self,
@@ -162,8 +168,9 @@ class Measurement:
 
     @cached_property
     def _rounds(self) -> list[list[list[Visit]]]:
-        """The groups of visits of each round."""
-        return [self._timing.order(self.schedule.configurations, number) for number in range(self.schedule.rounds)]
+        """The groups of visits of each round, and of as many again, which are made where rounds disagree."""
+        every = range(AGAIN * self.schedule.rounds)
+        return [self._timing.order(self.schedule.configurations, number) for number in every]
 
     @cached_property
     def _visits(self) -> Visits:
@@ -173,12 +180,12 @@ class Measurement:
     @property
     def blocks(self) -> int:
         """Blocks of the whole schedule."""
-        return sum(len(group) for groups in self._rounds for group in groups)
+        return sum(len(group) for groups in self._rounds[: self.schedule.rounds] for group in groups)
 
     @property
     def left(self) -> int:
         """Blocks that are still to be measured."""
-        return self.blocks - len(self._visits.runs)
+        return max(0, self.blocks - len(self._visits.runs))
 
     def note_schedule(self) -> None:
         """Log what the time budget leaves out, and what was measured before an interruption."""
@@ -199,6 +206,8 @@ class Measurement:
         for groups in self._rounds:
             if limit is not None and made >= FEWEST and self._looked_s + sum(took) + max(took) > limit:
                 break
+            if made >= self.schedule.rounds and not self._timing.disagree(configurations, self._made(made)):
+                break
             for group in groups:
                 self._visits.make(group, lambda visit: self._timing.block(configurations[visit[0]], visit[1]), progress)
             took.append(sum(runs[visit].wall_s for group in groups for visit in group))
@@ -211,8 +220,12 @@ class Measurement:
             "left_out": [str(configuration) for configuration in self.schedule.left_out],
             "provenance": self.runner.provenance,
         }
-        rounds = [[[(visit[0], runs[visit]) for visit in group] for group in groups] for groups in self._rounds[:made]]
-        return self._timing.profile(configurations, rounds, prefill=prefill, meta=meta)
+        return self._timing.profile(configurations, self._made(made), prefill=prefill, meta=meta)
+
+    def _made(self, rounds: int) -> list[list[list[tuple[int, Run]]]]:
+        """Return the blocks of the first rounds."""
+        runs = self._visits.runs
+        return [[[(visit[0], runs[visit]) for visit in group] for group in groups] for groups in self._rounds[:rounds]]
 
     def _fit_budget(self, ranked: Sequence[tuple[int, Configuration]]) -> "Schedule":
         """Look at each batch size and context, and schedule what fits the budget."""

@@ -16,7 +16,7 @@ from executor.drafters.base.drafter import Drafter
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.models.fingerprint import compute_as_recorded, device_name, identity, run_provenance, tokens_hash
 from executor.prompts.prompt_files import Prompt
-from executor.recording.record_candidates import candidate_trees
+from executor.recording.record_candidates import candidate_trees, chain_confidences
 from executor.recording.recording_settings import Recording
 from executor.recording.teacher_forced import Arrays, Texts, forced_arrays
 from executor.target.target_model import Target
@@ -200,7 +200,11 @@ class _Shard:
             part = slice(start, start + recording.batch)
             tokens = self.tokens[part]
             texts = Texts.read(target, drafter, tokens, written[part])
-            forced += forced_arrays(target, drafter, texts, settings)
+            arrays_of_texts = forced_arrays(target, drafter, texts, settings)
+            if recording.confidences:
+                chains = chain_confidences(target, drafter, texts, settings.depth)
+                arrays_of_texts = [one | other for one, other in zip(arrays_of_texts, chains, strict=True)]
+            forced += arrays_of_texts
             if policy is not None:
                 drafted += candidate_trees(target, drafter, texts, policy, stride=recording.stride)
             if isinstance(rule, Typical):

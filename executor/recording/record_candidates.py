@@ -1,4 +1,4 @@
-"""Record whole candidate trees at the positions of given texts, for dynamic policies: live drafting with forced text.
+"""Record candidate trees, or a chain's confidences, at the positions of given texts: live drafting with forced text.
 
 The drafter is given the texts' tokens one by one, as the loop would commit them, and drafts at each position. So its
 state is the live one, and a recorded tree is what a step from there would have chosen from.
@@ -69,6 +69,18 @@ def candidate_trees(
         }
         for length, trees in zip(texts.written, positions, strict=True)
     ]
+
+
+def chain_confidences(target: Target, drafter: Drafter, texts: Texts, depth: int) -> list[Arrays]:
+    """Record for each text `confidence`, float16 (length, depth): the probabilities along the chain drafted live."""
+    arrays = [{"confidence": np.zeros((length, depth), dtype=np.float16)} for length in texts.written]
+    chain = DynamicTree(nodes=depth, depth=depth, beam=1, width=1)
+    for position, pool in _pools(target, drafter, texts, chain, 1):
+        confidence = pool.logs.exp().nan_to_num().cpu().numpy()  # no number where nothing is proposed
+        for i, length in enumerate(texts.written):
+            if position < length:
+                arrays[i]["confidence"][position] = confidence[i]
+    return arrays
 
 
 @torch.no_grad()

@@ -58,6 +58,7 @@ class Recording:
         top_p: see `Warp`.
         probabilities: also record the drafter's probabilities of its candidates, the entropies of drafter and target
             and, above temperature 0, the probability that each candidate is accepted.
+        confidences: also record the drafter's probability of each token of the chain that it drafts at every anchor.
         draws: simulated draws where acceptance has no closed form.
         candidates: also record whole candidate trees, as deep and wide as this policy drafts them, for dynamic trees.
         stride: positions from one recorded candidate tree of a request to the next.
@@ -75,6 +76,7 @@ class Recording:
     top_k: int | None = None
     top_p: float = 1.0
     probabilities: bool = False
+    confidences: bool = False
     draws: int = DRAWS
     candidates: DynamicTree | None = None
     stride: int = 1
@@ -104,8 +106,13 @@ class Recording:
         rule = self.rules(target, 0).verifying
         if drafter.abstains:
             check_abstaining(drafter.kind, rule, dynamic=self.candidates is not None)
-            if self.probabilities:
-                raise UsageError(f"{drafter.kind} proposes tokens without probabilities: omit probabilities")
+            for name in ("probabilities", "confidences"):
+                if getattr(self, name):
+                    raise UsageError(f"{drafter.kind} proposes tokens without probabilities: omit {name}")
+        if self.confidences and rule.sampled_candidates:
+            raise UsageError(
+                f"rule {self.rule} draws its candidates, and confidences are of the best: omit confidences"
+            )
         tree, depth = self.writing_tree, self.recorded_depth(drafter)
         if isinstance(rule, Typical) != (tree.nodes > 0):
             raise UsageError(
@@ -173,6 +180,8 @@ class Recording:
             optional["kept"] = source_of(rule, self.width, self.draws)
         if self.probabilities:
             optional["draft_prob"] = "warped" if rule.sampled_candidates else "temperature 1"
+        if self.confidences:
+            optional["confidence"] = "probability"
         if policy is not None:
             reach = {"depth": policy.depth, "beam": policy.beam, "width": policy.children}
             optional["candidates"] = reach | {"stride": self.stride}

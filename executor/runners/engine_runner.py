@@ -1,9 +1,11 @@
 """An inference engine as a runner: its driver's steps, timed while all rows are busy, and kept by request."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,6 +20,8 @@ from treeopt.storage.provenance import this_run
 from treeopt.tree import Tree
 
 WARM_UP = 8  # tokens
+SEEN, OFTEN = 100, 0.1  # steps, and the share that ends at one depth, from which no step beyond it is noticed
+ABSURD = 5.0  # a step that takes so many times the median one was interrupted: it is not timed
 UNTIMED = "in no wave do two steps lie between the last prefill and the first end: decode more tokens"
 LOG = logging.getLogger("treeopt")
 
@@ -43,6 +47,7 @@ class EngineRunner(Runner):
             models: names and hashes of the models that the engine loads.
         """
         self._make, self._models = make, models or {}
+        self._accepted: dict[Draft, Counter[int]] = {}  # steps of each draft by accepted tokens
 
     @cached_property
     def driver(self) -> Driver:
@@ -71,7 +76,9 @@ class EngineRunner(Runner):
         """Return why the engine does not draft this at a batch size, None if it does."""
         draft, name, most = draft_of(shape), self.name, self.driver.tree_requests
         if isinstance(draft, int):
-            return None
+            urls = self.driver.meta.get("urls")
+            known = urls is None or str(draft) in urls
+            return None if known else f"--url names no server for a draft of {draft}"
         if most == 0:
             return f"{name} runs chains alone: search with --for an engine of chains, or give --shapes chain:N"
         if draft is None:
@@ -80,6 +87,27 @@ class EngineRunner(Runner):
             return f"{name} runs dynamic trees with {counted(most, 'request')} in flight: search with --batch {most}"
         cannot_run = ENGINES[name].cannot_run if name in ENGINES else None
         return cannot_run(draft, batch) if cannot_run else None
+
+    def expect(self, shapes: Iterable[Shape]) -> None:
+        """Tell the driver the longest draft that will be asked for."""
+        lengths = [draft for shape in shapes if isinstance(draft := draft_of(shape), int)]
+        self.driver.longest = max(lengths, default=0)
+
+    def order(self, shapes: Sequence[Shape], number: int, seed: int) -> list[Shape]:
+        """Return the drafts of a round in the order in which they are measured.
+
+        Those that may be alive together come in random order. Else launches follow one another, those of an odd round
+        in the reverse order of the round before, so that each is begun once in two rounds, but for the last.
+        """
+        rng, driver = np.random.default_rng([seed, number]), self.driver
+        shuffled = [shapes[place] for place in rng.permutation(len(shapes)).tolist()]
+        launches = {shape: driver.launch(draft) for shape in shapes if (draft := draft_of(shape)) is not None}
+        distinct = list(dict.fromkeys(launches.values()))
+        if len(distinct) <= driver.alive:
+            return shuffled
+        pair = np.random.default_rng([seed, number // 2]).permutation(len(distinct)).tolist()
+        places = {distinct[place]: at for at, place in enumerate(reversed(pair) if number % 2 else pair)}
+        return sorted(shuffled, key=lambda shape: places[launches[shape]])
 
     def warm_up(self, shape: Shape, batch: int, requests: Requests) -> None:
         """Decode a few tokens after the first prompts, all in flight."""
@@ -103,6 +131,8 @@ class EngineRunner(Runner):
             steps, again = self._wave(wave, shape)
             waves.add(steps, [len(prompt) for prompt in prompts], first=requests.first + first)
             waves.repeated += again
+        accepted = (size - 1 for request in waves.requests for size in request.committed)
+        self._accepted.setdefault(draft_of(shape) or 0, Counter()).update(accepted)
         return waves.run()
 
     def _wave(self, requests: Sequence[EngineRequest], shape: Shape) -> tuple[list[EngineStep], bool]:
@@ -126,33 +156,46 @@ class EngineRunner(Runner):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop what the driver started."""
+        """Stop what the driver started, and warn of drafts that are shorter than stated."""
         self.driver.__exit__(kind, error, trace)
+        for draft, counts in self._accepted.items():
+            longest, steps = max(counts), counts.total()
+            if isinstance(draft, int) and longest < draft and steps >= SEEN and counts[longest] >= OFTEN * steps > 0:
+                LOG.warning(
+                    "draft of %d: none of %d steps accepted more than %d: does the engine draft as many as stated?",
+                    draft,
+                    steps,
+                    longest,
+                )
+        self._accepted.clear()
 
 
 @dataclass
 class _Waves:
-    """Sums over waves; a wave is timed if two steps of a row lie between the last prefill and the first end."""
+    """Steps of waves; a wave is timed if two steps of a row lie between the last prefill and the first end."""
 
-    step_s: list[float] = field(default_factory=list)
-    timed: list[int] = field(default_factory=list)
-    drafted: int | None = 0
+    steps_s: list[float] = field(default_factory=list)
+    drafts: list[int | None] = field(default_factory=list)
     requests: list[RequestSteps] = field(default_factory=list)
     context: list[float] = field(default_factory=list)
     wall_s: float = 0.0
     repeated: int = 0
 
     def run(self) -> Run:
-        if not self.timed:
+        """Return the run; steps that take far longer than the median one were interrupted, and are left out."""
+        seconds = np.array(self.steps_s)
+        if not len(seconds) or seconds.sum() <= 0:
             raise EngineError(UNTIMED)
+        usual = seconds <= ABSURD * np.median(seconds[seconds > 0])
+        drafts = [number for number, kept in zip(self.drafts, usual, strict=True) if kept]
         return Run(
             draft_s=(0.0,),
-            rest_s=(float(np.average(self.step_s, weights=self.timed)),),
+            rest_s=(float(seconds[usual].mean()),),
             requests=tuple(self.requests),
             context=float(np.mean(self.context)),
             wall_s=self.wall_s,
-            timed=sum(self.timed),
-            drafted=self.drafted,
+            timed=len(drafts),
+            drafted=None if None in drafts else sum(number for number in drafts if number is not None),
             repeated=self.repeated,
         )
 
@@ -174,19 +217,13 @@ class _Waves:
     def _time(self, rows: Sequence[Sequence[EngineStep]], prompts: Sequence[int]) -> None:
         begin_s = max(row[0].at_s for row in rows)
         end_s = min(row[-1].at_s for row in rows)
-        spans, counts, lengths, drafts = 0.0, 0, list[float](), list[int | None]()
+        lengths = list[float]()
         for row, prompt in zip(rows, prompts, strict=True):
             inside = [step for step in row if begin_s <= step.at_s <= end_s]
-            if len(inside) > 1:
-                spans += inside[-1].at_s - inside[0].at_s
-                counts += len(inside) - 1
-                drafts += [step.drafted for step in inside[1:]]
+            if len(inside) > 1:  # else some row ended before the last one began
+                self.steps_s += [after.at_s - before.at_s for before, after in pairwise(inside)]
+                self.drafts += [step.drafted for step in inside[1:]]
                 written = sum(step.committed for step in row if step.at_s < begin_s)
                 lengths.append(prompt + written + sum(step.committed for step in inside) / 2)
-        if not counts or spans <= 0:
-            return  # some row ended before the last one began
-        known = [number for number in drafts if number is not None]
-        self.drafted = None if self.drafted is None or len(known) < len(drafts) else self.drafted + sum(known)
-        self.step_s.append(spans / counts)
-        self.timed.append(counts)
-        self.context.append(float(np.mean(lengths)))
+        if lengths:
+            self.context.append(float(np.mean(lengths)))

@@ -162,6 +162,22 @@ class Run:
         return replace(self, draft_s=drafts, rest_s=rests)
 
 
+def joined(runs: Sequence[Run]) -> Run:
+    """Return several runs of one draft as one; its times are means, each run weighted by the steps that it timed."""
+    weights = [run.timed for run in runs]
+    return replace(
+        runs[0],
+        draft_s=(float(np.average([np.mean(run.draft_s) for run in runs], weights=weights)),),
+        rest_s=(float(np.average([np.mean(run.rest_s) for run in runs], weights=weights)),),
+        requests=tuple(request for run in runs for request in run.requests),
+        context=float(np.average([run.context for run in runs], weights=weights)),
+        wall_s=sum(run.wall_s for run in runs),
+        timed=sum(weights),
+        drafted=None if None in (known := [run.drafted for run in runs]) else sum(n for n in known if n is not None),
+        repeated=sum(run.repeated for run in runs),
+    )
+
+
 class Runner(ABC):
     """A decoder of requests, as a context: leaving it stops what it started.
 

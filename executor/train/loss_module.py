@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.base.recipe import Recipe
 from executor.recording.teacher_forced import rank_of
-from executor.target.causal_model import Outputs
+from executor.target.causal_model import Outputs, pick_rows
 from executor.target.target_model import Target
 from executor.train.feature_store import FeatureStore
 from executor.train.loss_terms import TERMS, Anchors, hard_ce, kl
@@ -226,6 +226,8 @@ class Lesson(nn.Module):
         logits, features = outputs.logits.detach(), outputs.features
         read = self._noisy(features) if self.training else features
         options: dict[str, Any] = {"detached": True} if self.recipe.detached else {}
+        rows = self._drawn(tokens)
+        options |= {} if rows is None else {"rows": rows}
         if getattr(self.drafter, "router", None) is not None:  # in training, scores cover the whole vocabulary
             self.drafter.routed = not self.training  # type: ignore[assignment]
         depths = min(self.depths, tokens.shape[1] - 2)
@@ -239,20 +241,30 @@ class Lesson(nn.Module):
                 tokens, known = place[tokens], place[logits.argmax(-1)] >= 0
                 logits = logits.index_select(-1, level.ids)
             anchors = tokens.shape[1] - 1 - k
-            supervised = _Supervised(mask[:, 1 : 1 + anchors] & mask[:, 1 + k :])
+            learnt = mask[:, 1 : 1 + anchors] & mask[:, 1 + k :]
+            if self.training and self.recipe.depth_share < 1:
+                learnt = learnt & (torch.rand(learnt.shape, device=learnt.device) < self.recipe.share(k))
+            supervised = _Supervised(learnt if rows is None else pick_rows(learnt, rows), rows)
             same = [hidden[:, k - j : k - j + anchors] for j, hidden in enumerate(earlier, 1)]
             yield Anchors(
-                scores=supervised(level.own[:, :anchors]),
+                scores=supervised(level.own[:, :anchors], picked=rows is not None),
                 labels=supervised(tokens[:, 1 + k :]),
                 teacher=supervised(logits[:, k:-1]),
                 features=supervised(features[:, k:-1]).detach(),
-                hidden=None if level.hidden is None else supervised(level.hidden[:, :anchors]),
+                hidden=None if level.hidden is None else supervised(level.hidden[:, :anchors], picked=rows is not None),
                 earlier=torch.stack([supervised(hidden) for hidden in same]) if same else None,
                 routes=self._routes(level.hidden, anchors, supervised),
                 known=None if known is None else supervised(known[:, k:-1]),
             )
             if level.hidden is not None and self.recipe.csra_weight:
                 earlier.append(level.hidden.detach())
+
+    def _drawn(self, tokens: Tensor) -> Tensor | None:
+        """Return the anchors that a step of training learns from, int64 (batch, n), drawn at random; None for all."""
+        batch, last = tokens.shape[0], tokens.shape[1] - 1 - min(self.depths, tokens.shape[1] - 2)
+        if not (self.training and 0 < self.recipe.anchors < last):
+            return None
+        return torch.rand(batch, last, device=tokens.device).argsort(-1)[:, : self.recipe.anchors]
 
     def _routes(self, hidden: Tensor | None, anchors: int, supervised: "_Supervised") -> Tensor | None:
         if not self.recipe.router_ce_weight or hidden is None:
@@ -291,11 +303,12 @@ class Lesson(nn.Module):
 class _Supervised:
     """Picks the supervised anchors out of (batch, length, ...); nothing is copied if all are supervised."""
 
-    def __init__(self, mask: Tensor) -> None:
-        """Take the mask, bool (batch, length)."""
+    def __init__(self, mask: Tensor, anchors: Tensor | None = None) -> None:
+        """Take the mask, bool (batch, length), or with anchors, int64 (batch, n), that of the anchors."""
         self.rows = None if bool(mask.all()) else mask.flatten().nonzero()[:, 0]
+        self.anchors = anchors
 
-    def __call__(self, values: Tensor) -> Tensor:
-        """Return the picked values, (rows, ...)."""
-        values = values.flatten(0, 1)
+    def __call__(self, values: Tensor, *, picked: bool = False) -> Tensor:
+        """Return the picked values, (rows, ...); `picked`: there is one for each anchor already."""
+        values = (values if picked else pick_rows(values, self.anchors)).flatten(0, 1)
         return values if self.rows is None else values.index_select(0, self.rows)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.models.fingerprint import tokens_hash
+from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import Requests, Run, Runner, Shape, Visit, Visits, resumable
 from simulate.validation.predicted_vs_measured import Comparison, Figures
 from simulate.validation.predictions import ClosedForms, Runs, judged_on, ways_of
@@ -129,9 +130,11 @@ def compare(
     check_comparison(runner, plan, requests, blocks=blocks)
     shapes = {entry.batch: [EMPTY, *shapes_of(entry, runner, requests)] for entry in plan.entries}
     parts = _parts(requests, blocks)
+    if isinstance(runner, EngineRunner):
+        runner.expect(shape for some in shapes.values() for shape in some)
     rng, cuts = np.random.default_rng(seed), pieces(plan, runner, requests)
     groups = [
-        group for number in range(blocks) for group in _order(shapes, cuts, number, rng, relaunches=runner.relaunches)
+        group for number in range(blocks) for group in _order(shapes, cuts, number, rng, runner=runner, seed=seed)
     ]
     settings = _settings(runner, plan, requests, blocks, seed)
     with WorkFile(work if runner.processes == 1 else None, settings) as kept:
@@ -175,15 +178,16 @@ def _order(
     number: int,
     rng: np.random.Generator,
     *,
-    relaunches: bool,
+    runner: Runner,
+    seed: int,
 ) -> Iterator[list[Visit]]:
     """Yield the visits of a block in groups that are compared: batch size, configuration, block, piece, pass."""
-    if relaunches:
+    if isinstance(runner, EngineRunner):
         every = sorted({shape for some in shapes.values() for shape in some}, key=str)
         group: list[Visit] = []
-        for place in rng.permutation(len(every)).tolist():
-            batches = [batch for batch, some in shapes.items() if every[place] in some]
-            group += [(b, shapes[b].index(every[place]), number, 0, 0) for b in rng.permutation(batches).tolist()]
+        for shape in runner.order(every, number, seed):
+            batches = [batch for batch, some in shapes.items() if shape in some]
+            group += [(b, shapes[b].index(shape), number, 0, 0) for b in rng.permutation(batches).tolist()]
         yield group
         return
     for batch in rng.permutation(list(shapes)).tolist():

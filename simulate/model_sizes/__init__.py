@@ -1,6 +1,7 @@
 """Model sizes: what models multiply, read and store. No device, no time.
 
 * `hf_config`: a Hugging Face config.json, its context limit and quantisation; shapes such as `8b`.
+* `gguf_header`: the same fields, and the bytes of tensors, from the header of a GGUF file.
 * `read_layers`: the layers that it describes.
 * `stored_bytes`: the bytes of its weights as stored.
 * `sizes_by_hand`: a model of sizes that the user states.
@@ -10,4 +11,5 @@
 * `forward_pass`: the matrices and attention of one forward, also divided over several devices (tensor parallelism).
 * `drafter_kinds`: the forwards of a drafter at each level of a tree; what the entry of a kind says, the registry of
   kinds, and the kind of a configuration.
+* `device_memory`: the bytes of weights, caches and states on a device, and the largest batch that fits.
 """

@@ -22,10 +22,6 @@ Recognise = Callable[[Mapping[str, Sequence[int]]], bool]
 NAMES = ("treeopt_drafter", "speculators_model_type", "architectures", "model_type")
 # Part of a class name or field -> a kind that treeopt does not have.
 _UNKNOWN = {
-    "peagle": "P-EAGLE",
-    "paralleldrafting": "parallel drafting",
-    "dflash": "DFlash",
-    "dspark": "DSpark",
     "domino": "Domino",
     "jetspec": "JetSpec",
     "mlpspeculator": "an MLP speculator",
@@ -33,8 +29,6 @@ _UNKNOWN = {
     "arcticlstm": "an Arctic speculator",
     "redrafter": "ReDrafter",
     "recurrentdraft": "ReDrafter",
-    "mtp": "an MTP head",
-    "nextn": "an MTP head",
     "assistant": "an MTP head",
 }
 _ANY = {"draft": "a drafter", "specul": "a speculator"}  # parts of the class names of all other drafters
@@ -50,12 +44,16 @@ class DrafterShape:
         opening: the forward over the committed tokens, once per step (EAGLE-3's fusion, Hydra++'s layer); None without.
         deeper: the forwards of the levels after the first; the last one also serves all levels after it. (): all
             levels are like the first.
+        shared_head: parallel heads share one LM head.
+        slots: tokens of a sequence in the first level's forward, which drafts the levels after it too; 0: one level.
     """
 
     level: Forward
     parallel: bool = False
     opening: Forward | None = None
     deeper: tuple[Forward, ...] = ()
+    shared_head: bool = False
+    slots: int = 0
 
     def shared(self, devices: int) -> "DrafterShape":
         """Return the part of each of several devices; see `Forward.shared`."""
@@ -331,6 +329,9 @@ def drafter_shape(config: Config, *, kind: str, target: Shape | None = None) -> 
 
     def read(content: Fields) -> DrafterShape:
         _check_known(content)
+        stated = _stated_kind(content)
+        if stated not in (None, kind) and {stated, kind} != {"eagle", "eagle3"}:  # whose classes may be alike
+            raise CostError(f"the configuration is of kind {stated}, not {kind}: give --kind {stated}")
         return sizes.shape(content, target)
 
     return parsed(config, read)
@@ -343,7 +344,7 @@ def assumptions(config: Config | None, drafter: DrafterShape, *, kind: str, targ
         return []
     content: Fields | None = None if config is None else parsed(config, dict)
     warnings = list(sizes.assumed(content, target, drafter))
-    if content is None and target.experts is not None and drafter.level.layers:
+    if content is None and target.experts is not None and drafter.level.layers and not drafter.level.routed:
         warnings.append(
             "the drafter's layer is taken to be dense, as wide as a token's experts; --drafter gives its own"
         )
@@ -382,17 +383,15 @@ def named_drafter(config: Fields) -> tuple[str, str, DrafterKind | None] | None:
 def _check_known(config: Fields) -> None:
     """Raise CostError for kinds that treeopt does not have.
 
-    >>> _check_known({"architectures": ["DFlashDraftModel"]})
+    >>> _check_known({"architectures": ["DominoDraftModel"]})
     Traceback (most recent call last):
-    treeopt.errors.CostError: architectures: DFlash has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): ...
+    treeopt.errors.CostError: architectures: Domino has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): ...
     """
     known = {word for kind in DRAFTERS.values() for word in kind.words}
-    words = class_words(config) + (" paralleldrafting" if config.get("parallel_drafting") else "")
+    words = class_words(config)
     kind = next((kind for part, kind in _UNKNOWN.items() if part in words and part not in known), None)
-    kind = "DFlash" if kind is None and config.get("dflash_config") and "dflash" not in known else kind
     if kind is not None:
-        field = next((name for name in ("parallel_drafting", "dflash_config") if config.get(name)), "architectures")
-        raise CostError(f"{field}: {kind} has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): {OWN_SWEEP}")
+        raise CostError(f"architectures: {kind} has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): {OWN_SWEEP}")
 
 
 def _stated_kind(config: Fields) -> str | None:
@@ -400,7 +399,8 @@ def _stated_kind(config: Fields) -> str | None:
     for name in NAMES:
         value = config.get(name)
         words = value.get("kind") if isinstance(value, Mapping) else value
-        found = _kind_in(" ".join(map(str, words)) if isinstance(words, list) else str(words or ""))
+        said = " ".join(map(str, words)) if isinstance(words, list) else str(words or "")
+        found = _kind_in(said + " parallel_drafting" if said and config.get("parallel_drafting") else said)
         if found is not None:
             return found
     kinds = (kind for kind in by_priority() for field in kind.fields if config.get(field) is not None)

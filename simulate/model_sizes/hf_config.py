@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from simulate.model_sizes.gguf_header import read_gguf
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.hub_models import hub_hint, model_folder
@@ -53,6 +54,14 @@ def other_format(path: Path) -> str | None:
     if (isinstance(mlx, Mapping) and "group_size" in mlx) or (alone and config.is_file() and ".npz" in suffixes):
         return f"weights of MLX (for Apple's processors) are not read: {ORIGINAL}"
     return None
+
+
+def _gguf_file(path: Path) -> Path | None:
+    """Return the GGUF file that a path names, or the only one of a folder without other weights."""
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    weights = [file for file in path.glob("*") if file.suffix in (".safetensors", ".bin", ".pt", ".gguf")]
+    return weights[0] if len(weights) == 1 and weights[0].suffix == ".gguf" else None
 
 
 def shape_name(source: Any) -> str | None:
@@ -189,8 +198,13 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
         except CostError as error:
             raise CostError(f"{name}: {error}") from error
     named = model_folder(found(config), weights=False)
-    path = named / "config.json" if named.is_dir() else named
-    if (path.suffix == ".gguf" or not path.exists()) and (reason := other_format(named)) is not None:
+    path = _gguf_file(named) or (named / "config.json" if named.is_dir() else named)
+    if path.suffix == ".gguf":
+        try:
+            return read(read_gguf(path))
+        except (OSError, CostError) as error:
+            raise CostError(f"{path}: {error}") from error
+    if not path.exists() and (reason := other_format(named)) is not None:
         raise CostError(f"{named}: {reason}")
     if not path.exists():
         raise CostError(

@@ -32,17 +32,18 @@ class Experts:
         if self.active > self.count:
             raise CostError(f"experts: active must be at most count, {self.count}, got {self.active}")
 
-    def touched(self, tokens: ArrayLike, *, spread: float = 1.0) -> NDArray[np.float64]:
+    def touched(self, tokens: ArrayLike, *, spread: float = 1.0, sequences: float = 1) -> NDArray[np.float64]:
         """Return the expected number of experts that `tokens` tokens need between them; float64, of their shape.
 
-        count (1 - (1 - active / count)**(1 + spread (tokens - 1))).
+        count (1 - (1 - active / count)**(sequences + spread (tokens - sequences))).
         At spread 1 every token picks independently and uniformly, which spreads over as many experts as possible on
-        average. Tokens that follow each other pick alike, so a token counts as `spread` of one. A single token always
-        needs `active`.
+        average. Tokens that follow each other pick alike, so a further token of a sequence counts as `spread` of one.
+        A single token always needs `active`.
 
         Args:
             tokens: tokens of the batch that pass the layer, 1 or more, any shape.
-            spread: lambda, above 0 and at most 1; fitted, or 0.85 where it is not known.
+            spread: lambda, above 0 and at most 1; fitted.
+            sequences: sequences that the tokens are of; no more count than there are tokens.
 
         Raises:
             UsageError: tokens below 1, or a spread outside its range.
@@ -57,4 +58,6 @@ class Experts:
             raise UsageError(f"tokens must be 1 or more, got {rows.min():g}")
         if not 0 < spread <= 1:
             raise UsageError(f"spread must be above 0 and at most 1, got {spread}")
-        return np.asarray(self.count * (1 - (1 - self.active / self.count) ** (1 + spread * (rows - 1))))
+        independent = np.minimum(sequences, rows)
+        exponent = independent + spread * (rows - independent)
+        return np.asarray(self.count * (1 - (1 - self.active / self.count) ** exponent))

@@ -15,8 +15,10 @@ from simulate.model_sizes.hf_config import parsed, positive, true_or_false
 from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.read_layers import sizes_of
-from simulate.model_sizes.stored_bytes import read_stored_bytes
+from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
 from treeopt.errors import CostError, UsageError
+
+UNSURE = 0.02  # share by which the counted weights of a GGUF file may differ from those in it
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Shape:
         experts: the experts that take the MLP's place; None without.
         groups: the layers by kind, where they differ; (): all are alike.
         head_bytes: bytes of a stored weight of the LM head; None: as those of the model.
+        embedding_bytes: bytes of a stored weight of the embedding; None: as those of the model.
         notes: sentences on what was assumed.
 
     Raises:
@@ -71,6 +74,7 @@ class Shape:
     experts: Experts | None = None
     groups: tuple[LayerGroup, ...] = ()
     head_bytes: float | None = None
+    embedding_bytes: float | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -103,11 +107,15 @@ class Shape:
 
         def read(content: Mapping[str, Any]) -> "Shape":
             try:
-                sizes = sizes_of(content, read_stored_bytes(content) if as_stored else None)
+                stored = read_stored_bytes(content) if as_stored else StoredBytes()
+                sizes = sizes_of(content, stored)
             except (TypeError, ValueError, LookupError, AttributeError, ZeroDivisionError) as error:
                 raise CostError(f"a field that describes layers holds a value of another kind: {error}") from error
-            alike = cls(**(sizes | {"groups": ()}))
-            return alike if alike.layer_groups == sizes["groups"] else cls(**sizes)
+            shape = alike if (alike := cls(**sizes | {"groups": ()})).layer_groups == sizes["groups"] else cls(**sizes)
+            if stored.weights and abs(shape.parameters / stored.weights - 1) > UNSURE:
+                counted, held = (f"{number / 1e9:.3f} billion" for number in (shape.parameters, stored.weights))
+                raise CostError(f"{content.get('model_type')}: {counted} weights by its fields, {held} in its tensors")
+            return shape
 
         return parsed(config, read)
 

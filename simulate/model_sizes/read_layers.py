@@ -178,14 +178,14 @@ class _Fields:
         return values[:layers]
 
 
-def sizes_of(config: Mapping[str, Any], stored: StoredBytes | None = None) -> dict[str, Any]:
+def sizes_of(config: Mapping[str, Any], stored: StoredBytes) -> dict[str, Any]:
     """Return the fields of a `Shape` that a parsed config.json states; `stored`: bytes of its weights.
 
     Raises:
         CostError: a field is wrong, missing or not covered; names it.
 
     >>> config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4}
-    >>> sizes_of(config | {"intermediate_size": 16, "vocab_size": 32})["head_dim"]
+    >>> sizes_of(config | {"intermediate_size": 16, "vocab_size": 32}, StoredBytes())["head_dim"]
     2
     """
     text = text_part(config)
@@ -210,7 +210,6 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes | None = None) -> di
     heads = fields.size("num_attention_heads")
     if text.get("head_dim") is None and not fields.get("kv_lora_rank") and hidden % heads:
         raise CostError(f"num_attention_heads must divide hidden_size, got {heads} and {hidden}")
-    stored = StoredBytes() if stored is None else stored
     reader = _Reader(fields, stored, layers=layers, hidden=hidden, heads=heads)
     groups, experts = reader.groups(), reader.experts
     latent = bool(fields.get("kv_lora_rank"))
@@ -233,6 +232,7 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes | None = None) -> di
         "window": reader.window if all(g.attention and g.attention.window for g in groups) else None,
         "groups": groups,
         "head_bytes": stored.of("lm_head"),
+        "embedding_bytes": stored.of("embed_tokens") if stored.sizes else None,
     }
     _refuse_unread(fields, layers)
     if family.tied and "tie_word_embeddings" not in text:
@@ -448,6 +448,7 @@ class _Reader:
                 fields.read("index_kpool_compress", "index_kpool_always_select_tail")
                 self.matrices["self_attn.indexer.index_kpool_compress_gate"] = (width, hidden)
                 self.other += pooled * width
+                index = count, max(1, width // pooled)  # one key is kept of so many tokens
         return LayerAttention(heads, 1, rank + rope, rank, rank + rope, None, picked, *index)
 
     def _linear(self) -> int:

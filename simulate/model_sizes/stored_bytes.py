@@ -1,6 +1,7 @@
 """Bytes of stored weights and cached numbers, as `quantization_config` or `hf_quant_config` states them.
 
-Covers fp8 (blocks or tensors), mxfp4, nvfp4, AWQ, GPTQ, bitsandbytes, compressed-tensors and ModelOpt. Scales count.
+Covers fp8 (blocks or tensors), mxfp4, nvfp4, AWQ, GPTQ, bitsandbytes, compressed-tensors, ModelOpt and GGUF. Scales
+count.
 """
 
 import re
@@ -35,6 +36,8 @@ class StoredBytes:
         head: the LM head may be quantised.
         kv_bytes: bytes of a cached number; None: not stated.
         notes: sentences on what was assumed.
+        sizes: bytes of each matrix by its name, with its layer's number before it, of a GGUF file; None: none.
+        weights: those of the file; 0: not known.
     """
 
     groups: tuple[tuple[float, Sequence[str]], ...] = ()
@@ -42,9 +45,13 @@ class StoredBytes:
     head: bool = False
     kv_bytes: float | None = None
     notes: tuple[str, ...] = ()
+    sizes: Mapping[str, float] | None = None
+    weights: int = 0
 
     def of(self, name: str, layer: int | None = None) -> float | None:
         """Return the bytes of a weight of a matrix; None where it is not quantised."""
+        if self.sizes:
+            return self.sizes.get(name if layer is None else f"{layer}.{name}")
         if name in HALF or (name == "lm_head" and not self.head) or _among(name, layer, self.half):
             return None
         return next((size for size, names in self.groups if not names or _among(name, layer, names)), None)
@@ -65,6 +72,8 @@ def read_stored_bytes(config: Mapping[str, Any]) -> StoredBytes:
         return StoredBytes()
     if not isinstance(own, Mapping) or not isinstance(more, Mapping):
         raise CostError("quantization_config must hold an object")
+    if own.get("quant_method") == "gguf":
+        return StoredBytes(sizes=own["sizes"], weights=own["weights"])
     both = {**more, **{name: value for name, value in own.items() if value is not None}}
     cached = more.get("kv_cache_quant_algo") or own.get("kv_cache_scheme") or own.get("kv_cache_quant_algo")
     lists = [both.get(name) for name in ("modules_to_not_convert", "ignore", "exclude_modules")]

@@ -1,5 +1,6 @@
 """Profiles: measured step times of one target and drafter on one device, and the error to expect from them.
 
+* `measured_arms`: step times from tokens per second without speculation and with one fixed length.
 * `profile`: the measured cost model, and its JSON file.
 * `step_tables`: tables of seconds at one batch size and context: chains by depth, levels by width, steps by tokens;
   refusals of sizes outside them, instead of an extrapolation.

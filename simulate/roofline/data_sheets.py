@@ -1,6 +1,7 @@
 """Data sheets of devices: bandwidth, FLOP/s and memory of a GPU as its vendor states them, and fitted constants."""
 
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -205,7 +206,6 @@ def own_hardware(
     flops: float,
     like: Hardware,
     same_class: bool = False,
-    memory_bytes: int | None = None,
 ) -> Hardware:
     """Return a device with the user's own figures; cache and multiprocessors, which no cost depends on, as of `like`.
 
@@ -215,7 +215,6 @@ def own_hardware(
         flops: FLOP/s, dense bf16 with fp32 accumulation.
         like: the most similar device.
         same_class: it belongs to that device's class, so that the fitted constants count as its own class's.
-        memory_bytes: B of device memory; None where it does not matter.
 
     Raises:
         CostError: names the figure that is wrong.
@@ -226,7 +225,7 @@ def own_hardware(
     generation = like.generation if same_class else f"like {like.generation}"
     source = f"given by the user; l2_bytes and multiprocessors of {like.name}"
     sizes = (like.l2_bytes, like.multiprocessors)
-    return checked(Hardware(name, generation, flops, bandwidth, *sizes, source, memory_bytes=memory_bytes))
+    return checked(Hardware(name, generation, flops, bandwidth, *sizes, source))
 
 
 def checked(device: Hardware) -> Hardware:
@@ -242,10 +241,11 @@ def checked(device: Hardware) -> Hardware:
 
 
 SAME_CLASS_ERROR = 0.10  # products: H100's constants err by 7 % (H200) and 9 % (B200) in the median
-FEW_ROWS = 64  # rows up to which kernels behave as the constants say
 ACROSS_CLASS_ERROR = 0.25  # by 20 to 22 % on A100; other simulators report 13 to 16 % end to end
-SOME_ROWS, SOME_ROWS_ERROR, MANY_ROWS_ERROR = 512, 0.5, 0.8  # of more than FEW_ROWS; see `stated_error`
-EXPERTS_ERROR = 0.35  # uniform-expert bytes on 105 SpecBundle speedups of Qwen3-30B and 235B: mean 16 and 23 %, max 35
+FEW_ROWS = 64  # rows up to which the errors are those
+ROWS_ERROR = 0.015  # for each doubling beyond them; see `stated_error`
+DEVICES_ERROR = 0.10  # of several devices: 140 speedups on four H200 err by 5 % in the mean, plain steps by 10 and 12 %
+EXPERTS_ERROR = 0.15  # 105 SpecBundle speedups of Qwen3-30B and 235B: docs/results/engines_published.md
 _KV_FROM = {"Blackwell": "Hopper"}  # class without its own K/V share of bandwidth -> class whose share is used
 
 
@@ -283,25 +283,23 @@ def constants_of(device: Hardware, like: Hardware | None) -> Fitted | None:
 def stated_error(
     device: Hardware, like: Hardware | None, rows: int, *, experts: bool = False, devices: int = 1
 ) -> float:
-    """Return the stated error of forwards of `rows` rows, 95 %, as a share.
+    """Return the stated error of forwards of `rows` rows, 95 %, as a share; the parts add in squares.
 
     * 10 %: the constants are those of the device or its class.
     * 25 %: a constant comes from another class, or from timings whose weights were cached.
-    * 50 %: 65 to 512 rows; there kernels change in ways that no data sheet shows. Measured Llama-2-7B layers (Vidur)
-      take at 72 and 136 rows 1.29 and 1.52 times one row on H100, 1.23 and 1.89 on A100; predictions are up to 24 %
-      below. Speedups of the loop with an 8B shape on an H200 are predicted 19 % off in the mean of 15, at most 48 %.
-    * 80 %: more than 512 rows. Speedups there are predicted 59 to 76 % too high (5 of the same loop). With up to 64
-      rows they are 4.5 % off in the mean of 28, at most 20 %.
-    * 25 %: several devices; only two of their whole steps were compared. Llama-3.3-70B's in fp8 on two H100 (NVIDIA NIM
-      1.8.0) are predicted 10 and 12 % too short.
-    * 35 %: the model has experts.
+    * 1.5 % for each doubling of the rows beyond 64: 48 speedups of the loop on an H200 err alike with up to 64 rows,
+      512, and 4,096 (docs/results/gpu.md), but kernels of other libraries change with rows in other places.
+    * 10 %: several devices.
+    * 15 %: the model has experts.
     """
     fitted = device.fitted or _fitted_in(device.generation)
     if fitted is None and like is not None and like.generation == device.generation:
         fitted = like.fitted
-    sure = fitted is not None and fitted.kv_bandwidth_share is not None and not fitted.weights_cached and devices == 1
-    of_rows = SAME_CLASS_ERROR if rows <= FEW_ROWS else SOME_ROWS_ERROR if rows <= SOME_ROWS else MANY_ROWS_ERROR
-    return max(of_rows, 0.0 if sure else ACROSS_CLASS_ERROR, EXPERTS_ERROR if experts else 0.0)
+    sure = fitted is not None and fitted.kv_bandwidth_share is not None and not fitted.weights_cached
+    of_class = SAME_CLASS_ERROR if sure else ACROSS_CLASS_ERROR
+    of_rows = ROWS_ERROR * math.log2(max(rows, FEW_ROWS) / FEW_ROWS)
+    parts = (of_class + of_rows, DEVICES_ERROR if devices > 1 else 0.0, EXPERTS_ERROR if experts else 0.0)
+    return math.hypot(*parts)
 
 
 def _fitted_in(generation: str) -> Fitted | None:

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from simulate.model_sizes.device_memory import HEAD_BYTES
 from simulate.model_sizes.forward_pass import Forward
-from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.roofline.data_sheets import Fitted, Hardware, fitted_for, stated_error
 
 Floats = NDArray[np.float64]
@@ -48,6 +48,8 @@ class Split:
 
 
 ACTIVATION_BYTES = 2
+EXPONENT = 3  # of the p-norm of bytes and FLOP; with PASSES fitted to the products and steps of data/gpu/h100.json
+PASSES = 2  # of activations through memory between two products
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class MatrixProducts:
     ) -> Split:
         """Return the seconds of `copies` products of `rows` tokens; float64, of the shape of `rows`.
 
-        The p-norm's exponent is 2; fits to timings of operators gave 1.8 to 2.4.
+        The p-norm of bytes and FLOP, and the kernels between products, which read and write activations.
 
         Args:
             copies: products of this size, one after the other.
@@ -85,10 +87,11 @@ class MatrixProducts:
             matrices: matrices that are read per product: 1, or the experts or groups of rows that the tokens need.
             active: matrices that each token is multiplied with: 1, or the experts or groups of rows that it picks.
         """
-        moved = np.asarray(matrices) * outputs * inputs * self.weight_bytes
-        moved = moved + np.asarray(active) * rows * (outputs + inputs) * ACTIVATION_BYTES
-        flops = 2 * np.asarray(active) * outputs * inputs * tiled_rows(rows)
-        work = copies * np.hypot(moved / self.byte_rate, flops / self.flop_rate)
+        activations = np.asarray(active) * rows * (outputs + inputs) * ACTIVATION_BYTES
+        read_s = (np.asarray(matrices) * outputs * inputs * self.weight_bytes + activations) / self.byte_rate
+        multiplied_s = 2 * np.asarray(active) * outputs * inputs * tiled_rows(rows) / self.flop_rate
+        product_s = (read_s**EXPONENT + multiplied_s**EXPONENT) ** (1 / EXPONENT)
+        work = copies * (product_s + PASSES * activations / self.byte_rate)
         return Split(np.full_like(rows, copies * self.overhead_s), work)
 
 
@@ -101,9 +104,6 @@ def tiled_rows(rows: ArrayLike) -> Floats:
     used = np.asarray(rows, dtype=np.float64)
     tile = np.where(used <= 64, 16, 64)
     return np.asarray(np.ceil(used / tile) * tile)
-
-
-HEAD_BYTES = 2  # quantised models (AWQ, GPTQ) keep their LM heads in bf16
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,8 @@ class Kernels:
         like: a device whose fitted constants are used if `device` and its class have none.
         attention_s: seconds of a layer's attention beyond its bytes and FLOP.
         layer_s: seconds of a layer's norms, rotations and activations.
+        exchange_s: seconds of an exchange between devices beyond the link's own.
+        launches: share of the fixed time of products, attention and layers that is left.
         weight_bytes: bytes per weight, of an LM head at least 2; arithmetic counts as bf16 at any size.
         kv_bytes: bytes of a number in the cache.
         spread: lambda of `Experts.touched`.
@@ -155,6 +157,8 @@ class Kernels:
     like: Hardware | None = None
     attention_s: float = 0.0
     layer_s: float = 0.0
+    exchange_s: float = 0.0
+    launches: float = 1.0
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
     spread: float = 1.0
@@ -197,7 +201,9 @@ class Kernels:
     @cached_property
     def products(self) -> MatrixProducts:
         """Matrix products with the weights of layers."""
-        return MatrixProducts(self.weight_bytes, self.byte_rate, self.flop_rate, self.constants.gemm_overhead_s)
+        return MatrixProducts(
+            self.weight_bytes, self.byte_rate, self.flop_rate, self.launches * self.constants.gemm_overhead_s
+        )
 
     @cached_property
     def attention(self) -> Attention:
@@ -214,28 +220,30 @@ class Kernels:
             batch: sequences.
             context: tokens of each sequence in the cache.
         """
-        total = Split.fixed(forward.layers * (self.attention_s + self.layer_s), rows)
+        total = Split.fixed(self.launches * forward.layers * (self.attention_s + self.layer_s), rows)
         for copies, outputs, inputs, *stored in (*forward.matrices, *forward.whole):
             total += self.products.stored(*stored).seconds(copies, outputs, inputs, rows)
         for routed in forward.routed:
-            touched, active = routed.experts.touched(rows, spread=self.spread), routed.experts.active
+            touched = routed.experts.touched(rows, spread=self.spread, sequences=batch)
+            active = routed.experts.active
             for outputs, inputs, as_stored in routed.matrices:
                 products = self.products.stored(as_stored)
                 total += products.seconds(routed.layers, outputs, inputs, rows, matrices=touched, active=active)
-        if forward.head is not None:
-            products = self.products.stored(self.head_bytes if forward.head_bytes is None else forward.head_bytes)
-            total += self._head(products, forward.head, forward.head_groups, logits)
+        total += self.head(forward, logits)
         if forward.devices > 1:
             total += self._exchange(forward, rows, logits)
         attention_s = self.attention.work_s(forward, rows / batch, batch=batch, context=context)
         return total + Split(np.zeros_like(rows), attention_s)
 
-    def _head(self, products: MatrixProducts, head: tuple[int, int], groups: Experts | None, logits: Floats) -> Split:
-        """Return the seconds of an LM head, whose logits are read twice more.
+    def head(self, forward: Forward, logits: Floats) -> Split:
+        """Return the seconds of a forward's LM head, if it has one; its logits are read twice more.
 
         Of a head in groups, all tokens are multiplied with the groups that some token picks.
         """
-        outputs, inputs = head
+        if forward.head is None:
+            return Split.fixed(0.0, logits)
+        products = self.products.stored(self.head_bytes if forward.head_bytes is None else forward.head_bytes)
+        (outputs, inputs), groups = forward.head, forward.head_groups
         touched: Floats | int = 1
         if groups is not None:
             outputs, touched = -(-outputs // groups.count), groups.touched(logits, spread=self.spread)
@@ -253,4 +261,4 @@ class Kernels:
             logit_bytes = logits * forward.head[0] * devices * ACTIVATION_BYTES
             exchanges, total_s = exchanges + 1, total_s + link.gather_s(logit_bytes, devices=devices)
         fixed_s = np.full_like(rows, exchanges * link.latency_s)
-        return Split(fixed_s, total_s - fixed_s)
+        return Split(fixed_s + exchanges * self.exchange_s, total_s - fixed_s)

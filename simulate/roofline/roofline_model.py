@@ -18,13 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
-from simulate.roofline.data_sheets import MOST, Hardware, load_hardware
+from simulate.roofline.data_sheets import MOST, ROWS_ERROR, Hardware, load_hardware
 from simulate.roofline.forward_time import Kernels, Split
 from simulate.roofline.host_overhead import Overheads
 from treeopt.cost_model import CostParts, StepShape
 from treeopt.errors import CostError
 
 Floats = NDArray[np.float64]
+SLOW_ROWS = 8  # rows that kernels for quantised weights multiply one by one (llama.cpp)
 WIDEST = 1024  # largest accepted size of a number, in bytes
 PIECE = 2048  # tokens of a prompt that engines compute at once, about
 
@@ -45,10 +46,11 @@ class Roofline:
         draft_bytes: bytes per weight of the drafter.
         devices: devices of one node that share every layer of target and drafter (tensor parallelism).
         kv_bytes: bytes of a number in the cache.
-        spread: lambda of `Experts.touched`; real routing touches 0.8 to 0.9 of what uniform routing does.
+        spread: lambda of `Experts.touched`; 0.6 is fitted to SpecBundle's Qwen3-30B-A3B and 235B-A22B (105 speedups).
         committed: tokens per sequence that a step commits where a shape does not state them: the drafter reads them
             first, and their keys and values are moved.
         captured: rows for which CUDA graphs were captured, rising; a target's forward is padded to the next.
+        observed_rows: rows of the largest step that the model was shifted to, whose error the overheads state; 0: none.
 
     Raises:
         CostError: constants of the device or of its interconnect are not known, or a size is out of range.
@@ -62,11 +64,12 @@ class Roofline:
     overheads: Overheads = field(default_factory=Overheads)
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
-    spread: float = 0.85
+    spread: float = 0.6
     committed: float = 1.0
     captured: tuple[int, ...] = ()
     draft_bytes: float = 2.0
     devices: int = 1
+    observed_rows: int = 0
 
     def __post_init__(self) -> None:
         """Check the sizes, and that constants are known."""
@@ -107,6 +110,8 @@ class Roofline:
             self.like,
             attention_s=self.overheads.attention_s,
             layer_s=self.overheads.layer_s,
+            exchange_s=self.overheads.exchange_s,
+            launches=self.overheads.launches,
             weight_bytes=self.weight_bytes,
             kv_bytes=self.kv_bytes,
             spread=self.spread,
@@ -131,8 +136,8 @@ class Roofline:
 
     @property
     def separable(self) -> bool:
-        """True for parallel heads: no level is drafted from the nodes of another."""
-        return self.drafter.parallel
+        """True for parallel heads and blocks: no level is drafted from the nodes of another."""
+        return self.drafter.parallel or bool(self.drafter.slots)
 
     @property
     def growths(self) -> Collection[str]:
@@ -165,23 +170,57 @@ class Roofline:
     def step_s(self, shapes: Sequence[StepShape]) -> Floats:
         """See `CostModel.step_s`."""
         seconds = np.empty(len(shapes))
-        for place in {(shape.batch, shape.context, shape.committed) for shape in shapes}:
-            rows = [i for i, shape in enumerate(shapes) if (shape.batch, shape.context, shape.committed) == place]
-            batch, context, committed = place
-            model = self if committed is None else replace(self, committed=committed)
+        for batch, context in {(shape.batch, shape.context) for shape in shapes}:
+            rows = [i for i, shape in enumerate(shapes) if (shape.batch, shape.context) == (batch, context)]
             depth = max(len(shapes[i].widths) for i in rows)
             padded = [shapes[i].widths + (0,) * (depth - len(shapes[i].widths)) for i in rows]
             widths = np.array(padded, dtype=np.int64).reshape(len(rows), depth)
             tokens = np.array([shapes[i].tokens for i in rows])
-            width = int(widths.max(initial=0))
-            table = model.parts(batch=batch, tokens=int(tokens.max()), depth=depth, width=width, context=context)
-            seconds[rows] = table.step_s(tokens, widths)
+            place: dict[str, Any] = {"batch": batch, "context": context}
+            table = self._table((int(tokens.max()), depth, int(widths.max(initial=0))), **place)
+            seconds[rows] = table.step_s(tokens, widths) + self._commit_s([shapes[i] for i in rows], **place)
         return seconds
 
+    @cached_property
+    def _tables(self) -> dict[tuple[int, int], tuple[tuple[int, ...], CostParts]]:
+        """Parts by batch size and context, with their numbers of tokens, levels and nodes."""
+        return {}
+
+    def _table(self, sizes: tuple[int, int, int], *, batch: int, context: int | None) -> CostParts:
+        """Return parts of at least these tokens, levels and nodes of a level, computed once for many steps."""
+        key = (batch, self._context(context))
+        known = self._tables.get(key)
+        if known is None or any(size > most for size, most in zip(sizes, known[0], strict=True)):
+            larger = [2 ** math.ceil(math.log2(max(size, 8))) for size in sizes]
+            larger = larger if known is None else [max(pair) for pair in zip(larger, known[0], strict=True)]
+            tokens, depth, width = larger
+            parts = self.parts(batch=batch, tokens=tokens, depth=depth, width=width, context=context)
+            known = self._tables[key] = (tuple(larger), parts)
+        return known[1]
+
+    def _commit_s(self, shapes: Sequence[StepShape], *, batch: int, context: int | None) -> Floats:
+        """Return the seconds by which what each step commits differs from `committed`; float64 (shapes,)."""
+        committed = np.array([self.committed if s.committed is None else s.committed for s in shapes])
+        moved_s = (committed - self.committed) * self._move_s(batch)
+        drafts = np.array([len(shape.widths) > 0 for shape in shapes])
+        first, same = (
+            self.level(np.ones(len(shapes)), batch=batch, depth=0, context=context, committed=each).total_s
+            for each in (committed, np.full_like(committed, self.committed))
+        )
+        return np.asarray(moved_s + np.where(drafts, first - same, 0.0))
+
+    def _move_s(self, batch: int) -> float:
+        """Return the seconds of moving the keys and values of one committed token per sequence."""
+        return 2 * batch * self.forward.kv_elements * self.kv_bytes / self.kernels.kv_rate
+
     def error(self, shape: StepShape) -> float:
-        """See `fitted_constants.stated_error`; stated, not measured."""
+        """Return the stated errors of device and engine together; see `stated_error` and `Overheads.error`."""
+        rows = shape.batch * shape.tokens
+        if self.observed_rows:
+            return self.overheads.error + ROWS_ERROR * math.log2(max(1, rows / self.observed_rows))
         experts = bool(self.forward.routed or self.drafter.level.routed)
-        return self.kernels.error(shape.batch * shape.tokens, experts=experts, devices=self.devices)
+        device = self.kernels.error(rows, experts=experts, devices=self.devices)
+        return math.hypot(device, self.overheads.error)
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:
         """See `CostModel.plain_s`."""
@@ -191,7 +230,8 @@ class Roofline:
         """See `CostModel.parts`."""
         verify = self.verify(np.arange(1, tokens + 1), batch=batch, context=context).total_s
         draft, fed = np.zeros((depth, width + 1)), np.arange(1, width + 1)
-        for level in range(min(depth, max(2, 1 + len(self.drafter.deeper)))):  # all later levels cost the same
+        differing = depth if self.drafter.shared_head else max(2, 1 + len(self.drafter.deeper))
+        for level in range(min(depth, differing)):  # all later levels cost the same
             draft[level:, 1:] = self.level(fed, batch=batch, depth=level, context=context).total_s
         return CostParts(np.concatenate(([np.inf], verify)), draft)
 
@@ -209,26 +249,45 @@ class Roofline:
         """
         rows = self._padded(batch * np.asarray(tokens, dtype=np.float64))
         step = self.kernels.forward(self.forward, rows, rows, batch=batch, context=self._context(context))
-        moved = 2 * self.committed * batch * self.forward.kv_elements * self.kv_bytes
         host = self.overheads.step_s + self.overheads.request_s * batch
-        return step + Split(np.full_like(rows, host), np.full_like(rows, moved / self.kernels.kv_rate))
+        work = np.full_like(rows, self.committed * self._move_s(batch))
+        if self.overheads.row_share:
+            more = np.maximum(np.minimum(rows, SLOW_ROWS) - batch, 0)
+            work += self.overheads.row_share * more * self.plain(batch=batch, context=context).work_s
+        return step + Split(np.full_like(rows, host), work)
 
-    def level(self, fed: ArrayLike, *, batch: int, depth: int = 1, context: int | None = None) -> Split:
+    def level(
+        self,
+        fed: ArrayLike,
+        *,
+        batch: int,
+        depth: int = 1,
+        context: int | None = None,
+        committed: ArrayLike | None = None,
+    ) -> Split:
         """Return the seconds of drafting one level, by nodes per sequence fed to the drafter; float64, of their shape.
 
         At the first level, of depth 0, a drafter that attends also reads the tokens that the last step committed.
-        Parallel heads read one token per sequence whatever is fed, and the host waits for them once.
+        Parallel heads read one token per sequence whatever is fed, blocks all their slots, and the host waits once. An
+        LM head that several share is one product over the rows of all. `committed` takes the place of the model's.
         """
         forward, opening = self.drafts.at(depth), self.drafts.opening if depth == 0 else None
         nodes = np.asarray(fed, dtype=np.float64)
-        wait = 0.0 if self.drafter.parallel and depth else self.overheads.level_s
-        logits = np.full_like(nodes, batch) if self.drafter.parallel else batch * nodes
+        kept = np.full_like(nodes, self.committed if committed is None else committed)
+        wait = self.overheads.level_s
+        if self.separable and depth:
+            wait = 0.0 if forward.head is None else self.overheads.head_s
+        slots = self.drafter.slots if depth == 0 else 0
+        logits = np.full_like(nodes, batch * max(1, slots)) if self.separable else batch * nodes
         reads_committed = depth == 0 and forward.layers and not self.drafter.parallel
-        committed_rows = batch * (self.committed - 1) if reads_committed else 0
+        committed_rows = batch * (kept - 1) if reads_committed else 0
         place: dict[str, Any] = {"batch": batch, "context": self._context(context)}
         step = self.draft_kernels.forward(forward, logits + committed_rows, logits, **place)
+        if self.drafter.shared_head and depth:
+            heads = [self.draft_kernels.head(forward, rows) for rows in (logits, depth * logits, (depth + 1) * logits)]
+            step += Split(-heads[0].fixed_s, heads[2].work_s - heads[1].work_s - heads[0].work_s)
         if opening is not None:
-            step += self.draft_kernels.forward(opening, np.full_like(nodes, batch * self.committed), logits, **place)
+            step += self.draft_kernels.forward(opening, batch * kept, logits, **place)
         return step + Split.fixed(wait, nodes)
 
     def chain(self, depth: int, *, batch: int, context: int | None = None) -> Split:
@@ -277,38 +336,3 @@ def _named(model: str) -> Iterator[None]:
         yield
     except CostError as error:
         raise CostError(f"{model}: {error}") from error
-
-
-def weights_bytes(model: Roofline, *, heads: int = 1) -> float:
-    """Return the minimum bytes of one device's memory that weights of target and drafter take.
-
-    Not counted: a drafter's embedding, experts that a token of the drafter does not pick, norms, and an LM head of the
-    size of the target's, which a sequential drafter is assumed to share. A head's blocks count as often as they are
-    applied; for Hydra++'s single block this is more than is stored.
-
-    Args:
-        model: target, drafter and device.
-        heads: heads of a drafter that has one per depth.
-    """
-    rows, default = model.target.vocab * model.target.hidden, model.kernels.head_bytes
-    embedding = 0 if model.target.tied else rows * default
-    head = rows * (default if model.target.head_bytes is None else model.target.head_bytes)
-    target = model.target.weight_bytes(model.weight_bytes) + head + embedding
-    own_heads = model.drafter.parallel or bool(model.drafter.deeper)  # each head has an LM head of its own
-    drafter = 0.0
-    levels = heads if model.drafter.parallel else min(heads, 1 + len(model.drafter.deeper))
-    for forward in [model.drafts.at(depth) for depth in range(levels)]:
-        head = 0 if forward.head is None else forward.head[0] * forward.head[1]
-        stored_head = head if own_heads or forward.head != model.forward.head else 0
-        layers = forward.weights - forward.head_weights
-        drafter += layers * model.draft_bytes + stored_head * model.draft_kernels.head_bytes
-    opening = 0 if model.drafts.opening is None else model.drafts.opening.weights
-    return target / model.devices + drafter + opening * model.draft_bytes
-
-
-def sequence_bytes(model: Roofline, *, context: int | None = None) -> float:
-    """Return the bytes of one device's memory that a sequence's keys and values take, target and drafter together."""
-    layers = [model.forward, model.drafts.level, *([model.drafts.opening] if model.drafts.opening else [])]
-    tokens = model.context if context is None else context
-    states = sum(forward.state_bytes for forward in layers)
-    return sum(forward.kept_elements(tokens) for forward in layers) * model.kv_bytes + states

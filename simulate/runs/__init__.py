@@ -7,6 +7,10 @@
 * `batch_record`: a simulated run as JSON values: tokens per second, latencies, speedup, conditions.
 * `run_records`: the JSON records of runs, servers and capacities.
 * `simulate_settings`: the settings of `simulate`: what decodes, its prompts, the load of a server.
+* `draft_lengths`: rules that choose draft lengths while serving, adaptive verification among them.
+* `length_server`: a server or a batch whose draft lengths such a rule chooses at every step.
+* `verdict_record`: no speculation, a fixed length, a schedule and adaptive verification side by side, by load.
+* `running_requests`: how many requests a server decodes at once, from a table or its /metrics.
 * `server_load`: when requests arrive, how many days are simulated, which latencies count as good.
 * `server_record`: simulated days of a server as JSON values.
 * `server_figures`: rates, latencies and shares of a day, and their means over days with intervals.

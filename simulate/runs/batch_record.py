@@ -1,11 +1,13 @@
 """A simulated run of all requests of a trace as JSON values: tokens per second, latencies, speedup, conditions."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from simulate.profiles.profile import Profile
 from simulate.runs.batch_run import run
+from simulate.runs.length_server import LengthDecoding, run_lengths
 from simulate.runs.run_costs import Prompts
 from simulate.runs.server import static_entry
 from simulate.runs.timeline import Timeline, speedup
@@ -32,6 +34,7 @@ def simulated_run(
     batch: int,
     pad: bool = True,
     seed: int = 0,
+    lengths: Sequence[LengthDecoding] = (),
 ) -> dict[str, Any]:
     """Simulate a run of all requests with a tree and without speculation; return it as JSON values.
 
@@ -44,6 +47,8 @@ def simulated_run(
         batch: requests that decode together, at most.
         pad: batch sizes below the profile's smallest cost what that does.
         seed: of drawn ranks and of intervals.
+        lengths: decodings with draft lengths that change, and without drafts; they take the tree's place, which is
+            then the longest chain.
 
     Raises:
         CostError: steps that the profile does not cover.
@@ -57,11 +62,16 @@ def simulated_run(
         "pad": pad,
     }
     plain_s, drafted_s = (prompts.seconds(prompts.tokens, drafted=drafted) for drafted in (False, True))
-    plain = run(trace, None, profile, prefill_s=plain_s, **settings)
+    if lengths:
+        drafted, plain = (run_lengths(decoding, prompts, batch=batch) for decoding in lengths)
+    else:
+        plain = run(trace, None, profile, prefill_s=plain_s, **settings)
     timelines = {PLAIN: plain}
     gain = None
     if tree is not None and tree.nodes:
-        timelines = {name: run(trace, tree, profile, prefill_s=drafted_s, **settings)} | timelines
+        if not lengths:
+            drafted = run(trace, tree, profile, prefill_s=drafted_s, **settings)
+        timelines = {name: drafted} | timelines
         error = profile.error(StepShape.of(tree, batch=batch))
         gain = asdict(speedup(timelines[name], plain, relative_error=error, group=trace.domain))
     requests = (

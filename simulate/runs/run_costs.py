@@ -61,7 +61,7 @@ def price_steps(
         try:
             return price(batch, context)
         except CostError:
-            for size in _sizes_above(cost, batch, pad_to):
+            for size in sizes_above(cost, batch, pad_to):
                 try:
                     return price(size, context)
                 except CostError:
@@ -107,7 +107,7 @@ def by_parabolas(seconds: Seconds, cost: CostModel) -> Callable[[int, Ints], Flo
     return priced
 
 
-def _sizes_above(cost: CostModel, batch: int, pad_to: int) -> Sequence[int]:
+def sizes_above(cost: CostModel, batch: int, pad_to: int) -> Sequence[int]:
     """Return the batch sizes above `batch` that may have a cost, rising, up to `pad_to`."""
     if isinstance(cost, Profile):
         return sorted({times.batch for times in cost.batches if batch < times.batch <= pad_to})

@@ -131,3 +131,40 @@ class CapacityRecord(Record, frozen=True, tag_field="schema", tag="treeopt.capac
     warnings: tuple[str, ...]
     conditions: tuple[str, ...]
     meta: dict[str, Any]
+
+
+class ArmRecord(Record, frozen=True, kw_only=True):
+    """A configuration under one load."""
+
+    name: Annotated[str, Meta(description="none, fixed, schedule or adaptive")]
+    length: Annotated[str, Meta(description="as `simulate --length` takes it")]
+    tokens_s: EstimateRecord
+    tau: Positive
+    over: Annotated[EstimateRecord, Meta(description="tokens/s over those of no speculation")]
+
+
+class VerdictLoadRecord(Record, frozen=True, kw_only=True):
+    """The verdict at one number of running requests."""
+
+    requests: Count
+    share: Annotated[NotNegative | None, Meta(description="of the time; null: a sweep")]
+    verdict: str
+    ratios: Annotated[dict[str, EstimateRecord], Meta(description="tokens/s of the verdict over those of the others")]
+    configurations: Annotated[tuple[ArmRecord, ...], Meta(min_length=1)]
+
+
+class OverallRecord(Record, frozen=True):
+    """The verdict over all loads, weighted by time."""
+
+    verdict: str
+    over: dict[str, EstimateRecord]
+
+
+class VerdictRecord(Record, frozen=True, tag_field="schema", tag="treeopt.verdict/1", kw_only=True):
+    """No speculation, a fixed length, a schedule or adaptive verification, by running requests."""
+
+    loads: Annotated[tuple[VerdictLoadRecord, ...], Meta(min_length=1)]
+    overall: OverallRecord | None
+    warnings: tuple[str, ...] = ()
+    conditions: tuple[str, ...]
+    meta: dict[str, Any]

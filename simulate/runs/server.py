@@ -190,8 +190,10 @@ class Texts:
 class Decoding:
     """The trees of a server on the texts of a trace: the steps that they take and what steps cost.
 
-    Days that share it replay each tree and price each step once.
+    Days that share it replay each tree and price each step once. `server` takes their steps.
     """
+
+    server: "type[ServerRun]"
 
     def __init__(
         self,
@@ -322,7 +324,7 @@ def serve_day(
     if together is not None and work.prompt_tokens is None:
         raise UsageError("prefill by tokens needs prompt_tokens")
     known_s = per_request(0.0 if callable(prefill_s) else prefill_s, len(work.tokens), "prefill_s")
-    server = _Server(decoding, work, rows, known_s, together, by_context)
+    server = decoding.server(decoding, work, rows, known_s, together, by_context)
     environment = simpy.Environment()
     queue = simpy.Store(environment)
     environment.process(server.arrive(environment, queue))
@@ -331,7 +333,7 @@ def serve_day(
     return server.served()
 
 
-class _Server:
+class ServerRun:
     """The state of a run, and its two processes. Steps between which no request comes or goes are one stretch."""
 
     def __init__(
@@ -513,6 +515,9 @@ class _Server:
             admitted_s=self.admitted_s,
             arrived_s=arrived_s,
         )
+
+
+Decoding.server = ServerRun
 
 
 def _mean_committed(accepted: Ints, trace: Trace) -> float:

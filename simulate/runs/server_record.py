@@ -38,6 +38,7 @@ def simulated_server(
     pad: bool = True,
     seed: int = 0,
     progress: Progress = no_progress,
+    lengths: Mapping[str, Decoding] | None = None,
 ) -> dict[str, Any]:
     """Simulate a server's days; return figures, or with `load.capacity` the highest rates, as JSON values.
 
@@ -51,6 +52,7 @@ def simulated_server(
         pad: batch sizes below the profile's smallest cost what that does.
         seed: of arrivals and texts.
         progress: shows how many days are done while the highest rate is searched.
+        lengths: decodings with draft lengths that change, by name, before the configurations.
 
     Raises:
         UsageError: a file of requests without arrival times, or with longer texts than the trace has.
@@ -60,7 +62,8 @@ def simulated_server(
     trees = [tree for switching in configurations.values() for tree in switching.trees]
     ranked = ranks_for_trees(trace, trees, seed)
 
-    decodings = {name: Decoding(ranked, s, profile, rows=rows, pad=pad) for name, s in configurations.items()}
+    decodings = dict(lengths or {})
+    decodings |= {name: Decoding(ranked, s, profile, rows=rows, pad=pad) for name, s in configurations.items()}
 
     def day(decoding: Decoding, rng: np.random.Generator, rate: float | None) -> tuple[Served, float]:
         work = load.workload(ranked, prompts.tokens, rng, rate=rate)

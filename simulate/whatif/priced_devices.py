@@ -13,7 +13,9 @@ from simulate.model_sizes.sizes_by_hand import llama_of, shape_by_hand
 from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import Hardware, Link, checked, constants_of, find_hardware, own_hardware
+from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
+from simulate.whatif.observed_steps import Observed, shifted
 from simulate.whatif.scenarios import Place
 from simulate.whatif.unmeasured_profiles import transfer
 from simulate.whatif.whatif_settings import PRICES, Config, WhatIfSettings
@@ -166,24 +168,34 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
             warnings.append(f"{device.name}: {unsure[1]}")
     bytes_of = {name: getattr(settings, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
     sizes: dict[str, Any] = {name: value for name, value in bytes_of.items() if value is not None}
+    sizes |= {} if settings.spread is None else {"spread": settings.spread}
+
+    def overheads(devices: int) -> Overheads:
+        if settings.engine is None:
+            return Overheads()
+        assert settings.kind is not None
+        return Overheads.of(settings.engine, kind=settings.kind, version=settings.engine_version, devices=devices)
 
     def roofline(devices: Counted, option: str = "--hardware") -> Roofline:
+        host = overheads(devices.count)
         try:
-            return Roofline(shape, drafts, devices.device, like=known, devices=devices.count, **sizes)
+            return Roofline(shape, drafts, devices.device, like=known, devices=devices.count, overheads=host, **sizes)
         except CostError as error:
             if devices.count == 1:
                 raise
             name = "-".join(devices.device.name.lower().split())
             raise CostError(f"{option} {devices.count}x{name}: {error}") from error
 
-    places = []
+    places, observed = [], [Observed.parse(text) for text in settings.observed]
     for counted in devices:
         for context in settings.context:
             model = roofline(counted)
+            if observed:
+                model = shifted(replace(model, context=settings.context[0]), observed)
             cost = None
             if profile is not None:
                 cost = transfer(profile, measured_on=roofline(source[0], "--measured-on"), to=model, context=context)
-            places.append(Place.of(model, context=context, heads=heads, cost=cost))
+            places.append(Place.of(model, context=context, heads=heads, memory=settings.memory, cost=cost))
     return places, warnings
 
 
@@ -238,20 +250,16 @@ def context_warnings(target: Config, contexts: Sequence[int], positions: Any = N
 
 def _devices(settings: WhatIfSettings, like: Hardware | None) -> list[Counted]:
     """Return known devices, or one in the caller's own figures."""
-    bandwidth, flops, memory = settings.bandwidth, settings.flops, settings.memory
+    bandwidth, flops = settings.bandwidth, settings.flops
     named = list(dict.fromkeys(_count_and_name(word) for word in settings.hardware))
     if (bandwidth is None) != (flops is None):
         raise UsageError("--bandwidth and --flops need each other")
     if bandwidth is None or flops is None:
-        if memory is not None:
-            raise UsageError("--memory describes a custom device: give --bandwidth and --flops, too")
         return list(dict.fromkeys(Counted(count, find_hardware(name)) for count, name in named))
     if like is None or len(named) > 1:
         raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
     ((count, name),) = named
-    memory_bytes = None if memory is None else max(1, round(memory * 1e9))
-    own = own_hardware(name, bandwidth=bandwidth * 1e9, flops=flops * 1e12, like=like, memory_bytes=memory_bytes)
-    return [Counted(count, own)]
+    return [Counted(count, own_hardware(name, bandwidth=bandwidth * 1e9, flops=flops * 1e12, like=like))]
 
 
 def _measured_on(word: str) -> Counted:

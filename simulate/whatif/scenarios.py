@@ -1,16 +1,17 @@
 """Scenarios: the plan for each device, context and batch size, and the batch size up to which speculation pays.
 
-Also the acceptance from which a chain pays, and the price of a million tokens on rented devices.
+Also the acceptance from which a chain pays, the largest batches that fit, and the price of a million tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simulate.model_sizes.device_memory import SHARE, DeviceMemory
 from simulate.paper_formulas import expected_tau
-from simulate.roofline.roofline_model import Roofline, sequence_bytes, weights_bytes
+from simulate.roofline.roofline_model import Roofline
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import CostError
 from treeopt.planning import search_pipeline
@@ -38,9 +39,10 @@ class Scenario:
         plain_s: seconds of a plain step.
         break_even: minimum acceptance of each drafted token at which a chain pays; None if none pays even at 1.
         error: error of the choice's step over a plain step, part of the speedup's interval; 0 if nothing is drafted.
-        fits: True if weights, keys and values fit the device's memory; None if its size is not known.
+        fits: True if the choice fits the device's memory; None if its size is not known.
         plan: the plan of all batch sizes that the choice comes from.
         exchange: source of the figures for the exchange between several devices; "" for one device.
+        memory: memory that the models take at this context; None: not known.
     """
 
     device: str
@@ -53,6 +55,7 @@ class Scenario:
     fits: bool | None = None
     plan: Plan | None = None
     exchange: str = ""
+    memory: DeviceMemory | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -78,9 +81,7 @@ class Place:
         device: its name.
         context: tokens per sequence in the cache.
         cost: seconds of steps on it.
-        memory_bytes: memory of the device; None where it is not known.
-        weights_bytes: memory that target and drafter take.
-        sequence_bytes: memory that keys and values of a sequence take.
+        memory: memory that target and drafter take of each device.
         single: name of one device, if there are several; "": `device`.
         count: number of devices.
         exchange: source of the figures for the exchange between several devices; "" for one device.
@@ -89,43 +90,47 @@ class Place:
     device: str
     context: int
     cost: CostModel
-    memory_bytes: float | None = None
-    weights_bytes: float = 0.0
-    sequence_bytes: float = 0.0
+    memory: DeviceMemory
     single: str = ""
     count: int = 1
     exchange: str = ""
 
     @classmethod
-    def of(cls, model: Roofline, *, context: int, heads: int, cost: CostModel | None = None) -> "Place":
+    def of(
+        cls, model: Roofline, *, context: int, heads: int, memory: float | None = None, cost: CostModel | None = None
+    ) -> "Place":
         """Return the device, the models and the predicted step times of a roofline.
 
         Args:
             model: target, drafter and device.
             context: tokens per sequence in the cache.
             heads: heads of a drafter that has one for each depth.
+            memory: GB that the engine may take of each device; None: its usual share of the data sheet's.
             cost: other step times of that device, instead of the roofline's.
         """
-        memory = (model.device.memory_bytes, weights_bytes(model, heads=heads), sequence_bytes(model, context=context))
+        held = DeviceMemory.of(
+            model.target,
+            model.drafter,
+            context=context,
+            heads=heads,
+            total=model.device.memory_bytes if memory is None else memory * 1e9,
+            share=SHARE if memory is None else 1.0,
+            **{name: getattr(model, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes", "devices")},
+        )
         exchange = model.device.link.source if model.device.link and model.devices > 1 else ""
         devices = (model.device.name, model.devices, exchange)
-        return cls(model.label, context, model if cost is None else cost, *memory, *devices)
-
-    def fits(self, batch: int) -> bool | None:
-        """Return whether `batch` sequences fit the device's memory; None if its size is not known.
-
-        >>> Place("x", 512, ..., memory_bytes=10, weights_bytes=6, sequence_bytes=2).fits(2)
-        True
-        """
-        if self.memory_bytes is None:
-            return None
-        return self.weights_bytes + batch * self.sequence_bytes <= self.memory_bytes
+        return cls(model.label, context, model if cost is None else cost, held, *devices)
 
 
 def explore(
-    trace: Trace, places: Sequence[Place], search: SearchSettings, *, done: Callable[[int], None] = lambda _: None
+    trace: Trace,
+    places: Sequence[Place],
+    search: SearchSettings,
+    *,
+    fit: bool = False,
+    done: Callable[[int], None] = lambda _: None,
 ) -> tuple[Scenario, ...]:
-    """Search for each place and all batch sizes, in that order.
+    """Search for each place and all batch sizes, in that order; with `fit` also the largest batches that fit.
 
     Args:
         trace: what the drafter got right; assumed to hold on every device and at every context.
@@ -138,8 +143,14 @@ def explore(
     """
     scenarios = []
     for place in places:
-        plan = search_pipeline.search(trace, place.cost, settings=search, context=place.context)
+        memory, depths = place.memory, range(1 + min(trace.depth, search.max_depth or trace.depth))
+        largest = filter(None, map(memory.batch, depths if fit and isinstance(place.cost, Roofline) else ()))
+        asked = search.changed(batch=tuple(sorted({*search.batch, *largest})))
+        plan = search_pipeline.search(trace, place.cost, settings=asked, context=place.context)
         deepest = plan.meta["search"]["max_depth"]
+        if (most := memory.batch(max(_nodes(entry.choice) for entry in plan.entries))) is not None:
+            holds = {"device": place.device, "context": place.context, "share": memory.share, "batch": most}
+            plan = replace(plan, meta={**plan.meta, "holds": holds})
         for entry in plan.entries:
             size = {"batch": entry.batch, "context": place.context}
             tree = entry.choice.tree
@@ -151,13 +162,89 @@ def explore(
                 place.cost.plain_s(**size),
                 break_even(place.cost, depth=deepest, **size),
                 0.0 if tree is None else place.cost.error(StepShape.of(tree, **size)),
-                place.fits(entry.batch),
+                _holds(memory, entry.batch, entry.choice),
                 plan,
                 place.exchange,
+                memory,
             )
             scenarios.append(scenario)
         done(1)
     return tuple(scenarios)
+
+
+def _nodes(choice: Choice) -> int:
+    return 0 if choice.tree is None else choice.tree.nodes
+
+
+def _holds(memory: DeviceMemory, batch: int, choice: Choice) -> bool | None:
+    """Return whether a batch fits the memory; None if its size is not known."""
+    return None if (most := memory.batch(_nodes(choice))) is None else batch <= most
+
+
+@dataclass(frozen=True)
+class Held:
+    """A configuration at its best batch of those that fit.
+
+    Attributes:
+        most: the largest batch that fits with it.
+        batch: the batch of most tokens per second, of those that were searched.
+        tokens_s: tokens per second of that batch.
+        nodes: drafted nodes; 0 without speculation.
+        depth: levels.
+    """
+
+    most: int
+    batch: int
+    tokens_s: float
+    nodes: int = 0
+    depth: int = 0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a device's memory holds at a context, with and without speculation.
+
+    Attributes:
+        device: its name.
+        context: tokens per sequence in the cache.
+        memory: bytes of one device.
+        plain: without drafter and speculation; None: not one sequence fits.
+        speculating: the speculation of most tokens per second; None: none fits.
+        ratio: tokens per second of `speculating` over those of `plain`, each at its own best batch; its interval is
+            the speedup's.
+    """
+
+    device: str
+    context: int
+    memory: DeviceMemory
+    plain: Held | None
+    speculating: Held | None
+    ratio: Estimate | None
+
+
+def fits(scenarios: Sequence[Scenario]) -> Iterator[Fit]:
+    """Yield what fits each device of known memory, at each context."""
+    places = dict.fromkeys((each.device, each.context, each.memory) for each in scenarios)
+    for device, context, memory in places:
+        if memory is None or (most := memory.batch()) is None:
+            continue
+        here = [each for each in scenarios if (each.device, each.context) == (device, context)]
+        rates = {each.batch: each.batch / each.plain_s for each in here if each.batch <= most}
+        batch = max(rates, key=lambda size: rates[size], default=None)
+        plain = None if batch is None else Held(most, batch, rates[batch])
+        tried = [
+            (choice.tokens_s(each.batch), each, choice)
+            for each in here
+            for choice in (each.choice, *(() if each.plan is None else each.plan.entry(each.batch).compared))
+            if choice.tree is not None and _holds(memory, each.batch, choice)
+        ]
+        speculating, ratio = None, None
+        if tried and plain is not None:
+            rate, best, choice = max(tried, key=lambda one: one[0])
+            nodes = _nodes(choice)
+            speculating = Held(memory.batch(nodes) or 0, best.batch, rate, nodes, int(choice.depth))
+            ratio = choice.speedup.times(rates[best.batch] / plain.tokens_s)
+        yield Fit(device, context, memory, plain, speculating, ratio)
 
 
 def limits(scenarios: Sequence[Scenario]) -> Mapping[tuple[str, int], tuple[int | None, int | None]]:

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from simulate.model_sizes.device_memory import SHARE
 from simulate.profiles.profile import Profile
-from simulate.whatif.scenarios import Cheapest, Offer, Scenario, cheapest, limits
+from simulate.whatif.scenarios import Cheapest, Offer, Scenario, cheapest, fits, limits
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.engines import ENGINES
 from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
@@ -81,12 +82,46 @@ class CheapestRecord(Record, frozen=True):
     plain: OfferRecord | None
 
 
+class MemoryRecord(Record, frozen=True):
+    """The bytes of one device's memory at a context; sequences and snapshots are those of one sequence."""
+
+    weights: NotNegative
+    drafter: Annotated[NotNegative, Meta(description="the drafter's weights")]
+    sequence: Annotated[NotNegative, Meta(description="keys, values and states of a sequence")]
+    drafted: Annotated[NotNegative, Meta(description="keys and values of a sequence in the drafter")]
+    snapshot: Annotated[NotNegative, Meta(description="states that verification keeps for a drafted token")]
+    total: Positive
+    share: Annotated[Positive, Meta(description="share of the total that the engine takes")]
+
+
+class HeldRecord(Record, frozen=True):
+    """A configuration at its best batch of those that fit."""
+
+    most: Annotated[Count, Meta(description="the largest batch that fits")]
+    batch: Count
+    tokens_s: Positive
+    nodes: Index
+    depth: Index
+
+
+class FitRecord(Record, frozen=True):
+    """What the memory of a device holds at a context; null where nothing fits."""
+
+    device: str
+    context: Index
+    memory: MemoryRecord
+    plain: HeldRecord | None
+    speculating: HeldRecord | None
+    ratio: Annotated[SpeedupRecord | None, Meta(description="tokens per second, each at its own best batch")]
+
+
 class WhatIfRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA, kw_only=True):
     """Predictions for devices, contexts and batch sizes."""
 
     cells: Annotated[tuple[ScenarioRecord, ...], Meta(min_length=1)]
     limits: tuple[LimitRecord, ...]
     cheapest: tuple[CheapestRecord, ...] = ()
+    fits: Annotated[tuple[FitRecord, ...], Meta(description="with --fit: largest batches and their throughput")] = ()
     conditions: tuple[str, ...]
     warnings: tuple[str, ...]
     meta: Annotated[dict[str, Any], Meta(description="settings, step times and provenance")]
@@ -118,7 +153,7 @@ def record_of_scenarios(
         warnings: sentences without a full stop.
         meta: settings and provenance.
     """
-    conditions = whatif_conditions(trace, scenarios, settings)
+    conditions = whatif_conditions(trace, scenarios, settings) + _host_time(meta)
     limits_s = settings.max_tpot_s or (None,)
     each = prices or dict.fromkeys((scenario.device for scenario in scenarios), 1.0)  # the same: speed decides
     offers = [offer for limit in limits_s if prices or limit for offer in cheapest(scenarios, each, max_tpot_s=limit)]
@@ -130,6 +165,7 @@ def record_of_scenarios(
             for (name, tokens), (pays, surely) in limits(scenarios).items()
         ],
         "cheapest": [_offers(best, priced=prices is not None) for best in offers],
+        "fits": [asdict(fit) for fit in fits(scenarios)] if settings.fit else [],
         "conditions": conditions if prices is None else [*conditions, RENTED],
         "warnings": list(warnings),
         "meta": dict(meta),
@@ -169,26 +205,41 @@ def _cell(scenario: Scenario, prices: Mapping[str, float] | None) -> dict[str, A
     }
 
 
+def _host_time(meta: Mapping[str, Any]) -> list[str]:
+    """Return the overheads of the costs in `meta`, a sentence for each that differs."""
+    sentences = []
+    for cost in meta.get("costs", ()):
+        if (host := cost.get("overheads")) is not None:
+            plain, step, level = (f"{1e3 * host[name]:.3g}" for name in ("plain_s", "step_s", "level_s"))
+            sentences.append(
+                f"Host time in ms: {plain} per plain step, {step} per speculative one, {level} per level; error "
+                f"{host['error']:.0%} ({host['source']})."
+            )
+    return list(dict.fromkeys(sentences))
+
+
 def whatif_conditions(trace: Trace, scenarios: Sequence[Scenario], settings: WhatIfSettings) -> list[str]:
     """Return what the figures hold for, one sentence each."""
     exchanges = dict.fromkeys((scenario.device, scenario.exchange) for scenario in scenarios if scenario.exchange)
-    errors: dict[str, set[str]] = {}
+    errors: dict[str, list[float]] = {}
     for scenario in scenarios:
         if scenario.pays:
-            errors.setdefault(scenario.device, set()).add(f"{scenario.error:.0%}")
-    stated = ", ".join(f"{name} {' or '.join(sorted(shares))}" for name, shares in errors.items()) or "none speculates"
+            errors.setdefault(scenario.device, []).append(scenario.error)
+    ends = {name: dict.fromkeys(f"{share:.0%}" for share in (min(each), max(each))) for name, each in errors.items()}
+    stated = ", ".join(f"{name} {' to '.join(shares)}" for name, shares in ends.items()) or "none speculates"
     times = "Step times are predicted from sizes and data sheets; nothing was measured"
     if isinstance(settings.profile, Profile):
         times = f"Step times are carried over from {look(settings.profile.meta, 'device')}, where they were measured"
-    fits = {scenario.fits for scenario in scenarios}
-    memory = "Memory: weights, keys and values only, against all that the data sheet promises; engines need more."
+    known = {scenario.fits for scenario in scenarios}
+    share = f"{SHARE:.0%} of the data sheet's" if settings.memory is None else f"{settings.memory:g} GB"
+    memory = f"Memory: weights, keys, values and states, against {share}; activations and padding are not counted."
     unfit = " What does not fit is priced as if it did, and does not count as paying."
     unknown = list(dict.fromkeys(scenario.device for scenario in scenarios if scenario.fits is None))
     return [
         f"{times}; error of step over plain step, part of the intervals: {stated}.",
         f"The drafter is priced as {settings.kind}.",
         *(f"{device} share every layer of target and drafter; their exchange: {text}." for device, text in exchanges),
-        *([memory + unfit * (False in fits)] if fits != {None} else []),
+        *([memory + unfit * (False in known)] if known != {None} else []),
         *(f"{device}: its memory is not known, so it was not checked whether a batch fits." for device in unknown),
         *([f"Only trees that {ENGINES[settings.engine].title} runs."] if settings.engine else []),
         "Among trees within 1 % of the fastest the smallest is taken; no speculation counts as the smallest.",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simulate.model_sizes.device_memory import SHARE
 from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.model_sizes.hf_config import OWN_SWEEP
 from simulate.profiles.profile import Profile
@@ -44,12 +45,17 @@ class WhatIfSettings(Settings):
     kind: str | None = setting(
         None,
         choices=DRAFTERS,
-        otherwise=f"MTP heads, DFlash, suffix decoding and others have no price: {OWN_SWEEP}",
+        otherwise=f"MLP speculators, Gemma 4's assistants and others have no price: {OWN_SWEEP}",
         help="Kind of drafter; default as its configuration states, else as recorded in the trace.",
     )
     batch: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64), least=1, help="Batch sizes; 1-64 doubles from 1 to 64.")
     context: tuple[int, ...] = setting(
         (WHATIF_CONTEXT,), least=0, form="context lengths", help="Tokens in the cache; 8k is 8192."
+    )
+    observed: tuple[str, ...] = setting(
+        (),
+        help="A step's time in your engine, such as batch=1,K=0:8.1ms (K=0: a plain step); give one with drafts too: "
+        "the model is shifted to them.",
     )
     profile: Profile | Path | str | None = setting(None, help="Step times measured on another device.")
     measured_on: str | None = setting(None, help="The device that --profile was measured on.")
@@ -63,7 +69,16 @@ class WhatIfSettings(Settings):
         "devices whose exchange is not known.",
     )
     memory: float | None = setting(
-        None, above=0, most=1e9, help="Memory of the custom device in GB; not checked by default."
+        None,
+        above=0,
+        most=1e9,
+        help=f"Memory in GB that the engine may take of each device; default {SHARE:.0%} of the data sheet's, which is "
+        "vLLM's gpu_memory_utilization.",
+    )
+    fit: bool = setting(
+        False,
+        help="Also search the largest batches that memory holds with and without speculation, and compare the "
+        "throughput of each one's own best batch.",
     )
     like: str | None = setting(None, help="A known device whose constants to use for a device whose class has none.")
     weight_bytes: float | None = setting(
@@ -90,7 +105,18 @@ class WhatIfSettings(Settings):
         help="Name the configuration of most tokens per second that takes at most this much time per token; with "
         "--price the cheapest.",
     )
+    spread: float | None = setting(
+        None,
+        above=0,
+        most=1,
+        option="--expert-spread",
+        help="Of a target with experts: how many tokens' worth of experts a further token of a sequence needs; default "
+        "0.6, fitted to published speedups; 1: independent routing.",
+    )
     engine: str | None = limiting_engine()
+    engine_version: str | None = setting(
+        None, help="The version of the engine of --for, such as 0.10.2; default the newest that is known."
+    )
     max_nodes: int | None = largest_tree()
     max_depth: int | None = deepest_tree()
     seed: int = defaults.seed()
@@ -99,6 +125,10 @@ class WhatIfSettings(Settings):
         """Raise UsageError where a setting lacks the one that it belongs to."""
         if (self.profile is None) != (self.measured_on is None):
             raise UsageError("--profile and --measured-on need each other")
+        if self.observed and (len(self.hardware) > 1 or self.profile is not None):
+            raise UsageError("--observed is of one device: give one --hardware, and no --profile")
+        if self.engine_version is not None and self.engine is None:
+            raise UsageError("--engine-version needs --for")
         if self.link and len(self.link) != 2:
             raise UsageError("--link takes two numbers, GB/s and microseconds, such as 20,25")
 
@@ -110,7 +140,8 @@ class WhatIfSettings(Settings):
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings as the record holds them, without models and step times, which it names elsewhere."""
-        names = "kind batch context prices engine measured_on bandwidth flops memory like weight_bytes draft_bytes"
-        fields = {name: getattr(self, name) for name in f"{names} kv_bytes seed max_nodes max_depth".split()}
+        names = "kind batch context prices engine engine_version observed measured_on bandwidth flops memory like"
+        names += " weight_bytes draft_bytes kv_bytes spread seed max_nodes max_depth"
+        fields = {name: getattr(self, name) for name in names.split()}
         link = ",".join(f"{number:g}" for number in self.link) or None
         return fields | {"link": link, "compare": {}}

@@ -63,12 +63,12 @@ def gathered(pool: Pool, work: Callable[[Any], Any], tasks: Sequence[Any], secon
 def compiled(pool: Pool, device: str, seconds: float, *, tiny: bool) -> dict[str, Any]:
     """Run a layer of each shape with the rows of the parts, and check it: Triton keeps the kernels on disk."""
     checked = (*fused_verification.LARGE, *fused_verification.SMALL)
-    places = [(shape, True, *sizes) for sizes in checked for shape in ("shipped", "8b", "1b")]
+    places = [("shipped", False, batch, tokens, 512) for batch in (1, 4, 16, 64) for tokens in (1, 3, 26, 32, 64)]
+    places += [(shape, True, *sizes) for sizes in checked for shape in ("shipped", "8b", "1b")]
     places += [
         (shape, False, batch, tokens, 512) for batch in (1, 4, 16) for tokens in (1, 64, 4) for shape in ("8b", "1b")
     ]
     places += [("8b", False, rows // NODES, NODES, view) for rows in MANY_ROWS for view in (512, 4096)]
-    places += [("shipped", False, batch, tokens, 512) for batch in (1, 4, 16, 64) for tokens in (1, 3, 26, 32, 64)]
     places = [("toy", False, 2, 4, 64)] if tiny else places
     found = gathered(pool, partial(_compiled, device=device), places, seconds)
     failed = [reason for reason in found if reason is not None]
@@ -94,10 +94,9 @@ def _compiled(place: tuple[str, bool, int, int, int], *, device: str) -> str | N
 @cache
 def few_layers(shape: str, layers: int, device: str) -> Target:
     """Return a target of the first layers of a shape; its vocabulary is small."""
-    large = shape in ("1b", "8b")
     config = read_verifiable_config(shipped("models/stdlib-llama")) if shape == "shipped" else shape_config(shape)
     config.num_hidden_layers, config.vocab_size = layers, 512
-    target = make_target(config, shape, torch.bfloat16 if large else torch.float32, device, packed=False)
+    target = make_target(config, shape, torch.float32 if shape == "toy" else torch.bfloat16, device, packed=False)
     target.fused = FusedForward(target.model.get_decoder())  # unchecked: that takes kernels of its own
     return target
 

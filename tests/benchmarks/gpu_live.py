@@ -1,6 +1,7 @@
 """The shipped target with its drafters, live: profiles, predictions with their hash, then what is measured.
 
-Trees are chosen on shipped traces of these models, recorded on a CPU, and decode prompts that no trace holds, in fp32.
+Trees are chosen on shipped traces of these models, recorded on a CPU, and decode prompts that no trace holds: in
+bfloat16, as GPUs are used, for speedups, and in fp32 for steps that must equal those of the replay.
 Predictions lie in `live-NAME-BATCH.predictions.json` before anything of theirs is measured.
 """
 
@@ -48,37 +49,36 @@ from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 
 # Drafter, its shipped trace, batch sizes, and the seconds that its profile may take.
 CASES = (
-    ("medusa", "t0", (1, 4, 16, 64), 10.0),
-    ("eagle3", "t0", (1, 4, 16, 64), 10.0),
-    ("medusa", "t1", (1, 16), 6.0),
-    ("eagle3", "t1", (1, 16), 6.0),
-    ("eagle", "candidates-t0", (1,), 40.0),  # policies: the smallest profile takes as long
+    ("medusa", "t0", (1, 4, 16, 64), 15.0),
+    ("eagle3", "t0", (1, 4, 16, 64), 20.0),
+    ("medusa", "t1", (1, 16), 8.0),
+    ("eagle3", "t1", (1, 16), 10.0),
+    ("eagle", "candidates-t0", (1,), 50.0),  # policies: the smallest profile takes as long
 )
 REQUESTS = {1: 96, 4: 256, 16: 256, 64: 256}  # by batch size; a third of them at temperature 1 and with policies
 TINY = {1: 4, 2: 8}
 # EAGLE-2's trees of several sizes, as deep and wide as the recorded candidates.
 DYNAMIC = tuple(DynamicTree(nodes, depth=6, beam=8, width=5) for nodes in (8, 24, 59))
 
-Load = Callable[[str, int], tuple[Target, Drafter, list[list[int]]]]
+Load = Callable[..., tuple[Target, Drafter, list[list[int]]]]  # of a drafter, requests and `dtype`
 
 
-def live(load: Load, pieces: Pieces, *, graphs: bool, tiny: bool) -> None:
+def live(load: Load, pieces: Pieces, *, graphs: bool, tiny: bool, longer: float) -> None:
     """Compare predicted with measured speedups, live and replayed tau, and plain steps of a few batch sizes."""
     cells: list[dict[str, Any]] = []
-    for drafter, trace, batches, budget_s in CASES:
-        case = _Case(cache(partial(load, drafter, 16 if tiny else 256)), drafter, trace, pieces, graphs, tiny)
+    cases = [_Case(load, drafter, trace, pieces, graphs, tiny) for drafter, trace, *_ in CASES]
+    for case, (*_, batches, budget_s) in zip(cases, CASES, strict=True):
         sizes = tuple(TINY)[: max(1, len(batches) // 2)] if tiny else batches
-        make = partial(case.profile, sizes, budget_s)
+        make = partial(case.profile, sizes, longer * budget_s)
         pieces.piece(f"{case.name}, profile", make, file=f"live-{case.name}.profile.json")
         for batch in sizes:
             found = pieces.piece(f"{case.name}, batch {batch}", partial(case.compared, batch))
             cells += found["cells"] if found else []
-        if trace == "t0":
-            pieces.piece(f"{case.name}, tau", case.tau)
-        if case.name == "medusa-t0":
-            for batch in (1,) if tiny else (8, 16, 24, 32):
-                pieces.piece(f"plain steps, batch {batch}", partial(case.plain_steps, batch))
     pieces.piece("all", lambda: _summary(cells))
+    for case in cases[:2]:
+        pieces.piece(f"{case.name}, tau", case.tau)
+    for batch in (1,) if tiny else (8, 16, 24, 32):
+        pieces.piece(f"plain steps, batch {batch}", partial(cases[0].plain_steps, batch))
 
 
 def _summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
@@ -96,10 +96,11 @@ def _summary(cells: list[dict[str, Any]]) -> dict[str, Any]:
 class _Case:
     """A drafter and a rule."""
 
-    def __init__(
-        self, load: Callable[[], Any], drafter: str, trace: str, pieces: Pieces, graphs: bool, tiny: bool
-    ) -> None:
-        self.name, self._drafter, self._load = f"{drafter}-{trace}", drafter, load
+    def __init__(self, load: Load, drafter: str, trace: str, pieces: Pieces, graphs: bool, tiny: bool) -> None:
+        self.name, self._drafter = f"{drafter}-{trace}", drafter
+        self._exact = cache(partial(load, drafter, 16 if tiny else 256))
+        # Triton's interpreter multiplies bfloat16 wrongly.
+        self._load = self._exact if tiny else cache(partial(self._exact, dtype="bfloat16"))
         self._output, self._tiny = pieces.output, tiny
         self._trace = load_trace(shipped(f"traces/{drafter}-{trace}.npz"))
         self._policies = self._trace.candidates is not None
@@ -176,9 +177,7 @@ class _Case:
                 shape,
                 drafter_shape(config, kind=self._drafter, target=shape),
                 find_hardware("H200" if "H200" in name else "H100"),
-                weight_bytes=4,
-                draft_bytes=4,
-                kv_bytes=4,
+                **dict.fromkeys(("weight_bytes", "draft_bytes", "kv_bytes"), target.model.dtype.itemsize),
             )
             tau = one.measured.tau.value
             step = StepShape.of(one.tree, batch=one.batch, context=context, committed=tau)
@@ -189,7 +188,7 @@ class _Case:
 
     def tau(self) -> dict[str, Any]:
         """Compare the live steps of trees with those of a replay of these requests' own trace."""
-        target, drafter, tokens = self._load()
+        target, drafter, tokens = self._exact()
         tokens = tokens[:4] if self._tiny else tokens[:64]
         prompts = [Prompt("")] * len(tokens)
         trace = collect(target, drafter, prompts, tokens, new_tokens=self._new, width=16, depth=4, stop=[0], batch=16)
@@ -209,7 +208,7 @@ class _Case:
 
     def plain_steps(self, batch: int) -> dict[str, Any]:
         """Measure plain steps in rounds, with graphs and without, by the fused and by the model's own forward."""
-        target, _, tokens = self._load()
+        target, _, tokens = self._exact()
         found: dict[str, Any] = {}
         ways = {"fused": target, "own": Target(target.model, name=target.name)}
         for name, verifier in ways.items():

@@ -97,6 +97,7 @@ def engine(run: Run, python: Path) -> Driver:
             lookup=run.lookup,
             python=python,
             arguments=SETUPS[run.engine].arguments,
+            servers=1,
             concurrency=2,
         )
     )

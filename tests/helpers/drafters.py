@@ -9,12 +9,15 @@ from torch import Tensor, nn
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.decoder_layer import layer_config
 from executor.drafters.base.drafter import Admitted, Drafter
+from executor.drafters.dflash.drafter import DFlash
 from executor.drafters.eagle.drafter import Eagle
 from executor.drafters.eagle3.drafter import Eagle3, usual_taps
 from executor.drafters.hydra.drafter import Hydra
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.medusa.drafter import MedusaHeads
+from executor.drafters.mtp.drafter import Mtp
 from executor.drafters.ngram.drafter import NGram
+from executor.drafters.p_eagle.drafter import PEagle
 from executor.drafters.prompt_lookup.drafter import PromptLookup
 from executor.target.target_model import Target
 from tests.helpers.models import VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
@@ -28,14 +31,19 @@ def admitted(tokens: Tensor, features: Tensor, lengths: Sequence[int]) -> Admitt
     return Admitted.of(range(len(texts)), texts, features[:, : max(lengths) - 1])
 
 
-def _eagle3(target: Target, *, ids: Tensor | None = None, **options: object) -> Eagle3:
+def _eagle3(target: Target, *, make: type[Eagle3] = Eagle3, ids: Tensor | None = None, **options: object) -> Eagle3:
     config = layer_config(target.model.config)
     taps = usual_taps(target.model.config.num_hidden_layers)
-    return Eagle3(config, taps=taps, target_hidden=target.hidden, vocabulary=VOCABULARY, draft_ids=ids, **options)
+    return make(config, taps=taps, target_hidden=target.hidden, vocabulary=VOCABULARY, draft_ids=ids, **options)
 
 
 def _layer(target: Target, **changes: object):
     return layer_config(target.model.config, **changes)
+
+
+def _dflash(target: Target, **options: object) -> DFlash:
+    layers = [_layer(target)] * 2
+    return DFlash(layers, taps=(1, 2), vocabulary=VOCABULARY, mask=3, slots=6, **options)
 
 
 MAKE: dict[str, Make] = {
@@ -55,6 +63,18 @@ MAKE: dict[str, Make] = {
     "eagle3-last-feature": lambda t: Eagle3(
         _layer(t), taps=(), target_hidden=t.hidden, vocabulary=VOCABULARY, windows=(5,), fused=False
     ),
+    "p-eagle": lambda t: _eagle3(t, make=PEagle, deeper=[_layer(t)], own_embeddings=True, mask=3, slots=5),
+    "dflash": lambda t: _dflash(t),
+    "dflash-variants": lambda t: _dflash(
+        t,
+        windows=(9, None),
+        causal=(True, False),
+        draft_ids=torch.arange(VOCABULARY)[torch.arange(VOCABULARY) % 6 != 1],
+        own_embeddings=True,
+    ),
+    "dspark": lambda t: _dflash(t, from_anchor=True, markov=8),
+    "mtp": Mtp,
+    "mtp-qwen": lambda t: Mtp(t, "qwen"),
 }
 
 
@@ -114,5 +134,8 @@ DRAFTERS: dict[str, Callable[[], tuple[Target, Drafter]]] = {
     "language-model": lambda: _untrained(lambda: LanguageModel(Target(noisy(small_model(), 0.3), name="drafter"))),
     "ngram": lambda: _untrained(lambda: NGram.count(random_prompts([300] * 4, seed=5), order=3, vocabulary=VOCABULARY)),
     "prompt-lookup": lambda: _untrained(PromptLookup),
-    **{name: partial(fitted_drafter, name, PROMPTS) for name in ("hydra++", "eagle", "coral-router", "eagle3")},
+    **{
+        name: partial(fitted_drafter, name, PROMPTS)
+        for name in ("hydra++", "eagle", "coral-router", "eagle3", "mtp", "dflash")
+    },
 }

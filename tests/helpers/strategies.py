@@ -121,9 +121,17 @@ def traces(
     if not parts:
         return plain
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    has_accept, has_kept, has_draft, has_entropy, has_candidates, has_domain, has_prompts, has_drafted = draw(
-        st.tuples(*[st.booleans()] * 8)
-    )
+    (
+        has_accept,
+        has_kept,
+        has_draft,
+        has_entropy,
+        has_candidates,
+        has_domain,
+        has_prompts,
+        has_drafted,
+        has_confidence,
+    ) = draw(st.tuples(*[st.booleans()] * 9))
     steps = draw(st.lists(st.integers(1, 3), min_size=len(lengths), max_size=len(lengths)))
     names = draw(st.lists(st.text(max_size=5), min_size=1, max_size=3))
     return Trace(
@@ -138,6 +146,7 @@ def traces(
         draft_entropy=rng.exponential(size=(anchors, depth)).astype(np.float16) if has_entropy else None,
         target_entropy=rng.exponential(size=anchors).astype(np.float16) if has_entropy else None,
         drafted=_drafted(rng, plain.rank) if has_drafted else None,
+        confidence=rng.random((anchors, depth)).astype(np.float16) if has_confidence else None,
         candidates=_candidates(rng, anchors) if has_candidates else None,
         domain=rng.integers(0, len(names), len(lengths)).astype(np.int16) if has_domain else None,
         domain_names=tuple(names) if has_domain else (),

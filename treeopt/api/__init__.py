@@ -3,6 +3,7 @@
 * `file_loading`: `import_trace`, `load_trace`, `load_profile`, `load_plan`, `load_tree`, and values given by path.
 * `search_trace`: `search`, the fastest tree for each batch size.
 * `simulate_requests`: `simulate`, a run of all requests or a server's days.
+* `give_verdict`: `verdict`, no speculation, a fixed length, a schedule or adaptive verification.
 * `whatif_devices`: `whatif`, devices, batch sizes and contexts that were not measured.
 * `compare_traces`: `compare`, drafters side by side.
 * `validate_plan`: `validate`, predicted beside measured.
@@ -11,6 +12,7 @@
 * `watch_server`: `watch`, running servers beside their plan.
 * `decode_prompts`: `decode`, texts with a drafter and a tree.
 * `train_drafter`: `train`, a drafter by a published recipe.
+* `tune_engine`: `tune`, the best draft length of an engine, by measuring.
 * `runners`: what decodes in these: the loop with its models, or an engine in words.
 * `report_files`: results that commands wrote, read and put on one page.
 * `device_charts`: charts of step times and of devices.

@@ -9,7 +9,7 @@ from treeopt.api.messages import Progress, silent, warn
 from treeopt.api.run_models import Models, Prompts, Requests, Sampling, load_models, load_prompts
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.defaults import DRAWS, ENGINE_LENGTH
-from treeopt.errors import UsageError
+from treeopt.errors import EngineError, UsageError
 from treeopt.planning.search_warnings import position_warnings
 from treeopt.policies import DynamicTree
 from treeopt.settings import Settings, group, setting, takes
@@ -18,7 +18,8 @@ from treeopt.traces.resumable_shards import parts_in
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
-RECORDED = ("candidates", "tree", "new_tokens", "depth", "width", "batch", "probabilities")  # settings of a recording
+# Settings of a recording.
+RECORDED = ("candidates", "tree", "new_tokens", "depth", "width", "batch", "probabilities", "confidences")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,9 @@ class CollectSettings(Settings):
     batch: int = setting(8, least=1, help="Requests decoded together.")
     probabilities: bool = setting(
         False, help="Also record probabilities and entropies; the file becomes several times larger."
+    )
+    confidences: bool = setting(
+        False, help="Also record the drafter's probability of each token of the chain that it drafts, for `simulate`."
     )
     draws: int | None = setting(
         None,
@@ -133,7 +137,13 @@ def collect(*, settings: CollectSettings, work: Path | None = None, progress: Pr
         "stop": requests.stop,
     }
     if engine.engine is not None:
-        how["texts"] = _EngineTexts(settings).written(requests, work, progress)
+        how["texts"] = written = _EngineTexts(settings).written(requests, work, progress)
+        size = target.vocabulary
+        outside = next((i for i, text in enumerate(written) if any(not 0 <= token < size for token in text)), None)
+        if outside is not None:
+            raise EngineError(
+                f"request {outside}: the engine wrote a token outside the target's {size}: does it run another model?"
+            )
         work = None  # it keeps the texts
     folder = settings.parts or (work if processes() == 1 else None)
     with parts_in(folder), progress("collecting", 2 * len(requests.tokens)) as advance:
@@ -151,6 +161,7 @@ class _EngineTexts:
         runner.concurrency = settings.batch
         self._runner: EngineRunner = runner
         self._settings, self._length = settings, settings.length
+        runner.driver.longest = self._length
 
     def written(self, requests: Requests, work: Path | None, progress: Progress) -> list[list[int]]:
         """Return the texts as token ids."""

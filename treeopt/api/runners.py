@@ -46,7 +46,12 @@ class EngineSetup(Settings):
     engine_drafter: str | None = setting(
         None, help="The drafter as the engine reads it, a folder or GGUF file; default as --drafter."
     )
-    servers: int = setting(1, least=1, help="Servers of the engine, one per draft length, that may be alive at a time.")
+    servers: int | None = setting(
+        None,
+        least=1,
+        help="Servers of the engine, one per draft length, that may be alive at a time; default 1. vLLM on a CPU runs "
+        "all lengths in one process unless this is given.",
+    )
     engine_timeout: float = setting(
         600.0,
         least=0,

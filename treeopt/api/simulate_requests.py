@@ -14,6 +14,7 @@ from treeopt.results.kinds import Record
 from treeopt.settings import takes
 from treeopt.storage.provenance import assumption, look, this_run
 from treeopt.traces.trace import Trace
+from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
@@ -96,6 +97,10 @@ def _warnings(
     """Return each warning of the record once: the plan's, the trace's, the profile's, the prompts' and the run's."""
     assumed = assumption(trace.meta)
     caveats = profile.caveats(context=prompts.context, trace=trace.meta, batches=(batch,))
+    holds = look(plan.meta, "holds") if plan else None
+    if holds is not None and batch > holds["batch"]:
+        said = "{device} holds {batch} sequences of {context} tokens with this plan".format_map(holds)
+        more = (f"{said}, not {batch}", *more)
     return list(dict.fromkeys([*(plan.warnings if plan else ()), *assumed, *caveats, *prompts.warnings, *more]))
 
 
@@ -104,10 +109,17 @@ def _run(
 ) -> dict[str, Any]:
     """Return the record of a run of all requests."""
     from simulate.runs.batch_record import configuration_of, simulated_run
+    from simulate.runs.length_server import length_decoding
 
     name, chosen, size, dynamic = configuration_of(plan, settings.tree, settings.batch)
     note([dynamic])
     how: dict[str, Any] = {"pad": settings.pad, "seed": settings.seed}
+    if settings.length is not None:
+        decoding, assumed = length_decoding(trace, settings.length, profile, rows=size, **settings.lengths())
+        plain, _ = length_decoding(trace, "none", profile, rows=size, **settings.lengths())
+        name, chosen = f"length rule {settings.length}", Tree.chain(decoding.rule().depth) if decoding.drafts else None
+        how |= {"lengths": (decoding, plain)}
+        warn([assumed])
     return simulated_run(trace, profile, chosen, prompts, name=name, batch=size, **how)
 
 
@@ -120,6 +132,7 @@ def _server(
     progress: Progress,
 ) -> dict[str, Any]:
     """Return the record of a server's days."""
+    from simulate.runs.length_server import length_decoding
     from simulate.runs.server_record import server_configurations, simulated_server
 
     load, batch = settings.load, settings.batch
@@ -130,4 +143,8 @@ def _server(
             raise UsageError("give --batch, the rows of the server, or a --plan")
         batch = max(entry.batch for entry in plan.entries)
     how: dict[str, Any] = {"pad": settings.pad, "seed": settings.seed, "progress": progress}
+    if settings.length is not None:
+        decoding, assumed = length_decoding(trace, settings.length, profile, rows=batch, **settings.lengths())
+        how |= {"lengths": {f"length rule {settings.length}": decoding}}
+        warn([assumed])
     return simulated_server(trace, profile, configurations, prompts, load, rows=batch, **how)

@@ -141,7 +141,7 @@ class WhatIf:
         trace, own_rules = ranks_and_rules(self.trace, settings.seed)
         search = self.search.changed(rules=(*own_rules, *engine_rules(settings.engine, trace)))
         with progress("searching", len(self.places)) as done:
-            scenarios = explore(trace, self.places, search, done=done)
+            scenarios = explore(trace, self.places, search, fit=settings.fit, done=done)
         found = (warning for scenario in scenarios for warning in scenario.warnings)
         record = record_of_scenarios(
             self.trace,
@@ -257,7 +257,7 @@ def _bytes(settings: WhatIfSettings, drafter: Config | None) -> dict[str, float 
     from simulate.whatif.priced_devices import as_stored, bytes_per_weight
 
     stored, target_bytes = as_stored(settings.target), settings.weight_bytes
-    if not stored.groups or settings.sizes is not None:
+    if not (stored.groups or stored.sizes) or settings.sizes is not None:
         target_bytes = bytes_per_weight(settings.target, target_bytes, "--weight-bytes")
     default = max(BYTES, target_bytes or BYTES)
     drafter_bytes = bytes_per_weight(drafter, settings.draft_bytes, "--draft-bytes", default=default)

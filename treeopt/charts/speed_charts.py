@@ -329,6 +329,24 @@ def carried_rates(record: Mapping[str, Any]) -> "alt.LayerChart":
     )
 
 
+def speed_by_load(record: Mapping[str, Any]) -> "alt.LayerChart":
+    """Return tokens per second of each configuration over no speculation, by load; `record` is a verdict."""
+    rows: list[Row] = [
+        {"series": arm["name"], "requests": load["requests"], **estimated("over", arm["over"])}
+        for load in record["loads"]
+        for arm in load["configurations"]
+    ]
+    sizes = [load["requests"] for load in record["loads"]]
+    x = Axis("requests", "running requests", log=True, ticks=sizes, limits=(min(sizes) / 1.15, max(sizes) * 1.15))
+    y, series = Axis("over", "tokens/s over no speculation"), series_of(rows)
+    return titled(
+        [*line(rows, x, y, series), *points(rows, x, y, series)],
+        "Draft lengths by load",
+        "Bars: 95 % intervals.",
+        words="; ".join(f"{load['requests']} requests: {load['verdict']}" for load in record["loads"]) + ".",
+    )
+
+
 def latencies(record: Mapping[str, Any]) -> "alt.LayerChart":
     """Return percentiles of latencies, configurations side by side; `record` is a run or a server's days."""
     places = {(kind, percent): f"{name}, p{percent}" for kind, name in KINDS.items() for percent in (50, 95, 99)}

@@ -4,6 +4,7 @@ A tree is drawn as a tree: levels from left to right, a row for each leaf.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from treeopt.charts.marks import (
     Series,
     data,
     decimal_ticks,
+    diagonal,
     estimated,
     library,
     line,
@@ -37,6 +39,7 @@ from treeopt.results.predictions import plan_of
 from treeopt.results.trace import NODES, replayable, share_within, tau_of
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.traces.drafter_confidence import reliability
 from treeopt.traces.trace import PAST_END, Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
@@ -333,6 +336,22 @@ def domains(trace: Trace) -> "alt.LayerChart | None":
     return acceptance_by_domain(with_drawn_ranks(trace, 0), chain, name=f"chain of {trace.depth}")
 
 
+def calibration(trace: Trace) -> "alt.LayerChart | None":
+    """Return the reliability curve of the drafter's confidences; None where the trace does not say."""
+    curve = reliability(trace)
+    if curve is None:
+        return None
+    rows: list[Row] = [{"series": "drafted tokens", **asdict(one)} for one in curve.bins]
+    x = Axis("confidence", "drafter's confidence", limits=(0.0, 1.0))
+    y, series = Axis("right", "share that the target accepted", limits=(0.0, 1.0)), series_of(rows)
+    return titled(
+        [*diagonal((0.0, 1.0), x, y), *line(rows, x, y, series), *points(rows, x, y, series)],
+        "Calibration of the drafter",
+        f"Drafted tokens whose ancestors were right, by confidence; off by {curve.error:.1%} on average.",
+        words=f"Accepted share by confidence: {', '.join(f'{b.right:.0%} at {b.confidence:.0%}' for b in curve.bins)}.",
+    )
+
+
 def charts_of_trace(trace: Trace, *, chosen: Mapping[str, Tree] | None = None, **_: Any) -> "Iterator[alt.LayerChart]":
     """Yield the charts of a trace beside the trees that plans chose.
 
@@ -341,6 +360,8 @@ def charts_of_trace(trace: Trace, *, chosen: Mapping[str, Tree] | None = None, *
         chosen: trees of plans, by name.
     """
     yield acceptance_by_depth(trace)
+    if (curve := calibration(trace)) is not None:
+        yield curve
     if not replayable(trace):
         return
     trace = with_drawn_ranks(trace, 0)

@@ -8,7 +8,7 @@ Provenance names the models that an engine loads itself, and holds a hash of the
 import hashlib
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -77,7 +77,7 @@ class DriverSettings:
         urls: addresses of servers that run already, by draft length.
         python: interpreter of the environment that holds the engine.
         arguments: further arguments of its launch, as one line.
-        servers: servers alive at a time.
+        servers: servers alive at a time; None: the driver decides.
         timeout_s: longest time that an engine may take to start, and then to send anything.
         concurrency: largest number of requests in flight.
         count: counts the tokens of a text, for servers that do not report them.
@@ -91,7 +91,7 @@ class DriverSettings:
     urls: Mapping[int, str] | None = None
     python: Path | None = None
     arguments: str = ""
-    servers: int = 1
+    servers: int | None = None
     timeout_s: float = 600.0
     concurrency: int = 1
     count: Count | None = None
@@ -154,9 +154,19 @@ class Driver(Protocol):
 
     Attributes:
         tree_requests: most requests in flight with a dynamic tree; 0: the driver runs chains alone.
+        alive: launches that may be alive at a time.
+        longest: the longest draft that will be asked for, where the driver's user knows it; else 0.
     """
 
     tree_requests: int
+    longest: int
+
+    @property
+    def alive(self) -> int:
+        """See above."""
+
+    def launch(self, draft: Draft) -> Hashable:
+        """Return which launch runs a draft: drafts of equal launches take turns without a new one."""
 
     @property
     def meta(self) -> Mapping[str, Any]:

@@ -8,5 +8,6 @@
 * `tree_candidates`: the trees that a search considers, enumerated, grown or refined; what is proved about the choice.
 * `baselines`: what the choice is compared with: no speculation, best chain, published trees, dynamic policies.
 * `search_warnings`: warnings about data, limits, contexts and step times.
+* `tuner`: the choice of a draft length by measuring; is asked for the next setting and told its result.
 * `learning_curve`: tau by the number of requests that trees are chosen on; requests needed for a narrow interval.
 """

@@ -13,6 +13,7 @@
 * `whatif`: devices that were not measured.
 * `watch`: running servers beside their plan.
 * `training`: the accuracy of a trained drafter.
+* `tuning`: the draft length of an engine that measuring chose.
 * `models`: models that are known by name.
 * `health`: packages, device and trials.
 """

@@ -147,7 +147,7 @@ class Line:
     detail: bool = False
 
 
-SCALES = {"ms": 1e3, "%": 100.0, "± %": 100.0}  # of units that are not the files' own
+SCALES = {"ms": 1e3, "%": 100.0, "± %": 100.0, "GB": 1e-9, "MB": 1e-6}  # of units that are not the files' own
 Block = Table | Line
 Blocks = tuple[Block, ...]
 

@@ -319,6 +319,16 @@ def _context(plan: Plan) -> str:
     return "" if context is None else f"; priced at {context} tokens of context"
 
 
+def _holds(plan: Plan) -> list[str]:
+    """Return up to which batch size the memory holds the plan, where the plan was made for a device."""
+    if (holds := look(plan.meta, "holds")) is None:
+        return []
+    return [
+        f"{holds['device']}: at {holds['context']} tokens of context {holds['share']:.0%} of the memory holds up to "
+        f"batch {holds['batch']} with the largest of these trees."
+    ]
+
+
 def _conditions(plan: Plan) -> list[Line]:
     """Return the conditions of the predictions, one line each."""
 
@@ -335,6 +345,7 @@ def _conditions(plan: Plan) -> list[Line]:
         f"Intervals: 95 %, {CLUSTERED}; those of speedups include the error of step times.",
         f"Step times: {describe_measurement(look(plan.meta, 'cost'))}{_context(plan)}.",
         *(look(plan.meta, "missing") or ()),
+        *_holds(plan),
     ]
     detail = [
         "% behind: tokens per second lost to the first line, paired by request.",

@@ -19,6 +19,7 @@ from treeopt.results.words import describe_models, interval, shown
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.storage.provenance import look
+from treeopt.traces.drafter_confidence import reliability
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
 from treeopt.tree import Tree
 
@@ -35,6 +36,18 @@ COLUMNS = (
         )
         for top in TOPS
     ),
+)
+
+RELIABILITY = (
+    Column(
+        "confidence",
+        key=True,
+        meaning="Mean confidence of the drafted tokens in a range.",
+        field="confidence",
+        digits=3,
+    ),
+    Column("right", meaning="Share of these tokens that the target accepted.", field="right", digits=3),
+    Column("tokens", drop=1, meaning="Drafted tokens whose ancestors were right.", field="tokens"),
 )
 
 CURVE = (
@@ -65,6 +78,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "top_1_2_4_8_by_depth": _tops(trace),
         **({} if trace.tree is None else {"kept_by_depth": _accepted_by_depth(trace)}),
         **({} if trace.drafted is None else {"drafted": _drafted(trace, trace.drafted)}),
+        **({} if (curve := reliability(trace)) is None else {"calibration": curve.as_json()}),
         "distinct_rank_paths": len(np.unique(trace.rank, axis=0)),
         "meta": dict(trace.meta),
     }
@@ -120,6 +134,9 @@ def _answers(trace: Trace) -> Iterator[str]:
 def _tables(trace: Trace, **_: Any) -> Iterator[Block]:
     """Yield how well the drafter ranks, and notes."""
     yield _table(trace)
+    if (curve := reliability(trace)) is not None:
+        title = f"calibration of confidences: off by {curve.error:.1%} on average"
+        yield Table.of(title, RELIABILITY, curve.as_json()["bins"])
     yield from (Line("note", text) for text in _notes(trace))
 
 
@@ -284,6 +301,7 @@ ENTRY = ResultKind(
         "tau": "treeopt.charts.trace_charts:tau",
         "acceptance": "treeopt.charts.trace_charts:acceptance_by_depth",
         "domains": "treeopt.charts.trace_charts:domains",
+        "calibration": "treeopt.charts.trace_charts:calibration",
     },
     rows=_rows,
     columns=COLUMNS,

@@ -63,6 +63,22 @@ COLUMNS = (
 )
 
 
+FITS = (
+    Column("device", align="left", key=True, field="device"),
+    Column("context", field="context"),
+    Column("weights", "GB", field="memory.weights", digits=1),
+    Column("drafter", "GB", field="memory.drafter", digits=2),
+    Column("sequence", "MB", meaning="Keys, values and states.", field="memory.sequence", digits=1),
+    Column("in the drafter", "MB", drop=2, field="memory.drafted", digits=1),
+    Column("snapshot", "MB", drop=1, meaning="States of a drafted token.", field="memory.snapshot", digits=1),
+    Column("most", meaning="The largest batch without speculation.", field="plain.most", default=0),
+    Column("tokens/s", field="plain.tokens_s", digits=0, default=0),
+    Column("most speculating", field="speculating.most", default=0),
+    Column("speculating tokens/s", field="speculating.tokens_s", digits=0, default=0),
+    replace(SPEEDUP, name="ratio", meaning="Tokens per second, each at its own best batch.", field="ratio", default=""),
+)
+
+
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is cheapest, and where speculation pays."""
     for best in record.get("cheapest", ()):  # missing in older records
@@ -70,6 +86,7 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
             yield _cheapest(best, record)
     for limit in record["limits"]:
         yield _pays(limit, record)
+    yield from (_fit(fit) for fit in record.get("fits", ()))
     yield from other_model(look(record, "meta", "trace"))
     yield from never_ran(look(record, "meta", "settings", "engine"))
 
@@ -89,6 +106,8 @@ def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
     """Yield a table for each device and context."""
     priced = record["cells"][0].get("million") is not None
     columns = [column for column in COLUMNS if priced or column is not PRICE]
+    if record.get("fits"):
+        yield Table.of("memory", FITS, record["fits"])
     for device, context in dict.fromkeys((cell["device"], cell["context"]) for cell in record["cells"]):
         title, cells = f"{device}, {context} tokens of context", _of(record, device, context)
         yield Table.of(title, columns, cells, lambda cell: "dim" if cell["tree"] is None else "")
@@ -122,13 +141,30 @@ def _pays(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
         beyond = "above that" if pays == largest else f"from there up to batch {pays}"
         said += "" if pays <= surely else f", and is within the error of plain decoding {beyond}"
     best = max(
-        (cell for cell in cells if cell["tree"] is not None), key=lambda cell: cell["speedup"]["value"], default=None
+        (cell for cell in cells if cell["tree"] and cell["fits"] is not False),
+        key=lambda cell: cell["speedup"]["value"],
+        default=None,
     )
     most = ""
     if best is not None:
         shape = shape_words(best["tree"]["nodes"], best["tree"]["depth"])
         most = f" Most at batch {best['batch']}: a {shape}, {ranged(best['speedup']).text} times plain decoding."
     return f"{place}: {said}.{most}"
+
+
+def _fit(fit: Mapping[str, Any]) -> str:
+    """Return the largest batches with and without speculation, and the throughput at each one's own best."""
+    plain, best, place = fit["plain"], fit["speculating"], f"{fit['device']}, context {fit['context']}"
+    if plain is None:
+        return f"{place}: memory holds no sequence."
+    if best is None:
+        return f"{place}: memory holds {plain['most']} sequences, none of these batch sizes with speculation."
+    lost = 1 - best["most"] / plain["most"]
+    return (
+        f"{place}: a {shape_words(best['nodes'], best['depth'])} costs {f'{lost:.0%}' if lost else 'none'} of the "
+        f"batch that memory holds ({plain['most']}, with it {best['most']}). At full load, each at its best batch: "
+        f"{ranged(fit['ratio']).text} times the tokens per second of plain decoding."
+    )
 
 
 def _up_to(size: int, largest: int) -> str:

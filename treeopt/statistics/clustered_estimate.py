@@ -44,11 +44,17 @@ class Estimate:
     def times(self, factor: float, *, relative_error: float = 0.0) -> "Estimate":
         """Return the estimate times a positive factor with an independent relative error (95 % half-width).
 
+        Where the whole value is in doubt, the interval is one of its logarithm, which holds nothing below 0.
+
         >>> Estimate(2.0, 1.5, 2.5).times(4.0)
         Estimate(value=8.0, low=6.0, high=10.0)
+        >>> Estimate(2.0, 1.5, 2.5).times(1.0, relative_error=1.5).low > 0
+        True
         """
         value = self.value * factor
         half = math.hypot((self.high - self.low) / 2 * factor, value * relative_error)
+        if 0 < value <= half < math.inf:
+            return in_logs(value, half / value)
         return Estimate(value, value - half, value + half)
 
 

@@ -1,6 +1,7 @@
 """Traces: the recorded acceptance of a drafter, its file format, its checks, its shards, merging and splitting.
 
 * `trace`: the Trace, and `load_trace` and `save_trace`.
+* `drafter_confidence`: the drafter's confidence in its own chain, and its reliability curve.
 * `candidates`: recorded candidate trees, for dynamic policies.
 * `trace_checks`: array names, types and sizes of the .npz file, and checks of every value.
 * `resumable_shards`: the folder of shards that an interrupted trace collection resumes from.

@@ -15,7 +15,8 @@ from treeopt.storage.provenance import assumed_in, look
 from treeopt.traces.candidates import concatenate
 from treeopt.traces.trace import BY_ANCHOR, OPTIONAL, Trace
 
-SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p", "tree")  # must agree in merged traces
+# Must agree in merged traces.
+SAME = ("target", "drafter", "verification", "temperature", "top_k", "top_p", "tree", "confidence")
 DISTINCTIVE = 64  # bytes of compressed ranks that two texts do not share by chance; loops and perfect drafts take fewer
 
 

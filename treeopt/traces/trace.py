@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 Provenance = Any
 
 
-class TraceMeta(Record, frozen=True, kw_only=True, tag_field="schema", tag="treeopt.trace/1"):
+class TraceMeta(Record, frozen=True, kw_only=True):
     """Header and provenance of a trace. Keys that are not named here are provenance, too, and are kept."""
 
+    schema: Literal["treeopt.trace/2", "treeopt.trace/1"]  # the earlier one has no `confidence`
     width: Annotated[int, Meta(ge=1, le=MAX_WIDTH, description="candidates per node that ranks number")]
     domain_names: Annotated[tuple[str, ...], Meta(description="labels that the array `domain` is an index into")] = ()
     verification: Annotated[Provenance, Meta(description="name of the acceptance rule, such as greedy")] = None
@@ -68,6 +69,10 @@ class TraceMeta(Record, frozen=True, kw_only=True, tag_field="schema", tag="tree
     accept: Annotated[Provenance, Meta(description="how the array `accept` was found")] = None
     kept: Annotated[Provenance, Meta(description="how the array `kept` was found")] = None
     draft_prob: Annotated[Provenance, Meta(description="warped: the array `draft_prob` is not at temperature 1")] = None
+    confidence: Annotated[
+        Provenance,
+        Meta(description="what the array `confidence` holds: `probability`, or `head` for a confidence head's output"),
+    ] = None
     candidates: Annotated[
         Provenance, Meta(description="object: `depth`, `beam`, `width`, `stride` of the recorded candidates")
     ] = None
@@ -81,13 +86,14 @@ class TraceMeta(Record, frozen=True, kw_only=True, tag_field="schema", tag="tree
     ] = None
 
 
-SCHEMA = "treeopt.trace/1"
+SCHEMAS = ("treeopt.trace/2", "treeopt.trace/1")  # the one that is written, and others that are read
+SCHEMA = SCHEMAS[0]
 PART = 2**22  # anchors that are replayed at once
 # Optional arrays, one row per anchor.
-BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "tree_kept", "drafted")
+BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "tree_kept", "drafted", "confidence")
 BY_REQUEST = ("domain", "prompt_tokens")  # optional arrays, one entry per request
 OPTIONAL = (*BY_ANCHOR, "candidates", *BY_REQUEST)
-RANKS = (*REQUIRED, *BY_REQUEST, "tree_kept", "drafted")  # arrays that the search of static trees needs
+RANKS = (*REQUIRED, *BY_REQUEST, "tree_kept", "drafted", "confidence")  # arrays that the search of static trees needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +116,8 @@ class Trace(ValueMethods):
         tree_kept: bool (P, N) or None, True where the rule would accept each node of `tree`, its ancestors accepted;
             only for rules that may accept several siblings, because `rank` records only one.
         drafted: int16 (P,) or None, tokens that the drafter proposes at this anchor, at most D; None: always D.
+        confidence: float16 (P, D) or None, the drafter's probability of each token of the chain that it drafts from
+            this anchor, given the tokens that it drafted before; 0 where it proposes nothing.
         candidates: candidate trees or None.
         domain: int16 (R,) or None, label of each request, index into `domain_names`.
         domain_names: the labels.
@@ -133,6 +141,7 @@ class Trace(ValueMethods):
     target_entropy: NDArray[np.float16] | None = None
     tree_kept: NDArray[np.bool_] | None = None
     drafted: NDArray[np.int16] | None = None
+    confidence: NDArray[np.float16] | None = None
     candidates: Candidates | None = None
     domain: NDArray[np.int16] | None = None
     domain_names: tuple[str, ...] = ()
@@ -338,7 +347,7 @@ def _read_header(arrays: dict[str, Array]) -> dict[str, Any]:
         raise TraceError(f"`meta` is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise TraceError("`meta` must be a JSON object")
-    if header.get("schema") != SCHEMA:
+    if header.get("schema") not in SCHEMAS:
         raise TraceError(f"schema must be {SCHEMA!r}, found {header.get('schema')!r:.80}")
     from treeopt.storage.typed_records import read_record  # loads msgspec, which only reading needs
     from treeopt.traces.trace import TraceMeta

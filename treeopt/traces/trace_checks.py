@@ -36,6 +36,7 @@ FORMAT: dict[str, tuple[type[np.generic], tuple[type[np.generic], ...], int]] = 
     "target_entropy": (np.float16, (), 1),
     "tree_kept": (np.bool_, (), 2),
     "drafted": (np.int16, (), 1),
+    "confidence": (np.float16, (), 2),
     "domain": (np.int16, (), 1),
     "prompt_tokens": (np.int32, (), 1),
     "candidates_offset": (np.int64, (), 1),
@@ -264,9 +265,9 @@ def _check_ranks(rank: NDArray[np.int16], width: int, left: NDArray[np.int32]) -
 
 
 def _check_probabilities(trace: TraceArrays) -> None:
-    shape = (*trace.rank.shape, trace.width)
-    for name in ("accept", "kept", "draft_prob"):
-        values = getattr(trace, name)
+    siblings = (*trace.rank.shape, trace.width)
+    for name in ("accept", "kept", "draft_prob", "confidence"):
+        values, shape = getattr(trace, name), trace.rank.shape if name == "confidence" else siblings
         if values is None:
             continue
         if values.shape != shape:
@@ -275,7 +276,7 @@ def _check_probabilities(trace: TraceArrays) -> None:
             bad = ~((rows >= 0) & (rows <= 1))
             if bad.any():
                 raise TraceError(f"{name}{_first(bad, start)} must be in [0, 1], found {rows[bad][0]}")
-            total = rows.sum(axis=2, dtype=np.float32)
+            total = rows.sum(axis=-1, dtype=np.float32) if rows.ndim > 2 else np.zeros(1)
             over = total > 1.01  # float16 rounds each of W values by at most 2^-11 of itself
             if over.any():
                 raise TraceError(f"{name}{_first(over, start)} must sum to at most 1, found {total[over][0]:.4f}")

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from executor.target.architectures import MTP
 from simulate.model_sizes.drafter_kinds import DrafterKind, by_priority, named_drafter
 from treeopt.errors import ExecutorError, shorten
 
@@ -102,14 +101,10 @@ PLAIN = "the checkpoint in float32, bfloat16 or float16 that it was quantised fr
 HEADS = "needed are Medusa or Hydra heads, EAGLE or EAGLE-3"
 # Pattern of a checkpoint's facts, see `_facts` -> the sentence. What is recognised first is named.
 KINDS = {
-    r"^tensor .*mask_hidden|^set parallel_drafting$|^called .*p_?eagle": "P-EAGLE: parallel drafting is not supported: "
-    "needed is an EAGLE-3 drafter without mask_hidden, which drafts one token after the other",
-    r"^called .*(dspark|domino|jetspec|hspec|dspine)": "drafters of whole blocks (DSpark, Domino, JetSpec) are not "
-    "supported: needed is an EAGLE-3 drafter",
-    r"^tensor fc\.weight$[^$]*^tensor hidden_norm\.weight$[^$]*^tensor norm\.weight$|^field dflash_config$"
-    r"|^called .*dflash": "DFlash is not supported: it drafts a block in parallel; needed is an EAGLE-3 drafter",
-    r"^field (pard_token|ptd_token_id)$|^field spd_type=pard$": "PARD and other parallel drafting (pard_token, "
-    "ptd_token_id) is not supported: needed is a drafter that drafts one token after the other",
+    r"^called .*(domino|jetspec|dflash2|[^a-z](hspec|dspine))": "blocks with a correction (Domino, JetSpec, "
+    "DFlash2) are not supported: needed is a DFlash, DSpark or EAGLE-3 drafter",
+    r"^kind None$[^$]*^field (pard_token|ptd_token_id)$|^field spd_type=pard$": "PARD and other parallel drafting "
+    "(pard_token, ptd_token_id) is not supported: needed is a drafter that drafts one token after the other",
     r"^eagle .*(kv_a_proj_with_mqa|kv_b_proj|q_a_proj)": "MLA drafters (multi-head latent attention, as in "
     "Eagle3DeepseekV2ForCausalLM) are not supported: needed is an EAGLE-3 drafter with q_proj, k_proj and v_proj",
     r"^eagle .*(mlp\.experts\.|block_sparse_moe\.|mlp\.gate\.weight)": "EAGLE drafters with experts are not supported: "
@@ -123,11 +118,10 @@ KINDS = {
     r"|^called .*mlp_?speculator": (f"MLP speculators are not supported: {HEADS}"),
     r"^called .*(arcticmlp|arcticlstm|lstm_speculator|redrafter|recurrentdrafter)": "recurrent speculators (Arctic, "
     f"ReDrafter) are not supported: {HEADS}",
-    r"^mtp heads$|^called .*(mtp|nextn|_assistant)": f"MTP heads (multi-token prediction) are not supported: {HEADS}",
+    r"^called .*_assistant": f"MTP heads that read the target's keys are not supported: {HEADS}",
     r"^tensor .*lora_[AB]\.": "LoRA adapters are not supported: merge the adapter into its model first",
 }
 EAGLE = {"fc.weight", "d2t", "t2d", "layers.0.hidden_norm.weight"}  # tensors of some kind of EAGLE's
-_LAYER = re.compile(r"(.*?\b(?:layers|mtp_layers|mtp|mtps|h|blocks)\.\d+)\.")
 _SCALES = re.compile(r".*(weight_scale(_inv|_2)?|input_scale|weight_packed|qweight|qzeros|\.absmax|weight_zero_point)$")
 _NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 _EMBEDDINGS = re.compile(r"(?!.*embed_out).*(embed|wte).*")  # of a model's input; drafters may have LM heads alone
@@ -143,10 +137,10 @@ def refuse_unsupported(stored: Stored, kind: str | None) -> None:
     Raises:
         ExecutorError: names the kind, and what would be needed.
     """
-    facts = _facts(stored)
+    facts = f"kind {kind}\n{_facts(stored)}"
     if sentence := next((text for pattern, text in KINDS.items() if re.search(pattern, facts, re.MULTILINE)), None):
         raise ExecutorError(f"{stored.path}: {sentence}")
-    if kind in ("eagle", "eagle3", "medusa", "hydra") and (method := _quantised(stored)):
+    if kind in ("eagle", "eagle3", "medusa", "hydra") and (method := quantised(stored)):
         raise ExecutorError(f"{stored.path}: quantised drafters ({method}) are not supported: needed is {PLAIN}")
     if kind is None:
         _check_language_model(stored)
@@ -156,7 +150,7 @@ def _facts(stored: Stored) -> str:
     """Return what a checkpoint is known by, a line each.
 
     `called` and what its configuration calls it, `tensor` and a name, `eagle` and the name where some kind of EAGLE is
-    meant, `field` and a field that is not null, `set` and one that is true, `mtp heads` where all layers are such.
+    meant, `field` and a field that is not null, `set` and one that is true.
     """
     config, eagle, nested = (
         part if isinstance(part, dict) else {}
@@ -168,7 +162,7 @@ def _facts(stored: Stored) -> str:
     lines = [f"called {called}", *(f"tensor {name}" for name in names)]
     lines += [f"eagle {name}" for name in names] if EAGLE.intersection(names) or "eagle" in called else []
     lines += [f"field {name}" for name, value in config.items() if value is not None]
-    lines += [f"field spd_type={str(config.get('spd_type')).lower()}", *(["mtp heads"] if _is_mtp(stored) else [])]
+    lines += [f"field spd_type={str(config.get('spd_type')).lower()}"]
     return "\n".join([*lines, *(f"set {name}" for part in (config, eagle) for name, value in part.items() if value)])
 
 
@@ -193,19 +187,7 @@ def _check_language_model(stored: Stored) -> None:
         )
 
 
-def _is_mtp(stored: Stored) -> bool:
-    """Return whether all layers are MTP heads; a language model with one beside its own layers is none."""
-    layers: dict[str, bool] = {}
-    for name in map(unwrapped, stored.entries):
-        layer = match.group(1) if (match := _LAYER.match(name)) else ""
-        marked = bool(MTP.search(name)) or "mtp" in layer
-        layers[layer] = layers.get(layer, False) or marked
-    heads = [layer for layer, marked in layers.items() if marked]
-    whole = [layer for layer, marked in layers.items() if layer and not marked]
-    return bool(heads) and not whole
-
-
-def _quantised(stored: Stored) -> str | None:
+def quantised(stored: Stored) -> str | None:
     """Return how the weights are quantised, by their types; None if they are not, whatever the configuration says."""
     narrow = [e for e in stored.entries.values() if e.dtype in _NARROW and e.key.endswith(".weight")]
     scales = [name for name in stored.entries if _SCALES.match(name)]

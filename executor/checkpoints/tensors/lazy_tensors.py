@@ -151,7 +151,7 @@ def fill_module(
     zero: Collection[str] = (),
     given: Mapping[str, Tensor] | None = None,
 ) -> M:
-    """Return the module that `make` makes, with its parameters read; allocates nothing before all of them fit.
+    """Return the module that `make` makes, with its parameters and buffers read; allocates nothing before all fit.
 
     Args:
         make: called twice, the first time only for the shapes.
@@ -165,20 +165,20 @@ def fill_module(
         ExecutorError: names the tensors that do not fit.
     """
     with torch.device("meta"):
-        wanted = {name_of(name): tuple(value.shape) for name, value in make().named_parameters()}
+        wanted = {name_of(name): tuple(value.shape) for name, value in make().state_dict().items()}
     given = dict(given or {}) | {name: torch.zeros(()) for name in zero}
     absent = {name for name in given if name not in stored.entries}
     stored.fit({name: shape for name, shape in wanted.items() if name not in absent}, ignored=ignored)
     module = make()
     with torch.no_grad():
-        for name, value in module.named_parameters():
+        for name, value in module.state_dict().items():
             value.copy_(given[name_of(name)] if name_of(name) in absent else stored.read(name_of(name)))
     return module
 
 
 def named(module: nn.Module, name_of: Callable[[str], str]) -> dict[str, Tensor]:
-    """Return the parameters under their names in a file."""
-    return {name_of(name): value for name, value in module.named_parameters()}
+    """Return the parameters, and the buffers that are stored, under their names in a file."""
+    return {name_of(name): value for name, value in module.state_dict().items()}
 
 
 def layer_name(name: str) -> str:

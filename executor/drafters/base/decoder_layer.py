@@ -67,18 +67,24 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, attention: Attend) -> Tensor:
         """Attend over x (b, tokens, width) at positions int64 (b or 1, tokens)."""
-        query, key, value = (
-            project(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        rotary = self._rotary[0]
-        if rotary.inv_freq.device != x.device:  # once: copied in each step, they would make the host wait
-            rotary.to(x.device)
-        query, key = apply_rotary_pos_emb(query, key, *rotary(query, positions))
-        out: Tensor = self.o_proj(attention(query, key, value).flatten(2))
+        query = self._heads(self.q_proj(x), positions, self.q_norm)
+        out: Tensor = self.o_proj(attention(query, *self.keys(x, positions)).flatten(2))
         return out
+
+    def keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of x, (b, key heads, tokens, width) each; see `forward`."""
+        value = self.v_proj(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return self._heads(self.k_proj(x), positions, self.k_norm), value
+
+    def _heads(self, projected: Tensor, positions: Tensor, norm: nn.Module | None) -> Tensor:
+        """Divide into heads, normalise them and rotate them."""
+        heads = projected.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        heads = heads if norm is None else norm(heads)
+        rotary = self._rotary[0]
+        if rotary.inv_freq.device != heads.device:  # once: copied in each step, they would make the host wait
+            rotary.to(heads.device)
+        rotated: Tensor = apply_rotary_pos_emb(heads, heads[:, :0], *rotary(heads, positions))[0]
+        return rotated
 
     def layout(self, dtype: torch.dtype, *, layers: int = 1) -> Layout:
         """Return the cache entries of one token in `layers` layers like this one."""
@@ -102,6 +108,15 @@ class Layer(nn.Module):
         residual = residual + self.self_attn(x, positions, attention)
         out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
         return out
+
+
+class PlainLayer(Layer):
+    """A layer with a norm before its attention, as Llama and Qwen3 have it."""
+
+    def __init__(self, config: LlamaConfig, *, head_norms: bool = False, window: int | None = None) -> None:
+        """Make a layer of `config`'s shape; for the other arguments see `SelfAttention`."""
+        super().__init__(config, head_norms=head_norms, window=window)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
 class LayerCache:
@@ -131,6 +146,7 @@ class LayerCache:
         self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)
         self._view = capacity
         self._chains: dict[int, Tensor] = {}
+        self._blocks: dict[tuple[int, bool], Tensor] = {}
         self._start = torch.zeros(1, 1, 0, dtype=torch.bool, device=like.device)
         self._above, self._fed, self._level = self._start, 0, 0
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
@@ -152,6 +168,29 @@ class LayerCache:
                 self._chains[steps] = self._chain(steps)
             chain = self._chains[steps]
         return self._placed(0, chain, None)
+
+    def store(self, number: int, key: Tensor, value: Tensor) -> None:
+        """Write a layer's keys and values of the positions read last, without attending."""
+        self.cache.update(key, value, number)
+
+    def block(self, slots: int, causal: Sequence[bool]) -> tuple[Tensor, tuple[Attend, ...]]:
+        """Read `slots` positions after the committed ones at once; see `committed`.
+
+        Args:
+            slots: positions of the block, which see each other.
+            causal: for each layer, whether they see only those before them.
+        """
+        for one_way in set(causal):
+            if (slots, one_way) not in self._blocks:
+                seen = self._chain(slots)
+                self._blocks[slots, one_way] = seen if one_way else torch.ones_like(seen)
+        positions, attention = self._placed(0, self._blocks[slots, causal[0]], None)
+        if len(set(causal)) > 1:
+            kinds = {(m.window, way) for m, way in zip(self._modules, causal, strict=True)}
+            masks = {kind: self._mask(kind[0], self._blocks[slots, kind[1]], None) for kind in kinds}
+            pairs = enumerate(zip(self._modules, causal, strict=True))
+            attention = tuple(partial(self._attend, n, masks[m.window, way]) for n, (m, way) in pairs)
+        return positions, attention
 
     def advance(self, counts: Tensor) -> None:
         """Commit the first `counts`, int64 (batch,), of the positions read last."""
@@ -235,7 +274,7 @@ class Unrolled:
         out = weights[..., :length] @ self._values[0][:, :, None]
         for column, i in enumerate(drafted, length):
             out = out + weights[..., column, None] * self._values[i][:, :, None]
-        return out.reshape(batch, -1, length, width).transpose(1, 2)
+        return out.reshape(batch, -1, length, value.shape[-1]).transpose(1, 2)
 
 
 def layer_config(model: Any, **changes: Any) -> LlamaConfig:

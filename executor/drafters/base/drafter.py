@@ -200,6 +200,13 @@ class Drafter(Protocol):
         """
 
 
+def mask_token(target: Target) -> int:
+    """Return the token whose embedding stands for tokens to come where none is stated: the padding, else the end."""
+    config = target.model.config.get_text_config()
+    end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    return int(config.pad_token_id or end or 0)
+
+
 def usual_depth(drafter: Drafter) -> int:
     """Return the default number of levels: all levels of the drafter, at most 8."""
     return min(drafter.max_depth, USUAL_DEPTH)

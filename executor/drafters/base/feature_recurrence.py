@@ -29,6 +29,7 @@ class RecurrentState:
         guess: (batch, hidden), after the pair of each root.
         above: (batch, nodes, hidden), after the pairs of the last level's nodes.
         level: levels drafted in this step.
+        depth: levels of the trees.
     """
 
     target: Target
@@ -36,6 +37,7 @@ class RecurrentState:
     guess: Tensor
     above: Tensor = field(default_factory=lambda: torch.zeros(0))
     level: int = 0
+    depth: int = 0
 
 
 class Recurrent(nn.Module, ABC):
@@ -73,6 +75,10 @@ class Recurrent(nn.Module, ABC):
         """Return the feature that the next pair reads after a guess."""
         return guess
 
+    def next_pair(self, target: Target, tokens: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pair that a teacher-forced pass reads after a guess, given the true tokens (batch, length)."""
+        return self.embed(target, tokens), self.carried(guess)
+
     def embed(self, target: Target, tokens: Tensor) -> Tensor:
         """Return the target's embeddings of tokens."""
         return target.embed(tokens).to(self._weight.dtype)
@@ -92,7 +98,7 @@ class Recurrent(nn.Module, ABC):
         weight = self._weight
         guess = torch.zeros(batch, weight.shape[0], dtype=weight.dtype, device=weight.device)
         self.scores(target, guess[:1, None])  # measures the head's scaling now, so that no step has to
-        return RecurrentState(target, LayerCache(self.attentions, batch, capacity, guess), guess)
+        return RecurrentState(target, LayerCache(self.attentions, batch, capacity, guess), guess, depth=depth)
 
     def lasting(self, state: RecurrentState) -> Sequence[Tensor]:
         """See `Drafter.lasting`."""
@@ -144,10 +150,9 @@ class Recurrent(nn.Module, ABC):
         """See `Drafter.teacher_forced`; `detached` cuts the gradient between one depth's guess and the next."""
         attention = [Unrolled(layer.window) for layer in self.attentions]
         start = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        hidden = self.given(features)
+        embeddings, hidden = self.embed(target, tokens.roll(-1, 1)), self.given(features)
         for k in range(1, depth + 1):
-            embeddings = self.embed(target, tokens.roll(-k, 1))
             guess = self.guess(embeddings, hidden, start + k - 1, attention)
             yield self.forced(target, pick_rows(guess, rows))
-            hidden = self.carried(guess)
+            embeddings, hidden = self.next_pair(target, tokens.roll(-k - 1, 1), guess)
             hidden = hidden.detach() if detached else hidden

@@ -9,6 +9,7 @@ from simulate.model_sizes.drafter_kinds import DRAFTERS
 from treeopt.errors import UsageError
 
 Frequent = Callable[[int], Sequence[int]]  # the so many tokens that are most often learnt, in ascending order
+LEAST_SHARE = 0.2  # P-EAGLE (arXiv 2602.01469)
 RAMPS = ("constant", "linear", "sine", "sine_r")
 TERMS = ("hard_ce", "soft_ce", "kl", "smooth_l1", "top_k", "csra", "router_ce")
 
@@ -38,12 +39,15 @@ class Recipe:
         schedule: after the warm-up: constant, linear (to 0) or cosine (to `floor` times the peak).
         clip: largest norm, or largest entry, of the gradient; 0 for no limit.
         trainable: drafter, router (the rest of the drafter is fixed) or backbone (the drafter and the target).
-        layers: per Medusa or Hydra head.
+        layers: per Medusa or Hydra head, of DFlash and DSpark.
         own_output: Medusa heads have output layers of their own.
         prefix: Hydra++'s attention layer before the heads.
         grounded: Hydra heads see the drafted tokens.
         router_groups: groups of an EAGLE drafter's router, of which `active_groups` are scored; 0 for no router.
         draft_vocabulary: tokens that EAGLE-3 proposes, those most frequent in the supervised text; 0 for all.
+        anchors: most positions of a row that a step learns from, drawn at random; 0 for all.
+        markov_rank: of DSpark's head; 0 without.
+        depth_share: share of a depth's anchors that P-EAGLE also learns from at the next depth, at least 0.2 of all.
     """
 
     name: str
@@ -86,6 +90,9 @@ class Recipe:
     router_groups: int = 0
     active_groups: int = 2
     draft_vocabulary: int = 0
+    anchors: int = 0
+    markov_rank: int = 0
+    depth_share: float = 1.0
 
     def __post_init__(self) -> None:
         """Check that each value has a meaning and an effect.
@@ -134,6 +141,10 @@ class Recipe:
     def weight(self, depth: int) -> float:
         """Return the weight of a depth (from 1) in the loss after the ramp."""
         return self.coefficient * self.decay**depth
+
+    def share(self, depth: int) -> float:
+        """Return the share of anchors that are learnt from at a depth (from 1)."""
+        return max(LEAST_SHARE, self.depth_share ** (depth - 1))
 
     def ramped(self, done: float) -> float:
         """Return the factor on the weights when the share `done` of all steps is done.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from executor.drafters.base.decoder_layer import Attend, Layer, SelfAttention, layer_config
+from executor.drafters.base.decoder_layer import Attend, Layer, PlainLayer, SelfAttention, layer_config
 from executor.drafters.base.drafter import Forced
 from executor.drafters.base.feature_recurrence import Recurrent
 from executor.drafters.base.recipe import Frequent, Recipe
@@ -28,15 +28,6 @@ class PairLayer(Layer):
         """Make a layer of `config`'s shape, whose attention input is twice as wide."""
         super().__init__(config, 2 * config.hidden_size, head_norms=head_norms, window=window)
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-
-class DeeperLayer(Layer):
-    """A plain decoder layer, after the first."""
-
-    def __init__(self, config: LlamaConfig, *, head_norms: bool = False, window: int | None = None) -> None:
-        """Make a layer of `config`'s shape."""
-        super().__init__(config, head_norms=head_norms, window=window)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
 
@@ -102,7 +93,7 @@ class Eagle3(Recurrent):
             self.input_norm = LlamaRMSNorm(wide, eps=eps)
         self.layer = PairLayer(config, head_norms=head_norms, window=self.windows[0])
         self.deeper = nn.ModuleList(
-            DeeperLayer(shape, head_norms=head_norms, window=window)
+            PlainLayer(shape, head_norms=head_norms, window=window)
             for shape, window in zip(deeper, self.windows[1:], strict=True)
         )
         self.norm = LlamaRMSNorm(hidden, eps=eps)

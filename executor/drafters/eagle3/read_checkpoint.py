@@ -22,10 +22,10 @@ usual layers. With `use_aux_hidden_state` false a drafter reads the input of the
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ from executor.drafters.eagle3.drafter import Eagle3, usual_taps
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
 
+E = TypeVar("E", bound=Eagle3)
 FUSION = "fc.weight"
 # Copies of the target's tensors that trainers leave.
 LEFT = ("verifier_lm_head.weight", "verifier_norm.weight")
@@ -56,8 +57,8 @@ _HEAD_NORM = re.compile(r"layers\.\d+\.self_attn\.[qk]_norm\.weight")
 _NUMBER = re.compile(r"layers\.(\d+)\.")
 
 
-def read_eagle3(stored: Stored, target: Target) -> Eagle3:
-    """Read EAGLE-3 in any of the layouts.
+def read_eagle3(stored: Stored, target: Target, make: Callable[..., E] = Eagle3) -> E:  # type: ignore[assignment]
+    """Read EAGLE-3, or with `make` what is made of it, in any of the layouts.
 
     Raises:
         ExecutorError: names the tensors that do not fit, or what the configuration contradicts.
@@ -89,7 +90,7 @@ def read_eagle3(stored: Stored, target: Target) -> Eagle3:
     options = norm_options(stored)
     windows = [window_of(stored, layer_fields(stored), n) for n in range(count)]
     return fill_module(
-        lambda: Eagle3(
+        lambda: make(
             configs[0],
             taps=taps,
             target_hidden=target.hidden,

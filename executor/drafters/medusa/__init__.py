@@ -25,15 +25,18 @@ TRUNCATED = "truncated_vocab_size"  # of vLLM's heads
 _NAMES = re.compile(r"medusa_head\.|\d+\.\d+\.linear\.|blocks\.\d+\.layers\.\d+\.")
 
 
-def medusa_shape(target: Shape, *, blocks: int = 1, draft_vocab: int | None = None) -> DrafterShape:
-    """Return Medusa heads: for each depth `blocks` residual blocks and an LM head of its own.
+def medusa_shape(
+    target: Shape, *, blocks: int = 1, draft_vocab: int | None = None, shared_head: bool = False
+) -> DrafterShape:
+    """Return Medusa heads: for each depth `blocks` residual blocks and an LM head, of its own unless it is shared.
 
     >>> target = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
     >>> medusa_shape(target).level.weights
     320
     """
     block = (blocks, target.hidden, target.hidden)
-    return DrafterShape(Forward((), (draft_vocab or target.vocab, target.hidden), whole=(block,)), parallel=True)
+    forward = Forward((), (draft_vocab or target.vocab, target.hidden), whole=(block,))
+    return DrafterShape(forward, parallel=True, shared_head=shared_head)
 
 
 def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShape:
@@ -42,7 +45,8 @@ def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShap
     if layers not in config:
         return medusa_shape(Shape.from_config(config))
     rows = None if config.get(TRUNCATED) is None else positive(TRUNCATED, config[TRUNCATED])
-    return medusa_shape(heads_of(target), blocks=positive(layers, config[layers]), draft_vocab=rows)
+    shared, blocks = config.get("original_lm_head", config.get("version") == "2"), positive(layers, config[layers])
+    return medusa_shape(heads_of(target), blocks=blocks, draft_vocab=rows, shared_head=bool(shared))
 
 
 def recognise(names: Mapping[str, Sequence[int]]) -> bool:

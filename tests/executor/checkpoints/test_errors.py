@@ -62,7 +62,7 @@ OPTIONAL |= {"eagle3": "d2t|t2d", "eagle3-variants": "embed_tokens.weight|lm_hea
 OPTIONAL |= dict.fromkeys(("eagle3-input-norm", "eagle3-windows", "eagle3-last-feature"), "lm_head.weight")
 
 
-@pytest.mark.parametrize("name", slow_unless(lambda name: name in DAILY, LAYOUTS))
+@pytest.mark.parametrize("name", slow_unless(lambda name: name in {"eagle", "eagle3"}, LAYOUTS))
 def test_every_tensor_must_be_there_and_fit(tmp_path, target, good, name):
     tensors, config = good[name]
     for key, value in tensors.items():
@@ -496,5 +496,5 @@ def test_checkpoints_of_gguf_and_mlx_are_named(tmp_path, target):
         for load in (partial(load_drafter, target=target), load_target):
             with pytest.raises(ExecutorError, match=f"{said}: name the Hugging Face checkpoint"):
                 load(path)
-    with pytest.raises(CostError, match="GGUF files are written, but not read"):
+    with pytest.raises(CostError, match="the header of this GGUF file cannot be read"):
         Shape.from_config(gguf / "model.gguf")

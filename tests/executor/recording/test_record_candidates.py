@@ -12,7 +12,7 @@ from tests.helpers.slow_params import slow_unless
 from treeopt.errors import TraceError
 from treeopt.policies import DynamicTree
 from treeopt.replay.dynamic_tree import UNKNOWN, accepted_lengths, visit
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace import PAST_END, load_trace, save_trace
 
 
 @pytest.fixture(scope="module", params=slow_unless(lambda name: name in ("medusa", "eagle"), DRAFTERS))
@@ -61,3 +61,18 @@ def test_a_trace_without_candidates_and_a_policy_beyond_them(each):
     assert (accepted_lengths(wider, trace) == UNKNOWN).all()
     stopping = DynamicTree(nodes=9, depth=5, beam=5, width=6, min_probability=1e-30)
     assert (accepted_lengths(stopping, trace) == UNKNOWN).all()
+
+
+def test_confidences_are_those_of_the_chain_that_is_drafted(each):
+    """Against candidates recorded with a beam of one, and, along the text, against the teacher-forced pass."""
+    target, drafter, _ = each
+    chain = DynamicTree(nodes=1, depth=3, beam=1, width=1)
+    trace = recorded(target, drafter, candidates=chain, confidences=True, probabilities=True, depth=3)
+    logs = trace.candidates.logprob.reshape(trace.anchors, 3)
+    assert np.array_equal(trace.confidence, np.exp(logs).astype(np.float16))
+    assert trace.meta["confidence"] == "probability"
+    right = np.cumprod(np.pad(trace.rank[:, :-1] == 0, ((0, 0), (1, 0)), constant_values=True), axis=1).astype(bool)
+    right &= trace.rank != PAST_END
+    assert right[:, 1:].any()
+    # Half precision holds 11 bits; the two passes round differently in float32.
+    assert np.abs(trace.confidence - trace.draft_prob[:, :, 0])[right].max() < 2e-3

@@ -76,7 +76,7 @@ def recorded(target, drafter, tokens=TOKENS, **settings):
 # --- static trees
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
+@pytest.fixture(scope="module", params=slow_unless(lambda name: name in DAILY, DRAFTERS))
 def static(request):
     """A greedy trace of every kind of drafter, whose requests end by limit or stop token."""
     target, drafter = DRAFTERS[request.param]()

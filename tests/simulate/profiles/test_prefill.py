@@ -153,7 +153,7 @@ def test_predicted_prefill_is_a_forward_of_the_prompt(kind):
     keys = PIECE / 2  # seen by a token, in the mean
     attention_s = 4 * bare.target.layers * bare.target.heads * bare.target.head_dim * PIECE * keys
     attention_s /= bare.kernels.flop_rate
-    assert flop_s + attention_s < float(split.work_s) < 1.1 * (flop_s + attention_s)
+    assert flop_s + attention_s < float(split.work_s) < 1.2 * (flop_s + attention_s)
     more = float(bare.prefill(tokens, drafted=True).total_s) / float(split.total_s)
     assert (1 / 40 < more - 1 < 1 / 20) if kind == "eagle" else more == 1  # one layer and its projection beside 32
     assert float(bare.prefill(1, drafted=True).total_s) == 0

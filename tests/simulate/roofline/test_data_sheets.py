@@ -47,6 +47,7 @@ SHEETS = {
     "GB300": (2500, 8000, None, None, 279),
     "MI355X": (2500, 8000, 32, 256, 288),
     "RTX 5090": (209.5, 1792, 96, 170, 32),
+    "RTX 5060 Ti": (47.4, 448, 32, 36, 16),
     "RTX PRO 6000": (503.8, 1792, 128, 188, 96),
     "DGX Spark": (125, 273, None, 48, 128),
     "L4": (121, 300, None, 58, 24),
@@ -104,7 +105,7 @@ def test_other_names_list_the_devices_that_could_be_meant():
         find_hardware("h300")
     with pytest.raises(CostError, match="one of A100-40, A100-80 SXM; got 'a100'"):
         find_hardware("a100")
-    with pytest.raises(CostError, match="one of RTX 4090, RTX 5090, RTX PRO 6000; got 'rtx'"):
+    with pytest.raises(CostError, match="one of RTX 4090, RTX 5090, RTX 5060 Ti, RTX PRO 6000; got 'rtx'"):
         find_hardware("rtx")
 
 

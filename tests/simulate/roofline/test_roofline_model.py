@@ -20,9 +20,10 @@ from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware
 from simulate.roofline.forward_time import Kernels, tiled_rows
 from simulate.roofline.host_overhead import Overheads
-from simulate.roofline.roofline_model import Roofline, sequence_bytes, weights_bytes
+from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.unmeasured_profiles import transfer
 from tests.benchmarks.published_speedups import published_speedups
+from tests.simulate.model_sizes.test_device_memory import sequence, weights
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B
 from tests.simulate.model_sizes.test_mixture_of_experts import MIXTRAL
 from treeopt.cost_model import StepShape
@@ -46,7 +47,8 @@ def test_a_plain_step_of_a_small_model_by_hand():
     for copies, outputs, inputs in products:
         moved = 2 * outputs * inputs + 2 * 3 * (outputs + inputs)  # weights and three rows in and out, bf16
         flops = 2 * outputs * inputs * 16  # three rows fill one tile of 16
-        due += copies * (1e-3 + ((moved / 1e6) ** 2 + (flops / 1e7) ** 2) ** 0.5)
+        due += copies * (1e-3 + ((moved / 1e6) ** 3 + (flops / 1e7) ** 3) ** (1 / 3))
+        due += copies * 2 * 2 * 3 * (outputs + inputs) / 1e6  # twice through memory between products
     due += 2 * 3 * 32 * 2 / 1e6  # three rows of logits, read twice
     read = 2 * 2 * 2 * 2 * 2 * 11 + 2 * 2 * 1  # K and V of 2 layers, 2 heads of 2, 11 keys in bf16; masks
     due += 3 * (read / 5e5 + 4 * 2 * 4 * 2 * 11 / 1e7)
@@ -119,21 +121,21 @@ def test_one_token_is_bound_by_bytes_and_many_by_arithmetic():
     # activations, logits and the tile of 16 rows are the rest
     assert cost.plain_s(batch=1) == pytest.approx(weights + fixed, rel=0.005)
     rows = 2**16
-    operations = L3.flops(rows, context=0) / 989e12
+    operations = L3.flops(rows, context=0) / cost.kernels.flop_rate
     assert cost.verify(rows, batch=1).total_s == pytest.approx(operations, rel=0.25)
     short = roofline(L3, overheads=Overheads.none(), context=0).verify(1, batch=rows).total_s
     # no attention to speak of: products alone, and the logits of 65536 rows, which are read and written
-    products = 2 * Forward.of(L3).weights * rows / 989e12
-    assert short == pytest.approx(products, rel=0.1)
+    products = 2 * Forward.of(L3).weights * rows / cost.kernels.flop_rate
+    assert products < short < 1.25 * products  # activations go through memory between products
 
 
 def test_tiles_make_a_staircase():
     assert tiled_rows(np.arange(1, 17)).tolist() == [16.0] * 16
     cost = roofline(L3, device="a100-80")
     at = cost.verify([64, 65, 128, 129], batch=1).total_s
-    # one more token at an edge against 63 between edges
-    assert at[1] - at[0] > 5 * (at[2] - at[1])
-    assert at[3] - at[2] > 5 * (at[2] - at[1])
+    # one more token at an edge against 63 between edges, whose activations alone are more
+    assert at[1] - at[0] > 2 * (at[2] - at[1])
+    assert at[3] - at[2] > 2 * (at[2] - at[1])
 
 
 # Published or predicted by the reference study with a layer's fixed time that it does not state: milliseconds of the
@@ -153,12 +155,12 @@ MEASURED = [(L2, "a100-80", 9.53), (L3, "a100-80", 10.65), (L3, "h100", 6.32), (
 
 @pytest.mark.parametrize(("shape", "device", "measured_ms"), MEASURED)
 def test_measured_plain_steps_are_within_the_stated_error_of_a_class(shape, device, measured_ms):
-    cost = roofline(shape, device=device, context=256)
+    cost = roofline(shape, device=device, context=256, overheads=replace(Overheads(), error=0.0))
     # 16 % on gpt-fast, which has next to no host time; 12 % at most on engines
     assert 1e3 * cost.plain_s(batch=1) == pytest.approx(measured_ms, rel=0.16)
-    assert cost.error(StepShape(1, 64, (1,))) == 0.10
-    assert cost.error(StepShape(2, 33, (1,))) == 0.5
-    assert cost.error(StepShape(16, 33, (1,))) == 0.8
+    errors = [cost.error(StepShape(1, rows, (1,))) for rows in (1, 64, 65, 128, 512, 4096)]
+    assert errors == pytest.approx([0.1, 0.1, 0.1003, 0.115, 0.145, 0.19], abs=1e-4)  # no jump
+    assert roofline(shape, device=device).error(StepShape(1, 1, ())) == pytest.approx(math.hypot(0.1, 0.23))
 
 
 @pytest.mark.parametrize("model", published_speedups().latencies)
@@ -175,7 +177,7 @@ def test_latencies_of_corals_table_1(model):
 # kernels of an H100 change in ways that a data sheet does not tell: that is why one measures.
 LAYERS = [
     ("h100", {64: (1.05, 0.02), 72: (1.29, 0.17), 136: (1.52, 0.24)}),
-    ("a100-80", {64: (1.045, 0.06), 72: (1.23, 0.07), 136: (1.89, 0.17)}),
+    ("a100-80", {64: (1.045, 0.06), 72: (1.23, 0.07), 136: (1.89, 0.19)}),
 ]
 
 
@@ -202,7 +204,7 @@ def test_a_verification_reads_keys_and_values_once():
         longer, shorter = (cost.verify(tokens, batch=4, context=context).total_s for context in (20_000, 10_000))
         return float(longer - shorter)
 
-    operations = 4 * 7 * 10_000 * 4 * L3.layers * L3.heads * L3.head_dim / 989e12
+    operations = 4 * 7 * 10_000 * 4 * L3.layers * L3.heads * L3.head_dim / cost.kernels.flop_rate
     assert read_s(8) - read_s(1) == pytest.approx(operations, rel=1e-6)
     assert read_s(8) < 1.2 * read_s(1)
 
@@ -223,8 +225,8 @@ def test_weights_of_drafters():
     wide = replace(mixture, experts=None, intermediate=2 * 14336)  # as a token's experts are together
     assert eagle_shape(mixture) == eagle_shape(wide)
     assert drafter_shape(LLAMA_2_7B, kind="ngram") == no_work()
-    with pytest.raises(UsageError, match=r"drafter must be one of eagle, eagle3, .*; got 'mtp'"):
-        drafter_shape(LLAMA_2_7B, kind="mtp")
+    with pytest.raises(UsageError, match=r"drafter must be one of eagle, eagle3, .*; got 'none'"):
+        drafter_shape(LLAMA_2_7B, kind="none")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,30 @@ def test_levels_of_heads_cost_the_same_whatever_is_fed():
     assert not roofline(L3).separable
     levels = cost.level([1, 10, 60], batch=4).total_s
     assert levels[0] == levels[1] == levels[2]
-    assert cost.level(1, batch=4, depth=0).total_s - levels[0] == pytest.approx(cost.overheads.level_s)
+    first = float(cost.level(1, batch=4, depth=0).total_s) - levels[0]
+    assert first == pytest.approx(cost.overheads.level_s - cost.overheads.head_s)
+
+
+def test_a_head_that_several_share_is_one_product():
+    own, shared = (
+        roofline(L3, medusa_shape(L3, shared_head=each), overheads=Overheads.none()) for each in (False, True)
+    )
+    chains = [cost.chain(5, batch=4).total_s for cost in (own, shared)]
+    assert chains[0][0] == chains[1][0]
+    block = float(own.draft_kernels.products.seconds(1, 4096, 4096, np.float64([4])).total_s[0])
+    head = replace(own.drafts.level, whole=())
+    at_once = float(
+        own.draft_kernels.forward(head, np.float64([20]), np.float64([20]), batch=4, context=512).total_s[0]
+    )
+    assert chains[1][4] == pytest.approx(5 * block + at_once, rel=1e-3)
+    assert chains[1][4] < 0.3 * chains[0][4]
+    tree = StepShape.of(Tree.chain(5), batch=4)
+    drafting = float(shared.step_s([tree])[0]) - float(shared.verify(6, batch=4).total_s)
+    assert drafting == pytest.approx(chains[1][4], rel=1e-12)
+    assert weights(own, heads=5) - weights(shared, heads=5) == 5 * 2 * L3.vocab * L3.hidden
+    config = {"medusa_num_heads": 5, "medusa_num_layers": 1}
+    for stated, same in [({"version": "2"}, True), ({"original_lm_head": True}, True), ({}, False)]:
+        assert drafter_shape(config | stated, kind="medusa", target=L3).shared_head is same
 
 
 def test_hydras_heads_grow_with_what_they_read():
@@ -266,10 +291,10 @@ def test_hydras_heads_grow_with_what_they_read():
     assert cost.step_s([shape])[0] - float(cost.verify(7, batch=2).total_s) == pytest.approx(chain[-1])
     several = replace(cost, committed=3.0)  # heads read nothing of what was committed
     assert several.level(1, batch=2, depth=0).total_s == cost.level(1, batch=2, depth=0).total_s
-    assert weights_bytes(cost, heads=4) - 2 * L2.parameters == 2 * (2 * 14 * 4096**2 + 4 * 32000 * 4096)
-    assert weights_bytes(cost, heads=9) == weights_bytes(cost, heads=4)
+    assert weights(cost, heads=4) - 2 * L2.parameters == 2 * (2 * 14 * 4096**2 + 4 * 32000 * 4096)
+    assert weights(cost, heads=9) == weights(cost, heads=4)
     assert cost.prefill(500, drafted=True).total_s == cost.prefill(500, drafted=False).total_s
-    assert sequence_bytes(cost) == sequence_bytes(roofline(L2, medusa_shape(L2)))
+    assert sequence(cost) == sequence(roofline(L2, medusa_shape(L2)))
 
 
 def test_hydra_plus_plus_reads_features_in_a_layer_first():
@@ -281,11 +306,11 @@ def test_hydra_plus_plus_reads_features_in_a_layer_first():
     assert plus.drafter.opening.weights == layer
     blocks = [plus.drafter.at(depth).weights - plain.drafter.at(depth).weights for depth in range(4)]
     assert blocks == [3 * 4096**2] * 4
-    assert weights_bytes(plus, heads=4) - weights_bytes(plain, heads=4) == 2 * (layer + sum(blocks))
+    assert weights(plus, heads=4) - weights(plain, heads=4) == 2 * (layer + sum(blocks))
     one, three = (float(replace(plus, committed=kept).level(1, batch=1, depth=0).total_s) for kept in (1.0, 3.0))
     assert three > one
     assert plus.prefill(500, drafted=True).total_s > plus.prefill(500, drafted=False).total_s
-    assert sequence_bytes(plus) == sequence_bytes(plain) * 33 / 32
+    assert sequence(plus) == sequence(plain) * 33 / 32
 
 
 @pytest.mark.parametrize(
@@ -331,22 +356,22 @@ def test_memory_of_weights_keys_and_values():
     target, ends = SMALL.parameters, 2 * 32 * 8
     layer = 16 * 8 + sum(rows * columns for rows, columns in SMALL.layer_matrices.values())
     eagle = roofline(SMALL)
-    assert weights_bytes(eagle) == 2 * (target + layer)  # the LM head is the target's
-    assert weights_bytes(replace(eagle, weight_bytes=0.5)) == (target - ends) / 2 + 2 * (ends + layer)
-    assert sequence_bytes(eagle, context=10) == 10 * 2 * (2 + 1) * 2 * 2 * 2
+    assert weights(eagle) == 2 * (target + layer)  # the LM head is the target's
+    assert weights(replace(eagle, weight_bytes=0.5)) == (target - ends) / 2 + 2 * (ends + layer)
+    assert sequence(eagle, context=10) == 10 * 2 * (2 + 1) * 2 * 2 * 2
     heads = roofline(SMALL, medusa_shape(SMALL))
-    assert weights_bytes(heads, heads=5) == 2 * (target + 5 * (8 * 8 + 32 * 8))
+    assert weights(heads, heads=5) == 2 * (target + 5 * (8 * 8 + 32 * 8))
     third = roofline(SMALL, eagle3_shape(SMALL, draft_vocab=16))
-    assert weights_bytes(third) == 2 * (target + layer + 16 * 8 + 3 * 8 * 8)  # a head and a fusion of its own
+    assert weights(third) == 2 * (target + layer + 16 * 8 + 3 * 8 * 8)  # a head and a fusion of its own
     mixture = Shape.from_config(MIXTRAL)
-    assert weights_bytes(roofline(mixture, medusa_shape(L3))) > 2 * 46e9  # all experts
+    assert weights(roofline(mixture, medusa_shape(L3))) > 2 * 46e9  # all experts
 
 
 def test_experts_have_an_error_of_their_own():
-    """The largest of 105 published speedups of mixtures by uniform-expert bytes (reference study, E6c): 34.9 %."""
-    mixture = Shape.from_config(MIXTRAL)
-    assert roofline(mixture, medusa_shape(mixture)).error(StepShape(1, 8, (1,))) == 0.35
-    assert roofline(L3, DrafterShape(Forward.of(mixture))).error(StepShape(1, 8, (1,))) == 0.35
+    mixture, due = Shape.from_config(MIXTRAL), pytest.approx(math.hypot(0.10, 0.15))
+    told = replace(Overheads(), error=0.0)
+    assert roofline(mixture, medusa_shape(mixture), overheads=told).error(StepShape(1, 8, (1,))) == due
+    assert roofline(L3, DrafterShape(Forward.of(mixture)), overheads=told).error(StepShape(1, 8, (1,))) == due
 
 
 def test_captured_sizes_are_padded_to():
@@ -360,7 +385,7 @@ def test_constants_come_from_the_device_its_class_or_one_like_it():
     a100 = find_hardware("a100-80")
     assert Kernels(find_hardware("a100-40")).constants == a100.fitted
     assert Kernels(find_hardware("a6000")).error(64) == 0.10
-    assert Kernels(find_hardware("a6000")).error(65) == 0.5
+    assert Kernels(find_hardware("a6000")).error(128) == pytest.approx(0.115)
     b200 = find_hardware("b200")
     assert Kernels(b200).constants == replace(b200.fitted, kv_bandwidth_share=0.83)
     assert Kernels(b200).error(1) == 0.25
@@ -371,7 +396,7 @@ def test_constants_come_from_the_device_its_class_or_one_like_it():
     for device in (mine, find_hardware("mi300x")):
         with pytest.raises(CostError, match=r"no constants are known for .* Hopper, .*; say which device it is like"):
             roofline(device=device)
-    assert roofline(device=find_hardware("mi300x"), like=a100).error(StepShape(1, 2, (1,))) == 0.25
+    assert Kernels(find_hardware("mi300x"), like=a100).error(2) == 0.25
 
 
 def test_what_cannot_be_seen_is_neither_read_nor_kept():
@@ -379,7 +404,7 @@ def test_what_cannot_be_seen_is_neither_read_nor_kept():
     for context in (100, 900):
         assert cost.verify(10, batch=1, context=context).total_s == whole.verify(10, batch=1, context=context).total_s
     assert cost.verify(10, batch=1, context=9000).total_s == whole.verify(10, batch=1, context=990).total_s
-    assert sequence_bytes(cost, context=9000) < sequence_bytes(whole, context=9000) / 8
+    assert sequence(cost, context=9000) < sequence(whole, context=9000) / 8
     with pytest.raises(UsageError, match="plain_s must be a finite number, 0 or more, got -1"):
         Overheads(plain_s=-1)
 

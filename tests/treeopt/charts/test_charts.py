@@ -43,6 +43,7 @@ from treeopt.charts.trace_charts import (
     acceptance_by_depth,
     acceptance_by_domain,
     accepted_shares,
+    calibration,
     tau_by_nodes,
     tree_picture,
 )
@@ -73,6 +74,9 @@ def charts(trace):
         "tree": tree_picture(published_trees()[MEDUSA]),
         "agreement": agreement(VALIDATION),
         "acceptance": acceptance_by_depth(trace),
+        "calibration": calibration(
+            replace(trace, confidence=np.linspace(0, 1, trace.rank.size).astype(np.float16).reshape(trace.rank.shape))
+        ),
         "domains": acceptance_by_domain(trace, Tree.chain(2), name="A chain of 2"),
         "profile": profile_chart(load_profile(shipped("profiles/medusa-cpu.json"))),
         "load": load_over_time({"rows": 2, "configurations": [{"name": "tree", "first_day": DAY}]}),
@@ -86,7 +90,7 @@ def rows(chart, mark="point"):
     return [row for layer in layers for row in spec["datasets"][layer["data"]["name"]]]
 
 
-@pytest.mark.parametrize("name", ["tree", "agreement", "acceptance", "domains", "profile", "load"])
+@pytest.mark.parametrize("name", ["tree", "agreement", "acceptance", "calibration", "domains", "profile", "load"])
 def test_every_chart_is_drawn_and_says_what_it_shows_and_under_which_conditions(charts, name):
     figure, svg = Figure.of(charts[name]), as_svg(charts[name].to_dict())
     assert len(figure.words) > 20

@@ -220,7 +220,7 @@ def test_without_simpy_a_server_says_what_it_needs(files, monkeypatch):
 def test_what_cannot_be_is_refused(files, tmp_path):
     refused(command(*words(files)), "give --batch, or a --plan", code=2)
     both = words(files, "--plan", files / "plan.json", "--tree", "2", "--batch", "1")
-    refused(command(*both), "give one of --plan and --tree", code=2)
+    refused(command(*both), "give one of --plan, --tree and --length", code=2)
     drained = words(files, "--batch", "4", "--tree", "2", "--json")
     assert "batch sizes between measured ones are interpolated" in done(*drained).stdout
     profile = load_profile(files / "p.json")
@@ -263,3 +263,41 @@ def test_intervals_of_a_run_are_clustered_by_domain_and_its_answer_names_the_dev
         wide, narrow = of(found["apart"]), of(found["mixed"])
         assert wide["value"] == narrow["value"]
         assert wide["high"] - wide["low"] > 1.3 * (narrow["high"] - narrow["low"])
+
+
+def test_draft_lengths_of_a_batch_and_a_server(files):
+    run = json.loads(done(*words(files, "--length", "fixed:2", "--batch", "4", "--json")).stdout)
+    tree = json.loads(done(*words(files, "--tree", "2", "--batch", "4", "--json")).stdout)
+    assert run["configurations"][0]["tau"] == tree["configurations"][0]["tau"]
+    assert run["configurations"][0]["name"] == "length rule fixed:2"
+    # Steps differ by what committed tokens cost, which `commit_s` does not say here, and by nothing else.
+    assert run["configurations"][0]["total_s"] == pytest.approx(tree["configurations"][0]["total_s"], rel=1e-9)
+    server = ("--length", "oracle", "--batch", "4", "--arrivals", "20", "--requests", "30", "--replications", "2")
+    served = json.loads(done(*words(files, *server, "--json")).stdout)
+    oracle, plain = (one["figures"]["running"]["value"] for one in served["configurations"])
+    assert oracle < plain
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("--length", "often", "--batch", "4"), "a draft length is none, fixed:K"),
+        (("--length", "adaptive", "--batch", "4"), "record them with `trace collect --confidences`"),
+        (("--length", "fixed:2", "--tree", "2", "--batch", "4"), "give one of --plan, --tree and --length"),
+        (("--length", "none", "--batch", "4", "--capacity", "0.9", "--ttft-s", "1"), "give --arrivals with --length"),
+    ],
+)
+def test_draft_lengths_that_cannot_be(files, more, why):
+    refused(command(*words(files, *more)), why, code=None)
+
+
+def test_the_verdict_names_the_simplest_of_the_fastest(files, tmp_path):
+    asked = ("verdict", "--trace", files / "t.npz", "--profile", files / "p.json", "--batch", "1,4")
+    out = tmp_path / "v.json"
+    text = done(*asked, "--output", out).stdout
+    record = json.loads(out.read_text())
+    assert record["schema"] == "treeopt.verdict/1"
+    assert [load["requests"] for load in record["loads"]] == [1, 4]
+    assert "running requests: " in text
+    assert "the trace has no confidences" in " ".join(text.split())
+    refused(command(*asked, "--running", files / "t.npz"), "give one of --batch and --running", code=2)

@@ -95,6 +95,7 @@ def test_describe_counts_what_is_there(trace):
         "domain",
         "prompt_tokens",
         "drafted",
+        "confidence",
     )
     present = [name for name in parts if getattr(trace, name) is not None]
     assert sorted(found["optional"]) == sorted(present)

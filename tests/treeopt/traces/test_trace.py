@@ -47,6 +47,7 @@ def full_trace() -> Trace:
         target_entropy=np.array([0, 0.5, 2, 1], dtype=np.float16),
         tree_kept=np.array([[1, 1, 0], [0, 1, 1], [0, 1, 0], [0, 0, 0]], dtype=np.bool_),
         drafted=np.array([2, 1, 1, 1], dtype=np.int16),
+        confidence=np.array([[0.5, 0.25], [1, 0], [0.75, 0], [0.125, 0]], dtype=np.float16),
         candidates=Candidates(
             offset=np.array([0, 3, 3, 4, 6], dtype=np.int64),
             parent=np.array([-1, 0, -1, -1, -1, 0], dtype=np.int16),
@@ -321,6 +322,8 @@ BAD = [
     ("rank", changed("rank", (3, 1), 0), r"rank\[3, 1\] must be -2 .*, found 0"),
     ("accept", changed("accept", (2, 1, 0), np.nan), r"accept\[2, 1, 0\] must be in \[0, 1\], found nan"),
     ("accept", changed("accept", (2, 1), [0.3, 0.8]), r"accept\[2, 1\] must sum to at most 1"),
+    ("confidence", changed("confidence", (2, 1), 1.5), r"confidence\[2, 1\] must be in \[0, 1\], found 1.5"),
+    ("confidence", np.zeros((4, 3), np.float16), r"`confidence` must have shape \(4, 2\), found \(4, 3\)"),
     ("draft_entropy", changed("draft_entropy", (1, 1), -1), r"draft_entropy\[1, 1\] must be 0 or more and finite"),
     ("domain", np.int16([0, 2]), r"domain\[1\] must be an index of the 2 `domain_names`, found 2"),
     ("candidates_offset", np.int64([0, 3, 2, 4, 6]), r"`candidates_offset` must rise from 0 to 6"),
@@ -332,7 +335,7 @@ BAD = [
     ("meta", encoded(b"{"), r"`meta` is not JSON"),
     ("meta", encoded(b"[" * 100_000), r"`meta`"),
     ("meta", encoded([1]), r"`meta` must be a JSON object"),
-    ("meta", header_with(schema=...), r"schema must be 'treeopt\.trace/1', found None"),
+    ("meta", header_with(schema=...), r"schema must be 'treeopt\.trace/2', found None"),
     ("meta", header_with(width=...), r"`meta`: Object missing required field `width`"),
     ("meta", header_with(width=10**30), r"`meta`: width: Expected `int` <= 1024"),
     ("meta", header_with(domain_names="chat"), r"`meta`: domain_names: Expected `array`, found 'chat'"),
@@ -344,6 +347,12 @@ def test_bad_content_is_refused_with_field_and_index(tmp_path, monkeypatch, name
     monkeypatch.setattr(trace_checks, "CHUNK", 2)  # large arrays are checked in parts
     found = refused(tmp_path / "t.npz", arrays_of(full_trace()) | {name: array})
     assert re.match(message, found), found
+
+
+def test_the_schema_before_is_read_unchanged(tmp_path):
+    whole = replace(full_trace(), confidence=None)
+    np.savez(tmp_path / "t.npz", **arrays_of(whole) | {"meta": header_with(schema="treeopt.trace/1", **whole.meta)})
+    assert_equal_traces(load_trace(tmp_path / "t.npz"), whole)
 
 
 def test_arrays_that_are_not_wanted_are_not_read(tmp_path):

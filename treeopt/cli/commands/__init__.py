@@ -13,7 +13,9 @@
 * `times`: step times of an inference engine, as a profile.
 * `trace`: collect a trace, import one, describe one, join several, split one.
 * `train`: train a drafter for a target by a published recipe, with changes by name.
+* `tune`: the best draft length of an engine, by measuring.
 * `validate`: predicted against measured.
+* `verdict`: no speculation, a fixed length, a schedule or adaptive verification, by load.
 * `watch`: whether running servers still do what their plan says.
 * `whatif`: the best tree on devices, batch sizes and contexts that were not measured.
 """
@@ -27,9 +29,11 @@ COMMANDS = {
     "profile": "treeopt.cli.commands.profile",
     "times": "treeopt.cli.commands.times",
     "simulate": "treeopt.cli.commands.simulate",
+    "verdict": "treeopt.cli.commands.verdict",
     "whatif": "treeopt.cli.commands.whatif",
     "models": "treeopt.cli.commands.models",
     "compare": "treeopt.cli.commands.compare",
+    "tune": "treeopt.cli.commands.tune",
     "validate": "treeopt.cli.commands.validate",
     "watch": "treeopt.cli.commands.watch",
     "train": "treeopt.cli.commands.train",

@@ -15,7 +15,7 @@ from treeopt.traces.trace import Trace
 
 SECTIONS = {
     "Input": "trace_file acceptance profile_file",
-    "Run": "plan tree batch prompt_tokens",
+    "Run": "plan tree length batch",
     "Server": "arrivals capacity ttft_s tpot_s",
     "Output": "output",
 }

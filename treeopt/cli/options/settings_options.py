@@ -10,6 +10,7 @@ import click
 
 from treeopt.cli.options.value_types import (
     Address,
+    Duration,
     Dynamic,
     EngineName,
     EntryName,
@@ -119,6 +120,8 @@ def _type(each: "Field[Any]", kind: Any) -> Any:
         least, most = (None if limit is None else int(limit) for limit in (meaning.least, meaning.most))
         return (Tokens if meaning.form == "tokens" else Whole)(min=least, max=most)
     if item is float:
+        if meaning.form == "duration":
+            return Duration()
         low, high = (limit and limit / meaning.scale for limit in (meaning.lowest, meaning.highest))
         return Real(low, high, min_open=meaning.above is not None, max_open=meaning.below is not None)
     if item is Path:

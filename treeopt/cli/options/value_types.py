@@ -84,6 +84,24 @@ def count(text: str) -> int:
     return int(digits) * unit
 
 
+class Duration(click.ParamType):  # type: ignore[type-arg]  # which click takes from 8.4 on
+    """A time above 0 in seconds, or such as 90s, 15m or 1h."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds."""
+        text = str(value).strip()
+        scale = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
+        try:
+            seconds = float(text[:-1] if scale else text) * (scale or 1)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < math.inf:
+            self.fail(f"{text[:40]!r} is not a time such as 900, 15m or 1h", param, ctx)
+        return seconds
+
+
 class Numbers(click.ParamType):  # type: ignore[type-arg]  # which click takes from 8.4 on
     """Whole numbers such as `1,2,8`, `512,8k` (k: 1024) or `1-64`, which doubles from 1 to 64."""
 

@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import subprocess
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,20 +19,28 @@ from typing import IO, Any, Self
 from treeopt.errors import EngineError
 
 GRACE_S = 5.0  # between closing stdin, SIGTERM and SIGKILL
-STDERR_LINES = 40  # kept for the error message
+STDERR_LINES = 2000  # kept for the log of a failure
 LONGEST_EXCERPT = 200  # characters of the child's words in a message
 
 
 class WorkerProcess:
     """A running child; a context, at whose end no process of its group is left."""
 
-    def __init__(self, words: Sequence[str], *, name: str, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        name: str,
+        grace_s: float = GRACE_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start the child.
 
         Args:
             words: the command and its arguments.
             name: what messages call the child.
             grace_s: seconds that it has to stop, after stdin is closed and again after SIGTERM.
+            environment: variables beside those of this process.
 
         Raises:
             EngineError: the command cannot be started.
@@ -47,6 +56,7 @@ class WorkerProcess:
                 text=True,
                 encoding="utf-8",
                 errors="replace",
+                env={**os.environ, **(environment or {})},
                 start_new_session=True,  # a group of its own: an interrupt at the terminal does not reach it
             )
         except OSError as error:
@@ -91,7 +101,7 @@ class WorkerProcess:
             raise self._end_error()
         try:
             message = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             raise EngineError(f"{self.name} wrote a line that is no JSON object: {line.strip()[:LONGEST_EXCERPT]!r}")
@@ -138,6 +148,10 @@ class WorkerProcess:
         lines = [line.strip() for line in self._stderr if line.strip()]
         return f": {lines[-1][:LONGEST_EXCERPT]}" if lines else ""
 
+    def kept_log(self) -> str:
+        """Write what the child wrote on stderr to a file that stays; return where, for the end of a message."""
+        return kept_log("".join(self._stderr))
+
     def _write_orders(self) -> None:
         with contextlib.suppress(OSError), _pipe(self._process.stdin) as stdin:  # OSError: the child is gone
             while (order := self._orders.get()) is not None:
@@ -154,6 +168,17 @@ class WorkerProcess:
     def _keep_stderr(self) -> None:
         with _pipe(self._process.stderr) as stderr:
             self._stderr.extend(stderr)
+
+
+def kept_log(text: str) -> str:
+    """Write the log of an engine that failed to a file that stays; return where, for the end of a message."""
+    with (
+        contextlib.suppress(OSError),
+        tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="treeopt-log-", suffix=".txt", delete=False) as log,
+    ):
+        log.write(text)
+        return f" (its log: {log.name})"
+    return ""
 
 
 def _pipe(stream: IO[str] | None) -> IO[str]:

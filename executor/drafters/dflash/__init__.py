@@ -1,0 +1,108 @@
+"""DFlash, and what DSpark shares with it: a block of tokens from one forward over the target's features.
+
+* `drafter`: the network.
+* `checkpoint`: files of z-lab, SpecForge, vLLM and speculators.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from executor.drafters.base.recipe import Recipe
+from executor.drafters.eagle import dense, layer_fields
+from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training, decoder, heads_of
+from simulate.model_sizes.forward_pass import Forward
+from simulate.model_sizes.hf_config import positive
+from simulate.model_sizes.model_shape import Shape
+
+LAYERS, SLOTS = 5, 16  # of the published drafters (arXiv 2602.06036)
+PARTS = ("dflash_config",)  # where fields may be nested
+
+
+def field_of(config: Mapping[str, Any], *names: str) -> Any:
+    """Return the first of these fields in a configuration or its `dflash_config`, which comes first; None without."""
+    nested = [config[part] for part in PARTS if isinstance(config.get(part), Mapping)]
+    values = (part.get(name) for part in (*nested, config) for name in names)
+    return next((value for value in values if value is not None), None)
+
+
+def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShape:
+    """Return the forward of a block, and of the features that a step commits; without a configuration five layers."""
+    slots, inner = field_of(config, "block_size"), layer_fields(config)
+    own = slots is not None or any(config.get(part) for part in PARTS)
+    layer = Shape.from_config({**inner, "model_type": "qwen3"}) if own else dense(heads_of(target))
+    layers = layer.layers if own else LAYERS
+    vocabulary = positive("draft_vocab_size", field_of(config, "draft_vocab_size") or layer.vocab)
+    ids = field_of(config, "target_layer_ids", "aux_hidden_state_layer_ids") or [0] * layers
+    wide = len(ids) * (layer.hidden if target is None else target.hidden)
+    level = decoder(layer, tuple((layers, *matrix) for matrix in layer.layer_matrices.values()), vocabulary, layers)
+    keys = (layers, 2 * layer.kv_heads * layer.head_dim, layer.hidden)
+    rank = field_of(config, "markov_rank") or 0
+    return DrafterShape(
+        level,
+        parallel=True,
+        slots=positive("block_size", slots or SLOTS),
+        opening=Forward((keys,), whole=((1, layer.hidden, wide),)),
+        deeper=(Forward((), whole=((1, vocabulary, rank),) if rank else ()),),
+    )
+
+
+def recognise(names: Mapping[str, Sequence[int]]) -> bool:
+    """See `Files.recognise`: one norm for the features of all layers, which normalise queries and keys."""
+    return {"fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.q_norm.weight"} <= set(names)
+
+
+# Slot k weighs exp(-(k - 1) / 4).
+DFLASH = Recipe(
+    "dflash",
+    "dflash",
+    depths=SLOTS - 1,
+    kl_weight=1.0,
+    coefficient=math.exp(1 / 4),
+    decay=math.exp(-1 / 4),
+    anchors=512,
+    layers=LAYERS,
+    learning_rate=6e-4,
+    warmup=0.04,
+)
+
+ENTRY = DrafterKind(
+    "dflash",
+    "DFlash",
+    words=("dflash",),
+    fields=PARTS,
+    priority=1,
+    parallel=True,
+    sizes=Sizes(stated_shape, any_vocabulary=True),
+    named=f"{__name__}.checkpoint:with_slots",
+    files=Files(
+        recognise,
+        read=f"{__name__}.checkpoint:read_dflash",
+        write=f"{__name__}.checkpoint:dflash_content",
+        layouts=("speculators-dflash",),
+        needs=("fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"),
+        known_as="z-lab's, SpecForge's and vLLM's, speculators'",
+    ),
+    training=Training((DFLASH,), f"{__name__}.drafter:untrained", fields=("layers", "anchors")),
+)
+
+# Slot 0 scores too, and rank 256 (arXiv 2607.05147).
+DSPARK_RECIPE = replace(DFLASH, name="dspark", kind="dspark", depths=7, markov_rank=256)
+DSPARK = replace(
+    ENTRY,
+    name="dspark",
+    title="DSpark",
+    words=("dspark",),
+    fields=(),
+    priority=2,
+    named="",
+    files=replace(
+        ENTRY.files or Files(recognise, "", ""),
+        recognise=lambda names: any(name.endswith("markov_head.markov_w1.weight") for name in names),
+        layouts=(),
+        needs=("fc.weight", "hidden_norm.weight", "markov_head.markov_w1.weight"),
+        known_as="SpecForge's and vLLM's",
+    ),
+    training=Training((DSPARK_RECIPE,), f"{__name__}.drafter:untrained", fields=("layers", "anchors", "markov_rank")),
+)

@@ -1,0 +1,190 @@
+"""Read and write MTP modules: in their target's own checkpoint, or in a folder of their own.
+
+DeepSeek and GLM: `model.layers.{L}.*`, with copies of the embeddings and the LM head. Qwen3-Next and Qwen3.5: `mtp.*`.
+MiMo: `model.mtp_layers.0.*`, in speculators' folders `mtp_layers.0.*`. Experts are stored one by one, and stacked here
+as transformers stacks them.
+
+A folder of its own is written as speculators', or, for vLLM, as MiMo's, whose layer is Qwen2's: a Llama's layer is one
+with biases of 0.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.checkpoints.tensors.detect_layout import quantised
+from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
+from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, fill_module, named
+from executor.checkpoints.tensors.write_tensors import Written, embedding_of, head_of, is_embedding, is_head
+from executor.drafters.mtp import MARKS
+from executor.drafters.mtp.drafter import FAMILIES, Mtp
+from executor.target.target_model import Target
+from treeopt.errors import ExecutorError, UsageError
+
+COPIES = {"embed_tokens.weight": is_embedding, "lm_head.weight": is_head, "shared_head.head.weight": is_head}
+# Fields of a folder's own configuration that must be the target's, where both have them.
+LAYER = (
+    *("model_type", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("hidden_act", "rms_norm_eps", "rope_theta", "rope_parameters", "partial_rotary_factor", "sliding_window"),
+)
+_EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def own_module(name: str, target: Target) -> Mtp:
+    """Return the module in the target's own checkpoint; see `DrafterKind.named`.
+
+    Raises:
+        UsageError: a name with more than the kind, or a target without a folder.
+        ExecutorError: the checkpoint has no module, or one that is not supported.
+    """
+    folder = Path(str(getattr(target.model.config, "_name_or_path", "") or ""))
+    if name != Mtp.kind or not folder.is_dir() or not folder.name:
+        raise UsageError(f"{name}: MTP is read from the folder of the target, or give the module's own folder")
+    stored = open_checkpoint(folder)
+    if stored is None or not prefixes(stored):
+        raise ExecutorError(
+            f"{folder}: holds no MTP module: its tensors lack eh_proj, pre_fc_norm_hidden and mtp_layers"
+        )
+    return read_mtp(stored, target, within=True).to(target.device, target.dtype).eval().requires_grad_(False)
+
+
+def prefixes(stored: Stored) -> list[tuple[str, str]]:
+    """Return the family and the prefix of each module, in the order of their numbers."""
+    matches = [(family, mark.match(name)) for name in stored.entries for family, mark in MARKS.items()]
+    return sorted(((family, match[1]) for family, match in matches if match), key=lambda each: (len(each[1]), each))
+
+
+def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp:
+    """Read a module; `within`: the other tensors are the target's.
+
+    Raises:
+        ExecutorError: several modules, tensors that do not fit the target's kind of layer, or another target's.
+    """
+    found = prefixes(stored)
+    if len(found) != 1:
+        raise ExecutorError(f"{stored.path}: {len(found)} MTP modules: needed is one, which drafts every depth")
+    if not within:
+        _check_fields(stored, target)
+    family, prefix = found[0]
+    outer = {name.rpartition("model.")[2]: entry for name, entry in stored.entries.items() if "lm_head" in name}
+    outer |= {n.rpartition("model.")[2]: e for n, e in stored.entries.items() if n.endswith("embed_tokens.weight")}
+    inner = stored.renamed(lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None)
+    if method := quantised(inner):
+        raise ExecutorError(f"{stored.path}: an MTP module in {method} is not supported: give it in bfloat16")
+    whole = replace(inner, entries=({} if within else outer) | dict(inner.entries))
+    for name, is_copy in COPIES.items():
+        if name in whole.entries and not is_copy(whole.read(name), target):
+            raise ExecutorError(f"{stored.path}: {whole.entries[name].key} is not the target's, which MTP uses")
+    with torch.device("meta"):
+        stacked = any("experts" in name for name in Mtp(target, family).state_dict())
+    return fill_module(
+        lambda: Mtp(target, family), _stacked(whole) if stacked else whole, partial(stored_name, family), ignored=COPIES
+    )
+
+
+def _check_fields(stored: Stored, target: Target) -> None:
+    """Refuse a layer that its configuration describes otherwise than the target's."""
+    nested = stored.config.get("transformer_layer_config")
+    given = nested if isinstance(nested, dict) else stored.config
+    due = target.model.config.get_text_config().to_dict()
+    for name in LAYER:
+        same = given.get(name) in (None, due.get(name)) or name not in due
+        mimo = name == "model_type" and stored.facts.get("kind") == Mtp.kind
+        if not same and not mimo:
+            raise ExecutorError(
+                f"{stored.where}: {name} {given[name]!r:.60} must be the target's, {due[name]!r:.60}: MTP has a layer "
+                "of the target's kind"
+            )
+
+
+def stored_name(family: str, name: str) -> str:
+    """Return a parameter's name in a family's files.
+
+    >>> stored_name("deepseek", "last_norm.weight"), stored_name("qwen", "layer.block.mlp.up_proj.weight")
+    ('shared_head.norm.weight', 'layers.0.mlp.up_proj.weight')
+    """
+    spelling = FAMILIES[family]
+    part, _, rest = name.partition(".")
+    return (
+        spelling.block + name.removeprefix("layer.block.") if part == "layer" else f"{getattr(spelling, part)}.{rest}"
+    )
+
+
+def _stacked(stored: Stored) -> Stored:
+    """Return the tensors with the experts of a layer in one: gate and up side by side, and down."""
+    experts: dict[tuple[str, str], dict[int, Entry]] = {}
+    entries = dict[str, Entry]()
+    for name, entry in stored.entries.items():
+        if match := _EXPERT.fullmatch(name):
+            experts.setdefault((match[1], match[3]), {})[int(match[2])] = entry
+        else:
+            entries[name] = entry
+    for (place, part), each in experts.items():
+        pieces = [each, experts.get((place, "up"), {})] if part == "gate" else [each]
+        if part == "up":
+            continue
+        shape = each[min(each)].shape
+        numbers = range(len(each))
+        if any(sorted(piece) != list(numbers) or piece[n].shape != shape for piece in pieces for n in piece):
+            raise ExecutorError(f"{stored.path}: {place}: experts must be numbered from 0 and have equal shapes")
+        name = f"{place}.{'gate_up' if part == 'gate' else 'down'}_proj"
+
+        def read(pieces: list[dict[int, Entry]] = pieces, numbers: range = numbers) -> Tensor:
+            return torch.stack([torch.cat([piece[n].read() for piece in pieces]) for n in numbers])
+
+        whole = (len(each), len(pieces) * shape[0], *shape[1:])
+        entries[name] = Entry(name, whole, each[0].dtype, read)
+    return replace(stored, entries=entries)
+
+
+def _unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with each expert's own, as files have them."""
+    apart = dict[str, Tensor]()
+    for name, value in tensors.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            apart[name] = value
+            continue
+        place, _, part = name.rpartition(".")
+        for number, expert in enumerate(value):
+            halves = zip(("gate", "up"), expert.chunk(2), strict=True) if part[0] == "g" else [("down", expert)]
+            apart |= {f"{place}.{number}.{half}_proj.weight": rows for half, rows in halves}
+    return apart
+
+
+def mtp_content(drafter: Mtp, layout: str | None, target: Target | None, name: str) -> Written:
+    """Return the file contents of a module's own folder, in its family's names.
+
+    The layout `vllm-mimo` is MiMo's, with copies of the target's embeddings and LM head.
+
+    Raises:
+        ExecutorError: the layout cannot express this module.
+    """
+    config, facts = drafter.config.to_dict(), {"kind": drafter.kind, "family": drafter.family}
+    if layout is not None and (drafter.family != "mimo" or config["model_type"] not in ("llama", "qwen2")):
+        raise ExecutorError(f"{layout} has layers of Llama and Qwen2 alone, this one is {config['model_type']}'s")
+    prefix = {"mimo": "mtp_layers.0.", "qwen": "mtp.", "deepseek": f"model.layers.{_number(target)}."}[drafter.family]
+    tensors = _unstacked(named(drafter, partial(stored_name, drafter.family)))
+    tensors = {f"{prefix}{key}": value for key, value in tensors.items()}
+    if layout is None:
+        layer = {key: value for key, value in config.items() if not key.startswith("_")}
+        outer = {"speculators_model_type": "mtp", "architectures": ["MTPSpeculator"], "transformer_layer_config": layer}
+        return Written("model.safetensors", tensors, outer | {"torch_dtype": ""}, facts)
+    tensors = {f"model.{key}": value for key, value in tensors.items()}
+    for part in "qkv":
+        weight = tensors[f"model.{prefix}self_attn.{part}_proj.weight"]
+        tensors.setdefault(f"model.{prefix}self_attn.{part}_proj.bias", torch.zeros(len(weight)))
+    tensors |= {"model.embed_tokens.weight": embedding_of(target, layout), "lm_head.weight": head_of(target, layout)}
+    fields: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2"}
+    fields |= {"num_hidden_layers": _number(target), "num_nextn_predict_layers": 1, "tie_word_embeddings": False}
+    return Written("model.safetensors", tensors, config | fields | {"torch_dtype": ""}, facts)
+
+
+def _number(target: Target | None) -> int:
+    """Return the number that the layer has in a target's checkpoint."""
+    return 0 if target is None else int(target.model.config.get_text_config().num_hidden_layers)

@@ -1,0 +1,111 @@
+"""Device memory: what weights, caches and states of target and drafter take, and the batch that there is room for.
+
+Counts bytes as stored. Not counted: activations, padding of pages and states, prefixes and checkpoints that an engine
+keeps for later, a drafter's embedding, experts that a token of the drafter does not pick, norms.
+"""
+
+from dataclasses import dataclass
+
+from simulate.model_sizes.drafter_kinds import DrafterShape
+from simulate.model_sizes.forward_pass import Forward
+from simulate.model_sizes.model_shape import Shape
+
+SHARE = 0.92  # gpu_memory_utilization, the default of vLLM 0.32 (vllm/config/cache.py)
+HEAD_BYTES = 2  # quantised models (AWQ, GPTQ) keep their LM heads in bf16
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The bytes of one device's memory at a context.
+
+    Attributes:
+        weights: of the target.
+        drafter: of the drafter's weights.
+        sequence: of a sequence's keys, values and states in the target.
+        drafted: of a sequence's keys and values in the drafter.
+        snapshot: of the states that verification keeps for each drafted token (vLLM's `MambaSpec`; TreeWY, arXiv
+            2608.20961).
+        total: of the device; None where it is not known.
+        share: share of `total` that the engine takes.
+
+    >>> memory = DeviceMemory(weights=50, drafter=8, sequence=2, drafted=1, snapshot=1, total=100)
+    >>> memory.batch(), memory.batch(3)
+    (21, 5)
+    """
+
+    weights: float
+    drafter: float
+    sequence: float
+    drafted: float
+    snapshot: float
+    total: float | None = None
+    share: float = SHARE
+
+    @classmethod
+    def of(
+        cls,
+        target: Shape,
+        drafter: DrafterShape,
+        *,
+        context: int,
+        heads: int = 1,
+        devices: int = 1,
+        weight_bytes: float = 2.0,
+        draft_bytes: float = 2.0,
+        kv_bytes: float = 2.0,
+        total: float | None = None,
+        share: float = SHARE,
+    ) -> "DeviceMemory":
+        """Return the memory that models take on each of `devices` devices.
+
+        A sequential drafter is assumed to share an LM head of the size of the target's. A head's blocks count as often
+        as they are applied; for Hydra++'s single block this is more than is stored.
+
+        Args:
+            target: sizes of the target.
+            drafter: sizes of the drafter.
+            context: tokens per sequence in the cache.
+            heads: heads of a drafter that has one per depth.
+            devices: devices that share every layer.
+            weight_bytes: bytes of a target's weight that states none, of its embedding and LM head at least 2.
+            draft_bytes: bytes of a drafter's weight.
+            kv_bytes: bytes of a cached number.
+            total: memory of one device.
+            share: share of it that the engine takes.
+
+        Raises:
+            CostError: the devices cannot share the heads.
+        """
+        forward, drafts = Forward.of(target).shared(devices), drafter.shared(devices)
+        rows, ends = target.vocab * target.hidden, max(weight_bytes, HEAD_BYTES)
+        head = rows * (ends if target.head_bytes is None else target.head_bytes)
+        embedding = rows * (ends if target.embedding_bytes is None else target.embedding_bytes)
+        weights = target.weight_bytes(weight_bytes) + head + (0 if target.tied else embedding)
+        heads = heads if drafts.parallel and not drafts.slots else min(heads, 1 + len(drafts.deeper))
+        several = drafts.parallel and not drafts.shared_head
+        own_heads = not drafts.slots and (several or bool(drafts.deeper))  # each has an LM head of its own
+        drafter_bytes = 0.0 if drafts.opening is None else drafts.opening.weights * draft_bytes
+        for depth in range(heads):
+            level = drafts.at(depth)
+            size = 0 if level.head is None else level.head[0] * level.head[1]
+            stored_head = size if own_heads or level.head != forward.head else 0
+            layers = level.weights - level.head_weights
+            drafter_bytes += layers * draft_bytes + stored_head * max(draft_bytes, HEAD_BYTES)
+        caches = [drafts.level, *([] if drafts.opening is None else [drafts.opening])]
+        return cls(
+            weights / devices,
+            drafter_bytes,
+            forward.kept_elements(context) * kv_bytes + forward.state_bytes,
+            sum(each.kept_elements(context) * kv_bytes + each.state_bytes for each in caches),
+            forward.state_bytes,
+            total,
+            share,
+        )
+
+    def batch(self, nodes: int = 0) -> int | None:
+        """Return the largest batch that fits; `nodes` are verified for each sequence, with 0 no drafter is loaded."""
+        if self.total is None:
+            return None
+        room = self.share * self.total - self.weights - (self.drafter if nodes else 0)
+        sequence = self.sequence + (self.drafted + nodes * self.snapshot if nodes else 0)
+        return max(0, int(room // max(sequence, 1)))

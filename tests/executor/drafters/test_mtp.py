@@ -1,0 +1,138 @@
+"""MTP modules of DeepSeek's, Qwen3-Next's and MiMo's kind: read from targets' own folders, and from their own."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
+
+from executor.checkpoints import load_drafter, save_drafter
+from executor.decoding.decoder import Decoder
+from executor.drafters.base.recipe import recipes
+from executor.drafters.mtp.drafter import Mtp
+from executor.target.load_hf_model import load_target
+from executor.target.target_model import Target
+from executor.train.training_run import fresh_drafter
+from simulate.model_sizes.drafter_kinds import assumptions, drafter_shape
+from simulate.model_sizes.model_shape import Shape
+from tests.helpers.model_families import family
+from tests.helpers.models import random_prompts
+from treeopt.errors import ExecutorError, UsageError
+from treeopt.tree import Tree
+
+KINDS = {"deepseek_v3": "deepseek", "qwen3_next": "qwen", "llama": "mimo"}
+
+
+def with_module(folder: Path, name: str, *, copies: int = 1) -> tuple[Target, Mtp]:
+    """A target's folder that also holds a module of random weights, as its family writes it."""
+    model = family(name).model
+    model.save_pretrained(folder)
+    torch.manual_seed(0)
+    target = load_target(folder)
+    drafter = Mtp(target, KINDS[name]).requires_grad_(False)
+    for value in drafter.state_dict().values():
+        torch.nn.init.normal_(value, mean=0.0 if value.dim() > 1 else 0.5, std=0.2)
+    save_drafter(folder / "own", drafter, dtype="float32", meta={}, target=target)
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {f"model.{key}" if key.startswith("mtp_") else key: value
+                for key, value in load_file(folder / "own" / "model.safetensors").items()}  # fmt: skip
+    for number in range(1, copies):
+        again = {key.replace("layers.2.", f"layers.{2 + number}."): value for key, value in tensors.items()}
+        tensors |= {key: value.clone() for key, value in again.items() if key not in tensors}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return load_target(folder), drafter
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_module_is_read_from_the_target_s_folder_and_from_its_own(tmp_path, name):
+    target, drafter = with_module(tmp_path, name)
+    text = torch.tensor(random_prompts((12,), seed=3))
+    features = target.features(text).features
+    for source in ("mtp", tmp_path / "own"):
+        loaded = load_drafter(source, target)
+        assert (loaded.kind, loaded.family) == ("mtp", KINDS[name])
+        for name_of, value in drafter.state_dict().items():
+            torch.testing.assert_close(loaded.state_dict()[name_of], value)
+        passes = (each.teacher_forced(target, text, features, 2) for each in (loaded, drafter))
+        for found, due in zip(*passes, strict=True):
+            torch.testing.assert_close(found.scores, due.scores)
+
+
+def test_a_module_s_scores_are_those_of_transformers_own_class(tmp_path):
+    """The embedding at position 0 apart, which transformers does not blank; positions there are one higher."""
+    target, drafter = with_module(tmp_path, "deepseek_v3")
+    drafter._spelling = replace(drafter._spelling, blanks_first=False)
+    text = torch.tensor(random_prompts((12,), seed=3))
+    features = target.features(text).features
+    mtp = MtpModel(target.model, 1).eval()
+    names = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "projection": "eh_proj", "last_norm": "post_norm"}
+    names |= {"layer": "mtp_block"}
+    weights = {}
+    for name, value in drafter.state_dict().items():
+        part, _, rest = name.replace("layer.block.", "layer.").partition(".")
+        weights[f"layers.0.{names[part]}.{rest}"] = value
+    assert not mtp.load_state_dict(weights, strict=False).unexpected_keys
+    position = torch.arange(1, 12)[None]
+    with torch.no_grad():
+        cache = MtpCache(config=target.model.config.get_mtp_config())
+        due = mtp.forward_layer(0, features[:, :-1], position, cache, input_ids=text[:, 1:])
+    first = next(iter(drafter.teacher_forced(target, text, features, 1)))
+    torch.testing.assert_close(first.scores[:, :-1], target.scored(due), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next"])
+def test_drafting_with_it_changes_no_text(tmp_path, name):
+    """Multi-head latent attention with experts; a target with linear attention, on chains."""
+    target, drafter = with_module(tmp_path, name)
+    like, tree = family(name), Tree.chain(2) if name == "qwen3_next" else Tree.full(3, 2)
+    found = Decoder(target, drafter, tree=tree, batch=2).generate(like.prompts, new_tokens=12)
+    assert [list(text.tokens) for text in found] == [text[:12] for text in like.texts]
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    target, _ = with_module(tmp_path, "deepseek_v3", copies=2)
+    with pytest.raises(ExecutorError, match="2 MTP modules: needed is one"):
+        load_drafter("mtp", target)
+    path = tmp_path / "own" / "config.json"
+    config = json.loads(path.read_text())
+    config["transformer_layer_config"]["rms_norm_eps"] = 0.5
+    path.write_text(json.dumps(config))
+    with pytest.raises(ExecutorError, match=r"rms_norm_eps 0\.5 must be the target's"):
+        load_drafter(tmp_path / "own", target)
+    target.model.config._name_or_path = ""
+    with pytest.raises(UsageError, match="MTP is read from the folder of the target"):
+        load_drafter("mtp", target)
+
+
+def test_the_loss_weighs_steps_as_fastmtp_does():
+    recipe = recipes()["fastmtp"]
+    powers = [0.6**k for k in range(3)]
+    assert [recipe.weight(k) for k in (1, 2, 3)] == pytest.approx([power / sum(powers) for power in powers])
+    target = family("qwen3_next").target()
+    drafter = fresh_drafter(recipe, target)
+    assert all(bool(value.isfinite().all()) for value in drafter.state_dict().values())
+
+
+def test_mimo_s_folder_holds_qwen_s_biases_and_the_target_s_tables(tmp_path):
+    target, drafter = with_module(tmp_path, "llama")
+    save_drafter(tmp_path / "mimo", drafter, dtype="float32", meta={}, target=target, layout="vllm-mimo")
+    tensors = load_file(tmp_path / "mimo" / "model.safetensors")
+    assert not tensors["model.mtp_layers.0.self_attn.q_proj.bias"].any()
+    torch.testing.assert_close(tensors["lm_head.weight"], target.head.weight.detach())
+    assert json.loads((tmp_path / "mimo" / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    other, experts = with_module(tmp_path / "experts", "deepseek_v3")
+    with pytest.raises(ExecutorError, match="vllm-mimo has layers of Llama and Qwen2 alone"):
+        save_drafter(tmp_path / "no", experts, dtype="float32", meta={}, target=other, layout="vllm-mimo")
+
+
+def test_its_level_reads_a_layer_with_the_experts_that_a_token_picks():
+    config = family("deepseek_v3").model.config.to_dict()
+    shape, level = Shape.from_config(config), drafter_shape(config, kind="mtp").level
+    assert level.weights == shape.layer_groups[-1].products(active=True) + shape.hidden * (
+        2 * shape.hidden + shape.vocab
+    )
+    assert assumptions(None, drafter_shape(config, kind="mtp"), kind="mtp", target=shape) == []

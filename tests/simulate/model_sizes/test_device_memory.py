@@ -1,0 +1,84 @@
+"""The memory that models take, and the batch that is left room: by hand, and as published by those who served them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from simulate.model_sizes.device_memory import DeviceMemory
+from simulate.model_sizes.drafter_kinds import DrafterShape, no_work
+from simulate.model_sizes.forward_pass import Forward
+from simulate.model_sizes.hf_config import text_part
+from simulate.model_sizes.layer_groups import LayerAttention
+from simulate.model_sizes.model_shape import Shape
+from treeopt.storage.atomic_files import shipped
+
+MODELS = json.loads(shipped("model_configs.json").read_text("utf-8"))["models"]
+H20 = 96 * 2**30
+
+
+def memory(cost, *, heads=1, context=None):
+    sizes = {name: getattr(cost, name) for name in ("devices", "weight_bytes", "draft_bytes", "kv_bytes")}
+    context = cost.context if context is None else context
+    return DeviceMemory.of(cost.target, cost.drafter, context=context, heads=heads, **sizes)
+
+
+def weights(cost, **how):
+    both = memory(cost, **how)
+    return both.weights + both.drafter
+
+
+def sequence(cost, **how):
+    both = memory(cost, **how)
+    return both.sequence + both.drafted
+
+
+def test_room_is_what_weights_leave():
+    both = DeviceMemory(weights=50, drafter=8, sequence=2, drafted=1, snapshot=1, total=100, share=1.0)
+    assert (both.batch(), both.batch(1), both.batch(3)) == (25, 10, 7)
+    assert replace(both, total=52).batch(1) == 0
+    assert replace(both, total=None).batch() is None
+
+
+def decoder(layers, kv_heads, head_dim, weights):
+    """A drafter's layers, of which only weights and cached numbers matter."""
+    kept = LayerAttention(kv_heads, kv_heads, head_dim, head_dim, 2 * head_dim)
+    return DrafterShape(Forward(((1, weights, 1),), layers=layers, attention=((layers, kept),)))
+
+
+def test_a_drafter_and_states_take_a_quarter_of_the_pool():
+    """vllm-project/recipes#839: 1,559,405 tokens with MTP of 3, 1,156,401 with DFlash2 of 7, contexts of 256,000.
+
+    Qwen3.8-27B in fp8 on an H20; its layers are those of Qwen3.5-27B: 48 linear, 16 whole, 64 KiB a token in bf16, and
+    its DFlash2 drafter has 5 layers of 20 KiB together (450,060 tokens in 27.5 and 8.6 GiB, sgl-project/sglang#40665).
+    The pool of 1.56 M tokens fits the card only if keys and values are fp8's. Weights of both drafters by their layers;
+    nothing is fitted. The pools themselves are 12 % too large: activations and graphs are not counted.
+    """
+    quantised = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    target = Shape.from_config({**text_part(MODELS["Qwen/Qwen3.5-27B"]), **quantised}, as_stored=True)
+    layer = 3 * 5120 * 17408  # its MLP
+    mtp = decoder(1, 4, 256, layer + 5120 * (3 * 24 + 2 * 4) * 256 + 2 * 5120**2)
+    dflash = decoder(5, 8, 128, 5 * (layer + 5120 * (2 * 32 + 2 * 8) * 128) + 5 * 5120**2)
+    place = {"context": 256_000, "kv_bytes": 1.0, "total": H20}
+    pools = []
+    for drafter, nodes, draft_bytes in ((mtp, 3, 1.0), (dflash, 7, 2.0)):
+        both = DeviceMemory.of(target, drafter, draft_bytes=draft_bytes, **place)
+        room = both.share * both.total - both.weights - both.drafter
+        pools.append(256_000 * room / (both.sequence + both.drafted + nodes * both.snapshot))
+    assert pools[1] / pools[0] == pytest.approx(1_156_401 / 1_559_405, rel=0.02)
+    assert pools == pytest.approx([1_559_405, 1_156_401], rel=0.15)
+
+
+def test_states_of_those_that_run_alone():
+    """vllm-project/vllm#57261: 635,699 tokens, 729,088 if only 8 running requests keep states for 3 drafted tokens.
+
+    GLM-5.3-Flash, 4 devices, contexts of 32,768, a pool of 873 x 14,611,968 bytes on each; the MTP layer keeps as much
+    as one of the 11 latent ones. vLLM pads states to pages (19 % more) and keeps one more for prefixes.
+    """
+    target = Shape.from_config(MODELS["zai-org/GLM-5.3-Flash"])
+    both = DeviceMemory.of(target, no_work(), context=32_768, devices=4)
+    kept = both.sequence + (both.sequence - both.snapshot) / 11
+    pool = 873 * 14_611_968
+    every, running = pool / (kept + 3 * both.snapshot), (pool - 8 * 3 * both.snapshot) / kept
+    assert running / every == pytest.approx(729_088 / 635_699, rel=0.02)
+    assert [32_768 * every, 32_768 * running] == pytest.approx([635_699, 729_088], rel=0.15)

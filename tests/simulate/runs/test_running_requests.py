@@ -1,0 +1,42 @@
+"""Distributions of running requests, from tables and metrics."""
+
+import pytest
+
+from simulate.runs.running_requests import LOADS, read_running
+from treeopt.errors import UsageError
+
+HISTOGRAM = """# TYPE vllm:iteration_tokens_total histogram
+vllm:iteration_tokens_total_bucket{engine="0",le="1.0"} 10.0
+vllm:iteration_tokens_total_bucket{engine="0",le="8.0"} 30.0
+vllm:iteration_tokens_total_bucket{engine="0",le="+Inf"} 40.0
+"""
+FORMS = {
+    "requests,share\n4, 1\n0,5\n16,3\n": {4: 0.25, 16: 0.75},
+    "vllm:num_requests_running{m='a'} 8.0\nvllm:num_requests_running{m='a'} 2\n": {2: 0.5, 8: 0.5},
+    "sglang:num_running_reqs 3\nother 7\n": {3: 1.0},
+    HISTOGRAM: {1: 0.25, 5: 0.5, 8: 0.25},
+}
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_every_form(tmp_path, text):
+    (tmp_path / "f").write_text(text)
+    found = read_running(tmp_path / "f")
+    if text is HISTOGRAM:  # the middle of 2 to 8 is 5; beyond the last edge it counts as that
+        assert found == pytest.approx(FORMS[text])
+    assert found == FORMS[text]
+
+
+def test_many_loads_are_joined_to_a_few_with_the_same_mean(tmp_path):
+    (tmp_path / "f").write_text("requests,share\n" + "".join(f"{n},1\n" for n in range(1, 201)))
+    found = read_running(tmp_path / "f")
+    assert len(found) == LOADS
+    assert sum(found.values()) == pytest.approx(1)
+    assert sum(n * share for n, share in found.items()) == pytest.approx(100.5, abs=0.5)
+
+
+@pytest.mark.parametrize("text", ["", "requests,share\nx,1\n", "requests,time\n1,1\n", "vllm:num_requests_running 0\n"])
+def test_others_are_refused_with_what_is_wanted(tmp_path, text):
+    (tmp_path / "f").write_text(text)
+    with pytest.raises(UsageError, match=r"f: (must hold running requests|is no distribution)"):
+        read_running(tmp_path / "f")

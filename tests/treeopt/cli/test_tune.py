@@ -1,0 +1,97 @@
+"""`treeopt tune` against servers that run here, which accept a known number of tokens and take the same time a step."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.helpers.command_line import done, error_of, run
+from tests.treeopt.cli.test_engine_commands import MODELS, PROMPTS, servers
+from treeopt.plans.plan_json import load_plan
+from treeopt.results.tuning import ENTRY
+from treeopt.traces.trace import load_trace
+
+TUNE = ["tune", *MODELS, *PROMPTS, "--requests", "16", "--new-tokens", "40", "--batch", "1,2"]
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tune") / "out"
+    with servers(0, 1, 3) as words:
+        done(*TUNE, *words, "--output", folder)
+    return folder
+
+
+def test_the_length_that_commits_the_most_per_step_is_chosen(output):
+    record = json.loads((output / "tuning.json").read_text("utf-8"))
+    assert record["decided"]
+    chosen = {cell["batch"]: cell for cell in record["cells"] if cell["state"] == "chosen"}
+    assert {batch: cell["drafted"] for batch, cell in chosen.items()} == {1: 3, 2: 3}
+    assert all(cell["speedup"]["low"] > 1 for cell in chosen.values())
+    assert {cell["drafted"] for cell in record["cells"]} == {0, 1, 3}
+    assert ENTRY.of_record(record) == record
+
+
+def test_plan_trace_profile_and_page_are_written_and_fit_the_choice(output):
+    names = {path.name for path in output.iterdir()}
+    assert names == {"tuning.json", "plan.json", "profile.json", "trace.npz", "page.html"}  # openai has no export
+    plan = load_plan(output / "plan.json")
+    assert [entry.choice.tree.nodes for entry in plan.entries] == [3, 3]
+    assert load_trace(output / "trace.npz").depth == 3
+    assert "Which draft length is the fastest?" in (output / "page.html").read_text("utf-8")
+
+
+def test_a_finished_result_is_replaced_only_when_told(output):
+    with servers(0, 1) as words:
+        assert "give --force" in error_of(run(*TUNE, *words, "--output", output))
+
+
+def test_one_server_alone_says_what_is_missing(tmp_path):
+    with servers(3) as words:
+        said = error_of(run(*TUNE, *words, "--output", tmp_path / "out"))
+    assert "a comparison needs a server without speculation" in said
+    assert not (tmp_path / "out" / "tuning.json").exists()
+
+
+def test_a_dry_run_starts_nothing():
+    said = run(
+        *TUNE, "--engine", "openai", "--url", "0=http://127.0.0.1:9", "--url", "2=http://127.0.0.1:9", "--dry-run"
+    )
+    assert said.exit_code == 0
+    assert "launches: " in said.stdout
+    assert "lengths 0, 2 at batch 1, 2" in said.stdout
+
+
+@pytest.mark.slow
+def test_an_interrupted_command_resumes(tmp_path):
+    command = [sys.executable, "-m", "treeopt", *TUNE, "--output", str(tmp_path / "out")]
+    work = tmp_path / "out" / "tuning.json.work"
+    with servers(0, 1) as words:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        with subprocess.Popen([*command, *words], env=environment, stderr=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + 60
+            while not (work.exists() and work.read_bytes().count(b"\n") > 3) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+        before = work.read_bytes().count(b"\n") - 1
+        assert before >= 3
+        done(*TUNE, *words, "--output", tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "tuning.json").read_text("utf-8"))
+    assert record["meta"]["settings"] > before
+    assert not work.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "tune needs --engine"),
+        (["--engine", "openai", "--url", "0=http://a"], "a comparison needs"),
+        (["--budget", "soon", "--engine", "openai"], "is not a time such as 900, 15m or 1h"),
+    ],
+)
+def test_settings_that_do_not_go_together(tmp_path, words, message):
+    assert message in error_of(run(*TUNE, *words, "--output", tmp_path / "out"))
