@@ -45,7 +45,7 @@ class WhatIfSettings(Settings):
     kind: str | None = setting(
         None,
         choices=DRAFTERS,
-        otherwise=f"suffix decoding, MLP speculators and others have no price: {OWN_SWEEP}",
+        otherwise=f"MLP speculators, Gemma 4's assistants and others have no price: {OWN_SWEEP}",
         help="Kind of drafter; default as its configuration states, else as recorded in the trace.",
     )
     batch: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64), least=1, help="Batch sizes; 1-64 doubles from 1 to 64.")

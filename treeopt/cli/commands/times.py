@@ -33,12 +33,14 @@ def times(table: Path, device: str, context: str | None, output: Path, *, force:
     a request's outputs), or committed (tokens per request and step) with tokens_s (all requests) or tpot_ms. Every
     batch size needs lines with 0 and 1 drafted tokens. `treeopt export --replay` makes the engine accept what a trace
     accepts while it is measured. The profile covers chains only: give `search` the engine's name.
+    TABLE may also be the cost table of SGLang's DSpark planner (JSON), whose steps all draft, plain ones too.
     """
     output_files.check_output(output, force=force)
     from simulate.profiles.engine_times_csv import read_times
     from simulate.profiles.profile import save_profile
+    from simulate.profiles.sglang_cost_table import read_cost_table
 
-    profile = read_times(table, device=device, context=_range(context))
+    profile = read_cost_table(table, device=device) or read_times(table, device=device, context=_range(context))
     save_profile(profile, output)
     printing.warn(profile.doubts)
     sizes = ", ".join(dict.fromkeys(str(times.batch) for times in profile.batches))
