@@ -10,5 +10,6 @@
   separate drafting.
 * `engine_times_csv`: step times of an inference engine, read from a CSV table.
 * `benchmark_results`: results of engines' own benchmarks, as rows of such a table.
+* `sglang_cost_table`: the cost table of SGLang's DSpark planner, written and read.
 * `find_profile`: the profile of the same target and drafter, beside the trace or shipped with treeopt.
 """

@@ -35,12 +35,15 @@ def times(tables: tuple[Path, ...], device: str, context: str | None, output: Pa
     and of SGLang's bench_speculative and bench_one_batch are read as such lines. `treeopt export --replay` makes the
     engine accept what a trace accepts while it is measured. The profile covers chains only: give `search` the engine's
     name.
+    TABLE may also be the cost table of SGLang's DSpark planner (JSON), whose steps all draft, plain ones too.
     """
     output_files.check_output(output, force=force)
     from simulate.profiles.engine_times_csv import read_times
     from simulate.profiles.profile import save_profile
+    from simulate.profiles.sglang_cost_table import read_cost_table
 
-    profile = read_times(*tables, device=device, context=_range(context))
+    profile = read_cost_table(tables[0], device=device) if len(tables) == 1 else None
+    profile = profile or read_times(*tables, device=device, context=_range(context))
     save_profile(profile, output)
     printing.warn(profile.doubts)
     sizes = ", ".join(dict.fromkeys(str(times.batch) for times in profile.batches))
