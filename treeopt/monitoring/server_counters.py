@@ -65,6 +65,4 @@ def totals_of(text: str, model: str | None) -> Totals:
         return sum((value for (key, _), value in samples.items() if key == name), 0.0)
 
     latency_s, outputs = summed(f"{names.latency}_sum"), summed(f"{names.latency}_count")
-    return Totals(
-        tuple(map(float, accepted)), steps, latency_s, outputs, summed(names.iterations), summed(names.finished)
-    )
+    return Totals(tuple(map(float, accepted)), steps, latency_s, outputs, summed(names.iterations), summed(names.ended))

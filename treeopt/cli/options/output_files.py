@@ -33,6 +33,7 @@ WRITTEN = (
     "plans",
     "tables",
     "table_file",
+    "cost_table",
     "textfile",
     "state",
 )
