@@ -2,8 +2,8 @@
 
 The tensors decide what a checkpoint is; its configuration is only read for what tensors cannot show.
 
-This file holds `load_drafter`, `save_drafter`, `trained_for`, `assumptions_of` and `warnings_of`; the
-others:
+This file holds `load_drafter`, `lookup_first`, `save_drafter`, `trained_for`, `assumptions_of` and `warnings_of`;
+the others:
 
 * `convert`: `python -m executor.checkpoints.convert`; OpenVINO, through optimum-intel in an environment of its own.
 * `optimum_worker`: the script that this environment's Python runs.
@@ -20,6 +20,7 @@ from executor.checkpoints.tensors.layer_config import with_model_fields
 from executor.checkpoints.tensors.lazy_tensors import facts_of
 from executor.checkpoints.tensors.write_tensors import write
 from executor.drafters.base.drafter import Drafter
+from executor.drafters.combined.drafter import Combined
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.load_hf_model import check_finite, dtype_name, load_target
 from executor.target.packed_linears import pack_where_it_fits
@@ -36,8 +37,8 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
 
     Args:
         path: a folder, or one file, of a kind of drafter, or the folder of a whole language model; or a name in its
-            place, such as `prompt-lookup`, `prompt-lookup:5` and `prompt-lookup:vllm:2-4` (see
-            `executor.drafters.prompt_lookup`).
+            place, such as `prompt-lookup`, `prompt-lookup:vllm:2-4`, `suffix:8` and `mtp`; or a name of a lookup that
+            may propose nothing, and after `+` the drafter of those steps, such as `suffix:8+DIR`.
         target: the model that it drafts for.
         packed: see `load_target`.
 
@@ -45,6 +46,9 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
         ExecutorError: no drafter at `path`, an unknown layout, or tensors that do not fit the target; names the keys.
         UsageError: a name that is not valid, such as prompt lookup of an unknown engine.
     """
+    first, plus, second = str(path).partition("+")
+    if plus and kind_of_name(first) is not None:
+        return Combined(lookup_first(first, target), load_drafter(second, target, packed=packed))
     if (named := kind_of_name(str(path))) is not None:
         made: Drafter = load(named.named)(str(path), target)
         return made
@@ -67,6 +71,18 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
     if packed:
         pack_where_it_fits(drafter)
     return _with_name(drafter, path)
+
+
+def lookup_first(name: str, target: Target) -> Drafter:
+    """Return the lookup of a combination.
+
+    Raises:
+        UsageError: the drafter of that name always proposes something.
+    """
+    first = load_drafter(name, target)
+    if not first.abstains or first.taps is not None:
+        raise UsageError(f"{name}+...: {first.kind} always drafts: needed is suffix or prompt-lookup:ENGINE")
+    return first
 
 
 def _with_name(drafter: Drafter, path: Path | str) -> Drafter:

@@ -5,6 +5,7 @@ The target is loaded, since checkpoints are checked against it, and some layouts
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -137,7 +138,8 @@ def export_openvino(
     with tempfile.TemporaryDirectory(prefix="treeopt-openvino-") as scratch:
         file = Path(scratch) / "job.json"
         file.write_text(json.dumps(job | {"dtype": TYPES[dtype], "layers": layers}), "utf-8")
-        words = [python, str(Path(optimum_worker.__file__)), str(file)]
+        found = os.path.abspath(python) if os.sep in python else python  # the export runs in another folder
+        words = [found, str(Path(optimum_worker.__file__)), str(file)]
         try:
             done = subprocess.run(  # noqa: S603 - the interpreter that the user named
                 words, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=scratch

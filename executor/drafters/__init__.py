@@ -11,5 +11,7 @@
 * `dspark/`: DSpark, the same with a Markov head.
 * `language_model/`: a small language model.
 * `ngram/`: n-gram counts.
+* `suffix/`: suffix decoding.
+* `combined/`: a lookup, and a model where it proposes nothing.
 * `prompt_lookup/`: prompt lookup, as treeopt and as engines have it.
 """

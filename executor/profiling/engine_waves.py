@@ -26,6 +26,7 @@ from treeopt.errors import EngineError, UsageError, counted
 from treeopt.policies import DynamicTree
 from treeopt.policies import settings as settings_of
 from treeopt.replay.static_tree import ALL_STEPS
+from treeopt.tree import Tree
 
 WAVES = 4  # runs of a full batch per configuration and round, at least
 LEAST = 24  # steps of a row that a round times, at least
@@ -56,7 +57,7 @@ class EngineWaves:
         self.runner, self._prompts = runner, prompts
         self.settings = replace(settings, max_depth=depth, rounds=rounds)
         self._launched: Any = None
-        self.ranked = chain_configurations(
+        every = chain_configurations(
             settings.batch,
             settings.context or (None,),
             max_nodes=settings.max_nodes,
@@ -64,6 +65,7 @@ class EngineWaves:
             policies=settings.policies,
         )
         runner.concurrency = largest = max(settings.batch)
+        self.ranked = [one for one in every if not isinstance(one[1].tree, Tree) or not runner.why_not(one[1].tree, 1)]
         runner.expect(configuration.tree for _, configuration in self.ranked)
         if len(prompts) < largest:
             raise UsageError(f"batch {largest} needs as many prompts, got {len(prompts)}")

@@ -1,6 +1,7 @@
 """An inference engine as a runner: its driver's steps, timed while all rows are busy, and kept by request."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,7 @@ from treeopt.storage.provenance import this_run
 from treeopt.tree import Tree
 
 WARM_UP = 8  # tokens
+SEEN, OFTEN = 100, 0.1  # steps, and the share that ends at one depth, from which no step beyond it is noticed
 ABSURD = 5.0  # a step that takes so many times the median one was interrupted: it is not timed
 UNTIMED = "in no wave do two steps lie between the last prefill and the first end: decode more tokens"
 LOG = logging.getLogger("treeopt")
@@ -45,6 +47,7 @@ class EngineRunner(Runner):
             models: names and hashes of the models that the engine loads.
         """
         self._make, self._models = make, models or {}
+        self._accepted: dict[Draft, Counter[int]] = {}  # steps of each draft by accepted tokens
 
     @cached_property
     def driver(self) -> Driver:
@@ -73,7 +76,9 @@ class EngineRunner(Runner):
         """Return why the engine does not draft this at a batch size, None if it does."""
         draft, name, most = draft_of(shape), self.name, self.driver.tree_requests
         if isinstance(draft, int):
-            return None
+            urls = self.driver.meta.get("urls")
+            known = urls is None or str(draft) in urls
+            return None if known else f"--url names no server for a draft of {draft}"
         if most == 0:
             return f"{name} runs chains alone: search with --for an engine of chains, or give --shapes chain:N"
         if draft is None:
@@ -126,6 +131,8 @@ class EngineRunner(Runner):
             steps, again = self._wave(wave, shape)
             waves.add(steps, [len(prompt) for prompt in prompts], first=requests.first + first)
             waves.repeated += again
+        accepted = (size - 1 for request in waves.requests for size in request.committed)
+        self._accepted.setdefault(draft_of(shape) or 0, Counter()).update(accepted)
         return waves.run()
 
     def _wave(self, requests: Sequence[EngineRequest], shape: Shape) -> tuple[list[EngineStep], bool]:
@@ -149,8 +156,18 @@ class EngineRunner(Runner):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop what the driver started."""
+        """Stop what the driver started, and warn of drafts that are shorter than stated."""
         self.driver.__exit__(kind, error, trace)
+        for draft, counts in self._accepted.items():
+            longest, steps = max(counts), counts.total()
+            if isinstance(draft, int) and longest < draft and steps >= SEEN and counts[longest] >= OFTEN * steps > 0:
+                LOG.warning(
+                    "draft of %d: none of %d steps accepted more than %d: does the engine draft as many as stated?",
+                    draft,
+                    steps,
+                    longest,
+                )
+        self._accepted.clear()
 
 
 @dataclass

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
-from simulate.roofline.data_sheets import MOST, Hardware, load_hardware
+from simulate.roofline.data_sheets import MOST, ROWS_ERROR, Hardware, load_hardware
 from simulate.roofline.forward_time import Kernels, Split
 from simulate.roofline.host_overhead import Overheads
 from treeopt.cost_model import CostParts, StepShape
@@ -50,6 +50,7 @@ class Roofline:
         committed: tokens per sequence that a step commits where a shape does not state them: the drafter reads them
             first, and their keys and values are moved.
         captured: rows for which CUDA graphs were captured, rising; a target's forward is padded to the next.
+        observed_rows: rows of the largest step that the model was shifted to, whose error the overheads state; 0: none.
 
     Raises:
         CostError: constants of the device or of its interconnect are not known, or a size is out of range.
@@ -68,6 +69,7 @@ class Roofline:
     captured: tuple[int, ...] = ()
     draft_bytes: float = 2.0
     devices: int = 1
+    observed_rows: int = 0
 
     def __post_init__(self) -> None:
         """Check the sizes, and that constants are known."""
@@ -213,8 +215,11 @@ class Roofline:
 
     def error(self, shape: StepShape) -> float:
         """Return the stated errors of device and engine together; see `stated_error` and `Overheads.error`."""
+        rows = shape.batch * shape.tokens
+        if self.observed_rows:
+            return self.overheads.error + ROWS_ERROR * math.log2(max(1, rows / self.observed_rows))
         experts = bool(self.forward.routed or self.drafter.level.routed)
-        device = self.kernels.error(shape.batch * shape.tokens, experts=experts, devices=self.devices)
+        device = self.kernels.error(rows, experts=experts, devices=self.devices)
         return math.hypot(device, self.overheads.error)
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:

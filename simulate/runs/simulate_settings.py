@@ -13,6 +13,9 @@ from treeopt.plans.plan import Plan
 from treeopt.settings import Settings, group, setting
 from treeopt.tree import Tree
 
+ADAPTIVE_S = 0.001
+ADAPTIVE = "Seconds that adaptive verification adds to each step by its own work; 1 ms in vLLM on MI355X (#52362)."
+
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateSettings(Settings):
@@ -24,9 +27,7 @@ class SimulateSettings(Settings):
     )
     length: str | None = setting(None, help=f"Draft lengths of a chain, in place of a tree: {FORMS}.")
     hysteresis: int = setting(0, least=0, help="Requests by which a schedule of --length changes back later.")
-    adaptive_s: float = setting(
-        0.0, least=0, most=1, help="Seconds that adaptive verification adds to each step by its own work."
-    )
+    adaptive_s: float = setting(ADAPTIVE_S, least=0, most=1, help=ADAPTIVE)
     batch: int | None = setting(None, least=1, help="Maximum number of requests decoded together; default the plan's.")
     prompts: PromptSettings = group(PromptSettings)
     pad: bool = setting(
@@ -67,10 +68,16 @@ class VerdictSettings(Settings):
         form="file",
         help="The distribution of running requests: a table `requests,share`, or scrapes of a server's /metrics.",
     )
-    prompts: PromptSettings = group(PromptSettings)
-    adaptive_s: float = setting(
-        0.0, least=0, most=1, help="Seconds that adaptive verification adds to each step by its own work."
+    arms: Path | None = setting(
+        None,
+        form="file",
+        help="In place of a profile, two measured arms: a table batch,drafted,tokens_s with drafted 0 and one length.",
     )
+    cost_table: Path | None = setting(
+        None, form="file", help="Also write the step times to this file, as the cost table of SGLang's DSpark planner."
+    )
+    prompts: PromptSettings = group(PromptSettings)
+    adaptive_s: float = setting(ADAPTIVE_S, least=0, most=1, help=ADAPTIVE)
     pad: bool = setting(True, option="--pad/--no-pad", help="Price batch sizes below the profile's smallest as that.")
     seed: int = defaults.seed()
 

@@ -14,9 +14,9 @@ import numpy as np
 from simulate.profiles.profile import Profile
 from simulate.runs.batch_record import run_conditions
 from simulate.runs.draft_lengths import chain_tau, fixed_speeds, times_of
-from simulate.runs.length_server import LengthDecoding, enough_rounds, length_decoding, run_lengths
+from simulate.runs.length_server import LengthDecoding, length_decoding, run_lengths
 from simulate.runs.run_costs import PAD, PromptSettings
-from simulate.runs.timeline import Floats, Ints, Timeline
+from simulate.runs.timeline import Ints, Timeline
 from treeopt.cost_model import StepShape
 from treeopt.errors import UsageError
 from treeopt.replay.sampled_rules import ranks_for_trees
@@ -29,48 +29,33 @@ from treeopt.traces.trace_checks import MISSED
 from treeopt.tree import Tree
 
 NEAR = 0.03  # of the fastest: as good
-TURNS = 4  # requests per row
+TURNS = 8  # requests per row
 MOST = 5000  # tokens per row that are simulated, about
 TEXTS, TOKENS = 200, 128  # of a trace that is made up
+CONCENTRATION = 2.0  # a + b of the law of a drafted token's probability; from vllm#52362 (docs/results/adaptive.md)
 ASSUMED = (
-    "the trace has no confidences: steps are taken to differ as acceptance by position implies (a beta law of the "
-    "probability that a drafted token is right), and the drafter to know its step's probability; the interval of "
-    "adaptive verification reaches from no knowledge to knowing every token"
+    "the trace has no confidences: drafted tokens are taken to be right with a probability that the drafter knows, of "
+    f"a beta law with a + b = {CONCENTRATION:g} and the mean of their position; the interval of adaptive verification "
+    "reaches from no knowledge to knowing every token"
 )
 
 
-def beta_law(survival: Sequence[float]) -> tuple[float, float]:
-    """Return a and b of the beta law of p for which E[p^k] is nearest to P(the first k drafts are accepted).
-
-    >>> a, b = beta_law([0.75, 0.6, 0.5])  # (a + i) / (a + b + i) multiplied for i < k
-    >>> round(a, 2), round(b, 2)
-    (3.0, 1.0)
-    """
-    from scipy.optimize import least_squares
-
-    i = np.arange(len(survival))
-
-    def missed(logs: Floats) -> Floats:
-        a, b = np.exp(logs)
-        return np.asarray(np.cumprod((a + i) / (a + b + i)) - survival)
-
-    a, b = np.exp(least_squares(missed, (1.0, 0.0), bounds=(-7, 12)).x)
-    return float(a), float(b)
-
-
 def with_assumed_confidences(trace: Trace, seed: int) -> Trace:
-    """Return a made-up trace whose steps differ as acceptance by position along the walk implies, see `ASSUMED`."""
+    """Return a made-up trace with the acceptance by position of the walk along a trace, and confidences; see `ASSUMED`.
+
+    The probability p that a drafted token is right, the ones before it being right, follows a beta law whose mean is
+    the rate of its position; the confidence is p.
+    """
     depth, rng = trace.depth, np.random.default_rng(seed)
-    counts = replay_tree(Tree.chain(depth), trace).accepted_counts
-    survival = counts[::-1].cumsum()[::-1][1:] / counts.sum()
-    p = rng.beta(*beta_law(survival.tolist()), TEXTS * TOKENS)
-    accepted = np.logical_and.accumulate(rng.random((len(p), depth)) < p[:, None], axis=1)
+    reached = replay_tree(Tree.chain(depth), trace).accepted_counts[::-1].cumsum()[::-1]
+    rates = (reached[1:] / np.maximum(reached[:-1], 1)).clip(1e-3, 1 - 1e-3)
+    p = rng.beta(CONCENTRATION * rates, CONCENTRATION * (1 - rates), (TEXTS * TOKENS, depth))
     return trace_from_ranks(
-        np.where(accepted, np.int16(0), np.int16(MISSED)),
+        np.where(rng.random(p.shape) < p, np.int16(0), np.int16(MISSED)),
         [TOKENS] * TEXTS,
         width=1,
         meta={**trace.meta, "confidence": "head"},
-        confidence=np.repeat(p[:, None], depth, axis=1).astype(np.float16),
+        confidence=p.astype(np.float16),
     )
 
 
@@ -92,6 +77,7 @@ def compare_lengths(
     *,
     pad: bool = True,
     seed: int = 0,
+    fixed: int | None = None,
     **lengths: Any,
 ) -> dict[str, Any]:
     """Compare the four configurations at each load; return the verdict as JSON values.
@@ -103,6 +89,7 @@ def compare_lengths(
         asked: lengths and prefill times of prompts.
         pad: batch sizes below the profile's smallest cost what that does.
         seed: of the split and of drawn ranks.
+        fixed: the fixed length; None: the best one.
         lengths: settings of `length_decoding`.
 
     Raises:
@@ -122,8 +109,10 @@ def compare_lengths(
     tau = chain_tau(ranks_for_trees(fit, [Tree.chain(1)], seed), probe.rule().depth)
     speeds = {n: fixed_speeds(tau, times(n, None), n) for n in loads}
     weights = [share or 1.0 for share in loads.values()]
-    fixed = 1 + int(np.argmax(sum(w * np.log(s[1:] / s[0]) for w, s in zip(weights, speeds.values(), strict=True))))
-    longest = max(1, *(int(np.argmax(s)) for s in speeds.values()))
+    if fixed is None:
+        gains = (w * np.log(s[1:] / s[0]) for w, s in zip(weights, speeds.values(), strict=True))
+        fixed = 1 + int(np.argmax(sum(gains)))
+    longest = max(fixed, *(int(np.argmax(s)) for s in speeds.values()))
     records = []
     for n, share in loads.items():
         texts = {"none": "none", "fixed": f"fixed:{fixed}", "schedule": f"fixed:{int(np.argmax(speeds[n]))}"}
@@ -133,7 +122,7 @@ def compare_lengths(
         some, arms = _evenly(held, MOST * n), dict[str, _Arm]()
         for name, text in texts.items():
             decoding, _ = length_decoding(some, text, profile, rows=n, **how)
-            rounds = enough_rounds(some.requests, n, TURNS)
+            rounds = math.ceil(TURNS * n / some.requests)
             timeline = run_lengths(decoding, asked.on(some, profile), batch=n, rounds=rounds)
             arms[name] = _Arm(name, text, timeline, _drafting(timeline, decoding))
         records.append(_load(n, share, arms, profile, fixed, some))

@@ -5,5 +5,6 @@
 * `unmeasured_profiles`: profiles of a device predicted by a roofline, or carried over from another device.
 * `whatif_record`: the result as JSON values: a cell for each device, context and batch size, limits, conditions.
 * `whatif_settings`: the settings of the question: devices, models, sizes of numbers, limits.
+* `observed_steps`: step times that a user observed, and the model shifted to them.
 * `priced_devices`: the cost models of a question, for each device and context.
 """

@@ -15,6 +15,7 @@ from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import Hardware, Link, checked, constants_of, find_hardware, own_hardware
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
+from simulate.whatif.observed_steps import Observed, shifted
 from simulate.whatif.scenarios import Place
 from simulate.whatif.unmeasured_profiles import transfer
 from simulate.whatif.whatif_settings import PRICES, Config, WhatIfSettings
@@ -185,10 +186,12 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
             name = "-".join(devices.device.name.lower().split())
             raise CostError(f"{option} {devices.count}x{name}: {error}") from error
 
-    places = []
+    places, observed = [], [Observed.parse(text) for text in settings.observed]
     for counted in devices:
         for context in settings.context:
             model = roofline(counted)
+            if observed:
+                model = shifted(replace(model, context=settings.context[0]), observed)
             cost = None
             if profile is not None:
                 cost = transfer(profile, measured_on=roofline(source[0], "--measured-on"), to=model, context=context)

@@ -45,12 +45,17 @@ class WhatIfSettings(Settings):
     kind: str | None = setting(
         None,
         choices=DRAFTERS,
-        otherwise=f"suffix decoding, MLP speculators and others have no price: {OWN_SWEEP}",
+        otherwise=f"MLP speculators, Gemma 4's assistants and others have no price: {OWN_SWEEP}",
         help="Kind of drafter; default as its configuration states, else as recorded in the trace.",
     )
     batch: tuple[int, ...] = setting((1, 2, 4, 8, 16, 32, 64), least=1, help="Batch sizes; 1-64 doubles from 1 to 64.")
     context: tuple[int, ...] = setting(
         (WHATIF_CONTEXT,), least=0, form="context lengths", help="Tokens in the cache; 8k is 8192."
+    )
+    observed: tuple[str, ...] = setting(
+        (),
+        help="A step's time in your engine, such as batch=1,K=0:8.1ms (K=0: a plain step); give one with drafts too: "
+        "the model is shifted to them.",
     )
     profile: Profile | Path | str | None = setting(None, help="Step times measured on another device.")
     measured_on: str | None = setting(None, help="The device that --profile was measured on.")
@@ -120,6 +125,8 @@ class WhatIfSettings(Settings):
         """Raise UsageError where a setting lacks the one that it belongs to."""
         if (self.profile is None) != (self.measured_on is None):
             raise UsageError("--profile and --measured-on need each other")
+        if self.observed and (len(self.hardware) > 1 or self.profile is not None):
+            raise UsageError("--observed is of one device: give one --hardware, and no --profile")
         if self.engine_version is not None and self.engine is None:
             raise UsageError("--engine-version needs --for")
         if self.link and len(self.link) != 2:
@@ -133,10 +140,8 @@ class WhatIfSettings(Settings):
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings as the record holds them, without models and step times, which it names elsewhere."""
-        names = "kind batch context prices engine engine_version measured_on bandwidth flops memory like weight_bytes"
-        fields = {
-            name: getattr(self, name)
-            for name in f"{names} draft_bytes kv_bytes spread seed max_nodes max_depth".split()
-        }
+        names = "kind batch context prices engine engine_version observed measured_on bandwidth flops memory like"
+        names += " weight_bytes draft_bytes kv_bytes spread seed max_nodes max_depth"
+        fields = {name: getattr(self, name) for name in names.split()}
         link = ",".join(f"{number:g}" for number in self.link) or None
         return fields | {"link": link, "compare": {}}

@@ -91,7 +91,7 @@ def test_an_option_takes_the_name_of_another_packages_entry(monkeypatch):
         assert EntryName(DRAFTERS).convert("parrot", None, None) == "parrot"
         with pytest.raises(click.BadParameter, match="'macaw' is not one of"):
             EntryName(DRAFTERS).convert("macaw", None, None)
-    with pytest.raises(UsageError, match=r"^kind must be one of dflash, .*, got 'macaw': suffix decoding, "):
+    with pytest.raises(UsageError, match=r"^kind must be one of combined, .*, got 'macaw': MLP speculators, "):
         WhatIfSettings(target=Path("t"), hardware=("h100",), kind="macaw")
 
 

@@ -1,12 +1,13 @@
 """`treeopt.verdict`: which draft lengths pay, by the number of running requests."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simulate.runs.simulate_settings import VerdictSettings
 from treeopt.api.file_loading import as_profile, as_trace
 from treeopt.api.messages import warn
 from treeopt.comparison.mismatch_warnings import model_warnings
+from treeopt.errors import UsageError
 from treeopt.results.kinds import Record
 from treeopt.settings import takes
 from treeopt.storage.provenance import assumption, this_run
@@ -39,19 +40,28 @@ def verdict(
         >>> record["loads"][0]["verdict"]
         'fixed'
     """
+    from simulate.profiles.measured_arms import SENTENCE, profile_of_arms
+    from simulate.profiles.sglang_cost_table import write_cost_table
     from simulate.runs.running_requests import read_running
     from simulate.runs.verdict_record import compare_lengths
 
     trace, trace_file = as_trace(trace)
+    how: dict[str, Any] = {name: getattr(settings, name) for name in ("pad", "adaptive_s", "seed")}
+    if settings.arms is not None:
+        if profile is not None:
+            raise UsageError("give one of --profile and --arms")
+        profile = profile_of_arms(settings.arms, trace)
+        how["fixed"] = profile.batches[0].deepest
     profile = as_profile(profile, trace, trace_file)
+    if settings.cost_table is not None:
+        write_cost_table(profile, settings.cost_table)
     warn(model_warnings("trace and profile", trace.meta, profile.meta))
     sizes = settings.batch or tuple(sorted({times.batch for times in profile.batches}))
     loads = dict.fromkeys(sizes) if settings.running is None else read_running(settings.running)
-    names = ("pad", "adaptive_s", "seed")
-    how = {name: getattr(settings, name) for name in names}
     record = compare_lengths(trace, profile, loads, settings.prompts, **how)
     caveats = profile.caveats(trace=trace.meta, batches=tuple(loads))
-    record["warnings"] = list(dict.fromkeys([*record["warnings"], *assumption(trace.meta), *caveats]))
+    arms = [] if settings.arms is None else [SENTENCE]
+    record["warnings"] = list(dict.fromkeys([*record["warnings"], *arms, *assumption(trace.meta), *caveats]))
     running = None if settings.running is None else settings.running.name
     record["meta"] = {
         "settings": settings.prompts.settings | {"batch": list(loads), "running": running} | how,

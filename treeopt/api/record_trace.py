@@ -9,7 +9,7 @@ from treeopt.api.messages import Progress, silent, warn
 from treeopt.api.run_models import Models, Prompts, Requests, Sampling, load_models, load_prompts
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.defaults import DRAWS, ENGINE_LENGTH
-from treeopt.errors import UsageError
+from treeopt.errors import EngineError, UsageError
 from treeopt.planning.search_warnings import position_warnings
 from treeopt.policies import DynamicTree
 from treeopt.settings import Settings, group, setting, takes
@@ -137,7 +137,13 @@ def collect(*, settings: CollectSettings, work: Path | None = None, progress: Pr
         "stop": requests.stop,
     }
     if engine.engine is not None:
-        how["texts"] = _EngineTexts(settings).written(requests, work, progress)
+        how["texts"] = written = _EngineTexts(settings).written(requests, work, progress)
+        size = target.vocabulary
+        outside = next((i for i, text in enumerate(written) if any(not 0 <= token < size for token in text)), None)
+        if outside is not None:
+            raise EngineError(
+                f"request {outside}: the engine wrote a token outside the target's {size}: does it run another model?"
+            )
         work = None  # it keeps the texts
     folder = settings.parts or (work if processes() == 1 else None)
     with parts_in(folder), progress("collecting", 2 * len(requests.tokens)) as advance:

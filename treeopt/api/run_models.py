@@ -41,7 +41,7 @@ class Models(Settings):
     drafter: Path | None = setting(
         None,
         help="Folder of the drafter, hf:org/name of the hub, prompt-lookup, or an engine's, such as "
-        "prompt-lookup:vllm:2-4.",
+        "prompt-lookup:vllm:2-4; suffix:8; mtp, the target's own; suffix:8+DIR, a lookup before a model.",
     )
     random_weights: bool = setting(
         False,

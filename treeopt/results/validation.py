@@ -80,7 +80,14 @@ def tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:
     if _drifted(record):
         text = "The machine's speed has changed since it was profiled, for trees perhaps by another factor."
         yield Line("warning", text)
+    if wide := [cell for cell in record["cells"] if any(_means_nothing(cell[side]["speedup"]) for side in SIDES)]:
+        places = ", ".join(f"{_named(cell['name'], cell)} at batch {cell['batch']}" for cell in wide)
+        yield Line("warning", f"Intervals that reach 0 or are wider than their value mean nothing: {places}.")
     yield from (Line("note", text) for text in _skipped(record))
+
+
+def _means_nothing(speedup: Mapping[str, float]) -> bool:
+    return speedup["low"] <= 0 or speedup["high"] - speedup["low"] > speedup["value"]
 
 
 def _best(record: Mapping[str, Any]) -> list[str]:

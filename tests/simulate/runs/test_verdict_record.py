@@ -6,7 +6,7 @@ import pytest
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.runs import verdict_record as verdict_record_module
 from simulate.runs.run_costs import PromptSettings
-from simulate.runs.verdict_record import beta_law, chosen, compare_lengths, with_assumed_confidences
+from simulate.runs.verdict_record import chosen, compare_lengths, with_assumed_confidences
 from tests.helpers.strategies import drawn_trace, with_lengths
 from treeopt.replay.static_tree import replay_tree
 from treeopt.results.kinds import RESULTS
@@ -60,12 +60,6 @@ def test_adaptive_verification_wins_where_steps_differ_and_verification_is_dear(
     assert record["overall"] is None
 
 
-def test_the_beta_law_meets_survival_of_its_own_kind():
-    a, b = 2.0, 0.5
-    survival = np.cumprod([(a + i) / (a + b + i) for i in range(6)])
-    assert beta_law(survival.tolist()) == pytest.approx((a, b), rel=1e-3)
-
-
 def test_assumed_confidences_keep_acceptance_by_position_and_are_calibrated():
     """25 600 steps: standard errors of survival are below 0.004; calibration is off by less than 0.02 (ten bins)."""
     trace = made_trace([0.9, 0.5])
@@ -74,7 +68,7 @@ def test_assumed_confidences_keep_acceptance_by_position_and_are_calibrated():
     survival = counts[::-1].cumsum()[::-1][1:] / counts.sum()
     inside = made.left >= 4
     ranks = np.logical_and.accumulate(made.rank[inside] == 0, axis=1).mean(axis=0)
-    assert ranks == pytest.approx(survival, abs=0.03)  # the fit of two numbers to four rates
+    assert ranks == pytest.approx(survival, abs=0.016)
     assert reliability(made).error < 0.02
 
 

@@ -120,3 +120,18 @@ def test_a_server_that_dies_leaves_what_was_recorded(tmp_path):
 def test_options_that_do_not_go_together(tmp_path, words, message):
     collect = ["trace", "collect", *MODELS, *PROMPTS, "--requests", "2", "--output", tmp_path / "t.npz", "--force"]
     assert message in error_of(run(*collect, *words))
+
+
+def test_lengths_of_servers_need_not_follow_one_another(tmp_path):
+    measure = ["profile", *MODELS, *PROMPTS, "--requests", "8", "--batch", "1", "--rounds", "2", "--new-tokens", "40"]
+    with servers(0, 1, 3) as words:
+        done(*measure, *words, "--output", tmp_path / "p.json")
+    assert {row["drafted"] for row in load_profile(tmp_path / "p.json").meta["spread"]} == {0, 1, 3}
+
+
+def test_a_server_that_drafts_less_than_stated_is_noticed(tmp_path):
+    measure = ["profile", *MODELS, *PROMPTS, "--requests", "8", "--batch", "1", "--rounds", "2", "--new-tokens", "40"]
+    with servers(0, 1) as words, servers(1) as short:
+        url = f"3={short[-1].partition('=')[2]}"
+        said = done(*measure, *words, "--url", url, "--output", tmp_path / "p.json").stderr
+    assert "accepted more than 1: does the engine draft as many as stated?" in " ".join(said.split())

@@ -10,6 +10,8 @@ from tests.benchmarks.openvino_runs import RECORDINGS
 from tests.benchmarks.server_runs import LENGTH, NEW_TOKENS, RUNS, decoded, in_place_of, models
 from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, SETUPS
 from tests.helpers.server_exchanges import launches
+from treeopt.engines.connections.completions_client import Chunk
+from treeopt.engines.vllm.driver import statistics_of
 from treeopt.errors import EngineError
 from treeopt.storage.provenance import look
 
@@ -110,3 +112,14 @@ def test_the_servers_still_answer_as_recorded(replayed, monkeypatch, name):
         return [[[(step.tokens, step.drafted) for step in steps] for steps in rows] for rows in found]
 
     assert essence(now) == essence(replayed(name))
+
+
+@pytest.mark.parametrize(
+    ("accepted", "drafted"),
+    [([1, 0], [3]), ("30", [3, 3]), ([1, None], [3, 3]), ([True, 0], [3, 3]), ([9, 0], [3, 3]), ([-1], [3])],
+)
+def test_statistics_without_sense_end_in_one_line(accepted, drafted):
+    record = {"metrics": {"speculative_decoding": {"per_step_accepted": accepted, "per_step_drafted": drafted}}}
+    chunk = Chunk(0.0, "", (1,), None, None, "stop", record)
+    with pytest.raises(EngineError, match=r"^http://a: `per_step_accepted` and .* must be lists of whole numbers"):
+        statistics_of([chunk], where="http://a")

@@ -88,7 +88,7 @@ def test_a_failed_start_says_why(manner, timeout_s, message):
 
 def test_a_program_that_is_not_there():
     process = ServerProcess("fake engine", ["/none/such", "--port", "1"])
-    with pytest.raises(EngineError, match=r"ended while it started: /none/such: No such file or directory$"):
+    with pytest.raises(EngineError, match=r"ended while it started: /none/such: No such file or directory \(its log: "):
         process.wait_until(lambda: False, timeout_s=30)
 
 
@@ -119,3 +119,19 @@ def test_a_killed_treeopt_leaves_nothing(tmp_path):
         assert process.stdout.readline() == "up\n"
         assert len(marked()) >= 4
         process.kill()
+
+
+def test_the_first_cause_is_shown_and_the_whole_log_is_kept(tmp_path, monkeypatch):
+    """As vLLM fails: one process says why, another that it failed, and neither is the last line."""
+    lines = [
+        "(EngineCore pid=7) ERROR [core.py:9] Traceback (most recent call last):",
+        "(EngineCore pid=7) ERROR [core.py:9] ValueError: Available memory on node 0 is less than desired",
+        "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.",
+        "[W] error while destroying the process group",
+    ]
+    process = ServerProcess("fake engine", [sys.executable, "-c", f"print({chr(10).join(lines)!r})"])
+    with pytest.raises(EngineError) as failed:
+        process.wait_until(lambda: False, timeout_s=30)
+    said, _, log = str(failed.value).partition(" (its log: ")
+    assert said == "fake engine ended while it started: ValueError: Available memory on node 0 is less than desired"
+    assert lines[2] in Path(log.removesuffix(")")).read_text("utf-8")

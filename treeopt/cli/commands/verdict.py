@@ -13,7 +13,11 @@ from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.trace_or_figure import options_of_source, trace_source
 from treeopt.traces.trace import Trace
 
-SECTIONS = {"Input": "trace_file acceptance profile_file", "Load": "batch running prompt_tokens", "Output": "output"}
+SECTIONS = {
+    "Input": "trace_file acceptance profile_file",
+    "Load": "batch running arms prompt_tokens",
+    "Output": "output",
+}
 EXAMPLES = examples(
     "treeopt verdict --trace data/traces/eagle3-t0.npz --batch 1,16",
     "treeopt verdict --trace data/traces/medusa-t0.npz --batch 1,4 --output verdict.json",
@@ -37,5 +41,6 @@ def verdict(trace_file: Path | Trace, profile_file: Path | None, settings: Verdi
     the fastest is the verdict. Without confidences in the trace, those of adaptive verification are assumed.
     """
     files.check()
+    output_files.check_output(settings.cost_table, "--cost-table")
     record = give_verdict.verdict(trace_file, profile_file, settings=settings)
     files.give("verdict", record, trace=options_of_source(trace_file, record["meta"]["trace"], profile_file))

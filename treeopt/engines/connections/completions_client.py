@@ -196,7 +196,7 @@ class CompletionsClient:
             raise EngineError(f"{self.url}{path} answered {answer.status_code}: {_words(answer)}")
         try:
             return answer.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EngineError(
                 f"{self.url}{path}: the answer is not JSON: is this an OpenAI-compatible server?"
             ) from error
@@ -224,7 +224,7 @@ class CompletionsClient:
                 return
             try:
                 record = json.loads(event.data)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise EngineError(f"{self.url}: a chunk is not JSON: {event.data!r:.100}") from error
             if not isinstance(record, dict):
                 raise EngineError(f"{self.url}: a chunk is not an object: {event.data!r:.100}")
@@ -381,7 +381,7 @@ def _words(response: httpx2.Response) -> str:
     response.read()
     try:
         record = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
     return _message(record) if isinstance(record, dict) else " ".join(response.text.split())[:LONGEST] or "no text"
 

@@ -101,7 +101,7 @@ class WorkerProcess:
             raise self._end_error()
         try:
             message = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             raise EngineError(f"{self.name} wrote a line that is no JSON object: {line.strip()[:LONGEST_EXCERPT]!r}")
@@ -174,9 +174,7 @@ def kept_log(text: str) -> str:
     """Write the log of an engine that failed to a file that stays; return where, for the end of a message."""
     with (
         contextlib.suppress(OSError),
-        tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", prefix="treeopt-engine-", suffix=".log", delete=False
-        ) as log,
+        tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="treeopt-log-", suffix=".txt", delete=False) as log,
     ):
         log.write(text)
         return f" (its log: {log.name})"

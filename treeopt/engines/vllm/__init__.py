@@ -26,11 +26,13 @@ from typing import Any
 from treeopt.constraints import ChainOnly
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
 from treeopt.engines.export import Export, Fit, tiers
+from treeopt.storage.provenance import look
 from treeopt.traces.importers.counter_samples import CounterNames
 
 TITLE = "vLLM 0.33.0"
 RATES = "acceptance by position needs vLLM 0.20 or later"
 SCHEDULES = "a length per range of batch sizes needs vLLM 0.24 or later"
+PARALLEL = "p-eagle"  # the kind of drafter that eagle3 runs with parallel_drafting
 SCHEDULED_ON_V1 = frozenset({"dflash", "draft_model", "eagle", "eagle3", "mtp", "ngram"})
 """Methods whose schedule model runner V1 follows."""
 
@@ -45,6 +47,8 @@ def write(job: ExportJob) -> Export:
     config: dict[str, Any] = {"method": job.method}
     if job.model is not None:
         config["model"] = job.model
+    if job.kind == PARALLEL and job.method == "eagle3":
+        config["parallel_drafting"] = True
     config["num_speculative_tokens"] = longest
     if len(ranges) > 1:
         config["num_speculative_tokens_per_batch_size"] = ranges
@@ -58,6 +62,12 @@ def write(job: ExportJob) -> Export:
             job.notes.append(f"{TITLE} ignores the schedule of method {job.method} on model runner V1")
     if job.method in ("ngram", "ngram_gpu"):
         job.notes += _lookup_notes(job.kind)
+    slots = look(job.plan.meta, "trace", "drafter", "slots")
+    if job.method == "dflash" and slots not in (None, longest + 1):
+        job.notes.append(
+            f"{TITLE} drafts blocks of {longest + 1} slots for K = {longest}, the trace has blocks of {slots}: record "
+            f"dflash:{longest + 1}:DIR"
+        )
     if job.method == "mtp":
         job.notes.append(f"{TITLE} needs K at most the model's n_predict, or a multiple of it; check {longest}")
     if job.replay is not None:
@@ -97,7 +107,9 @@ def _lookup_notes(kind: object) -> list[str]:
 ENTRY = Engine(
     name="vllm",
     title=TITLE,
-    metrics=CounterNames("vllm:spec_decode_"),
+    metrics=CounterNames(
+        "vllm:spec_decode_", generated="vllm:generation_tokens_total", ended="vllm:request_success_total"
+    ),
     rules=(ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),),
     methods={  # vllm/config/speculative.py; it fills in `model` itself where none is required (`__post_init__`)
         "custom_class": Method.of("custom_class", model="required"),
@@ -105,7 +117,7 @@ ENTRY = Engine(
         "draft_model": Method.of("language-model", model="required"),
         "dspark": Method.of("dspark"),
         "eagle": Method.of("eagle", model="required"),
-        "eagle3": Method.of("eagle", "eagle3", model="required"),
+        "eagle3": Method.of("eagle", "eagle3", PARALLEL, model="required"),
         "mtp": Method.of("mtp"),
         "ngram": Method.of("prompt-lookup", "prompt-lookup:vllm"),
         "ngram_gpu": Method.of("prompt-lookup", "prompt-lookup:vllm"),

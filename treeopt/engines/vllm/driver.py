@@ -69,7 +69,10 @@ class VLLM(LaunchedServers):
         client, chunks = server.client, list[Chunk]()
         kept = _chunks_into(client.stream(request, model=client.model()), chunks)
         steps = list(steps_of(kept, number, draft=MERGED * (draft + 1), began_s=began_s, where=client.url))
-        yield from counted_steps(steps, _statistics(chunks) if draft else ([], []), where=client.url)
+        statistics = statistics_of(chunks, where=client.url) if draft else ([], [])
+        if statistics is not None and max(statistics[1], default=0) > draft:
+            raise EngineError(f"{client.url} drafted {max(statistics[1])} tokens in a step, not {draft} as stated")
+        yield from counted_steps(steps, statistics, where=client.url)
 
 
 def environment() -> dict[str, str]:
@@ -116,15 +119,25 @@ def _chunks_into(chunks: Generator[Chunk, None, None], held: list[Chunk]) -> Gen
             yield chunk
 
 
-def _statistics(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]] | None:
+def statistics_of(chunks: Sequence[Chunk], *, where: str) -> tuple[list[int], list[int]] | None:
     """Return accepted and drafted tokens of each step that drafted, as the last chunk with statistics holds them.
 
-    vLLM leaves the lists out where no step drafted.
+    vLLM leaves the lists out where no step drafted. None: no chunk has statistics.
+
+    Raises:
+        EngineError: statistics that are no lists of whole numbers, or lists of different lengths.
     """
     for chunk in reversed(chunks):
         found = look(chunk.record, "metrics", "speculative_decoding")
         if isinstance(found, dict) and ("per_step_accepted" in found or found.get("num_spec_steps") == 0):
-            return list(found.get("per_step_accepted") or ()), list(found.get("per_step_drafted") or ())
+            counts = [found.get(name, []) for name in ("per_step_accepted", "per_step_drafted")]
+            whole = all(isinstance(c, list) and all(type(n) is int and 0 <= n <= MERGED for n in c) for c in counts)
+            if not whole or len(counts[0]) != len(counts[1]) or any(a > d for a, d in zip(*counts, strict=True)):
+                raise EngineError(
+                    f"{where}: `per_step_accepted` and `per_step_drafted` must be lists of whole numbers of "
+                    f"one length, none accepted beyond what was drafted, got {counts!s:.80}"
+                )
+            return counts[0], counts[1]
     return None
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from treeopt.errors import TraceError
 from treeopt.registry import load
-from treeopt.traces.importers.chain_counts import Chain, chain_from_counts
+from treeopt.traces.importers.chain_counts import Chain, chain_from_counts, with_undrafted
 from treeopt.traces.importers.counter_samples import (
     CounterNames,
     Key,
@@ -65,6 +65,8 @@ def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
         for (name, labels), value in samples.items():
             if (match := written.search(name)) and name.endswith("_total"):
                 totals[names.prefix + name[match.end() :], labels] = value
+            elif name in (names.generated, names.ended):
+                totals[name, labels] = value
     return totals
 
 
@@ -103,7 +105,11 @@ def _by_steps(counts: Mapping[Key, float], names: CounterNames, engine: str, une
         )
     cut = bool(names.cuts) and tokens < drafts * len(accepted)
     chain = chain_from_counts(accepted, steps=drafts, draft_tokens=tokens, uneven=uneven or cut)
-    return replace(chain, assumed=(*chain.assumed, names.cuts)) if cut else chain
+    chain = replace(chain, assumed=(*chain.assumed, names.cuts)) if cut else chain
+    if names.generated not in {name for name, _ in counts}:
+        return chain
+    ended = total(counts, names.ended) if names.ended in {name for name, _ in counts} else 0
+    return with_undrafted(chain, total(counts, names.generated) - accepted_tokens - drafts - ended)
 
 
 def _by_drafted_position(counts: Mapping[Key, float], names: CounterNames, engine: str, uneven: bool) -> Chain:

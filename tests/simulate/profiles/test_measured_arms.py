@@ -1,0 +1,65 @@
+"""Step times from two measured arms: both arms come back, and the third has the published sign."""
+
+import numpy as np
+import pytest
+
+from simulate.profiles.measured_arms import profile_of_arms
+from simulate.runs.run_costs import PromptSettings
+from simulate.runs.verdict_record import compare_lengths
+from treeopt.cost_model import StepShape
+from treeopt.errors import CostError
+from treeopt.replay.static_tree import replay_tree
+from treeopt.storage.atomic_files import shipped
+from treeopt.traces.importers.acceptance_figures import acceptance
+from treeopt.tree import Tree
+
+ACCEPTED = "0.80,0.62,0.46,0.33,0.24,0.17,0.12"
+ARMS = shipped("traces").parent.parent / "docs" / "examples" / "vllm_52362_arms.csv"
+# vllm#52362, MI355X, adaptive over fixed 7, by concurrency.
+PUBLISHED = {4: -0.070, 8: -0.083, 16: -0.047, 32: -0.054, 64: 0.064, 128: 0.180, 256: 0.697}
+
+
+def test_both_arms_come_back():
+    trace = acceptance(ACCEPTED)
+    profile, tau = profile_of_arms(ARMS, trace), replay_tree(Tree.chain(7), trace).tau
+    rates = {(4, 0): 381.5, (4, 7): 970.3, (256, 0): 8878.6, (256, 7): 7852.4}
+    for (batch, length), rate in rates.items():
+        step_s = profile.plain_s(batch=batch)
+        if length:
+            step_s = float(profile.step_s([StepShape.of(Tree.chain(length), batch=batch)])[0])
+        assert batch * (tau if length else 1) / step_s == pytest.approx(rate)
+
+
+def test_fewer_drafted_tokens_take_no_longer():
+    profile = profile_of_arms(ARMS, acceptance(ACCEPTED))
+    for times in profile.batches:
+        assert (np.diff([seconds for _, seconds in times.rest]) >= 0).all()
+
+
+@pytest.mark.slow
+def test_the_third_arm_has_the_published_sign():
+    """All seven loads of vllm#52362, whose third arm set the two constants."""
+    trace = acceptance(ACCEPTED)
+    profile = profile_of_arms(ARMS, trace)
+    record = compare_lengths(trace, profile, dict.fromkeys(PUBLISHED), PromptSettings(), fixed=7, adaptive_s=1e-3)
+    for load in record["loads"]:
+        speeds = {arm["name"]: arm["tokens_s"]["value"] for arm in load["configurations"]}
+        assert (speeds["adaptive"] > speeds["fixed"]) == (PUBLISHED[load["requests"]] > 0)
+
+
+BAD = {
+    "batch,drafted,tokens_s\n1,0,x\n": "line 2",
+    "batch,drafted\n1,0\n": "the columns are batch, drafted, tokens_s",
+    "batch,drafted,tokens_s\n1,0,9\n1,2,9\n1,3,9\n": "must be 0 and one length",
+    "batch,drafted,tokens_s\n1,0,9\n2,2,9\n": "at the same batch sizes",
+    "batch,drafted,tokens_s\n1,0,9\n1,2,900\n": "takes less than a plain one",
+    "": "must be 0 and one length",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_no_pair_of_arms_is_refused(tmp_path, text):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(CostError, match=r"a\.csv: ") as error:
+        profile_of_arms(tmp_path / "a.csv", acceptance(ACCEPTED))
+    assert BAD[text] in str(error.value)
