@@ -1,19 +1,16 @@
 """SGLang's cost table of DSpark's planner: steps per second by the tokens of a batch, written from a profile and read.
 
-Source: `SpsCostTable` and `SpsAdditiveCostTable` in dspark_components/dspark_sps.py of SGLang 0.5.23. The sampled form
-looks a number of tokens up at the largest probe that does not exceed it; the additive one adds a constant, a part by
-requests and a part by tokens, on straight lines between probes. Tokens are requests and drafted tokens together, and a
-step includes drafting.
+Source: `SpsCostTable` in dspark_components/dspark_sps.py of SGLang 0.5.23, the sampled form. A number of tokens is
+looked up at the largest probe that does not exceed it. Tokens are requests and drafted tokens together, and a step
+includes drafting.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
 from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import BatchTimes
@@ -24,7 +21,6 @@ from treeopt.storage.typed_records import Count, Positive, Record, read_record
 from treeopt.storage.user_files import read_text
 
 Rising = Annotated[tuple[Count, ...], Meta(min_length=1)]
-Seconds = Annotated[tuple[float, ...], Meta(min_length=1)]
 DIGITS = 6  # significant, of a rate
 MOST_BATCHES, MOST_TOKENS = 64, 64  # batch sizes, and tokens per request, of the profile that a table makes
 ERROR = 0.05  # half-width of step / plain step: SGLang's table has medians and no errors; assumed
@@ -36,16 +32,6 @@ class SampledTable(Record, frozen=True):
     sample_batch_tokens: Rising
     sample_steps_per_sec: Annotated[tuple[Positive, ...], Meta(min_length=1)]
     max_batch_tokens: Count
-
-
-class AdditiveTable(Record, frozen=True):
-    """The additive form."""
-
-    bias_seconds: Positive
-    bs_probes: Rising
-    alpha_seconds: Seconds
-    m_probes: Rising
-    theta_seconds: Seconds
 
 
 def write_cost_table(profile: Profile, path: Path) -> None:
@@ -77,7 +63,7 @@ def write_cost_table(profile: Profile, path: Path) -> None:
 
 
 def read_cost_table(path: Path, *, device: str) -> Profile | None:
-    """Return the step times of a table of either form, as a profile of chains; None if the file holds neither.
+    """Return the step times of a table, as a profile of chains; None if the file holds none.
 
     Raises:
         CostError: names the file and the field that is missing or wrong.
@@ -88,54 +74,23 @@ def read_cost_table(path: Path, *, device: str) -> Profile | None:
         raise CostError(f"{path}: cannot be read: {why(error)}") from error
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not {"sample_batch_tokens", "bias_seconds"} & set(record):
+    if not isinstance(record, dict) or "sample_batch_tokens" not in record:
         return None
     try:
-        if "bias_seconds" in record:
-            sizes, last, seconds = _additive(read_record(record, AdditiveTable))
-        else:
-            sizes, last, seconds = _sampled(read_record(record, SampledTable))
+        table = read_record(record, SampledTable)
     except RecordError as error:
         raise CostError(f"{path}: {error}") from error
+    probes, step_s = np.array(table.sample_batch_tokens), 1 / np.array(table.sample_steps_per_sec)
+    if probes.shape != step_s.shape or (np.diff(probes) <= 0).any():
+        raise CostError(f"{path}: `sample_batch_tokens` must rise strictly and have as many rates, found {len(step_s)}")
+    last = table.max_batch_tokens
     batches = []
-    for batch in [size for size in sizes if 2 * size <= last][:MOST_BATCHES]:
-        rest = seconds(batch, batch * np.arange(1, min(MOST_TOKENS, last // batch) + 1)).tolist()
+    for batch in probes[2 * probes <= last][:MOST_BATCHES].tolist():
+        total = batch * np.arange(1, min(MOST_TOKENS, last // batch) + 1)
+        rest = step_s[np.maximum(np.searchsorted(probes, total, side="right") - 1, 0)].tolist()
         draft = tuple((levels, 0.0) for levels in range(1, len(rest)))
         batches.append(BatchTimes(batch, rest[0], draft, tuple(enumerate(rest, 1))))
     if not batches:
         raise CostError(f"{path}: has no number of requests with a drafted token: its most tokens are {last}")
     meta = {"imported": {"format": "sglang-cost-table", "file": path.name}, "device": device}
     return Profile(tuple(batches), (0, 2**20), ERROR, meta)
-
-
-Priced = tuple[tuple[int, ...], int, Callable[[int, NDArray[np.int64]], NDArray[np.float64]]]
-
-
-def _sampled(table: SampledTable) -> Priced:
-    """Return batch sizes, most tokens, and a function from requests and tokens to seconds."""
-    probes = _rising(table.sample_batch_tokens, table.sample_steps_per_sec, "sample_batch_tokens")
-
-    def seconds(batch: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        place = np.maximum(np.searchsorted(probes, tokens, side="right") - 1, 0)
-        return np.asarray(1 / np.array(table.sample_steps_per_sec)[place])
-
-    return table.sample_batch_tokens, table.max_batch_tokens, seconds
-
-
-def _additive(table: AdditiveTable) -> Priced:
-    """Return batch sizes, most tokens, and a function from requests and tokens to seconds."""
-    requests = _rising(table.bs_probes, table.alpha_seconds, "bs_probes")
-    probes = _rising(table.m_probes, table.theta_seconds, "m_probes")
-
-    def seconds(batch: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        alone_s = table.bias_seconds + np.interp(batch, requests, table.alpha_seconds)
-        return np.asarray(alone_s + np.interp(tokens, probes, table.theta_seconds))
-
-    return table.bs_probes, table.m_probes[-1], seconds
-
-
-def _rising(probes: tuple[int, ...], values: tuple[float, ...], name: str) -> NDArray[np.int64]:
-    """Return the probes; raise RecordError unless they rise and each has a value."""
-    if len(probes) != len(values) or list(probes) != sorted(set(probes)):
-        raise RecordError(f"{name}: must rise strictly and have as many values, found {len(values)} values")
-    return np.array(probes)

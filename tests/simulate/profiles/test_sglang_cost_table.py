@@ -1,4 +1,4 @@
-"""SGLang's cost table: what its own parser asks for, a round trip, and both forms by its own look-up rules."""
+"""SGLang's cost table: what its own parser asks for, a round trip, and its own look-up rule."""
 
 import bisect
 import json
@@ -13,13 +13,6 @@ from treeopt.storage.atomic_files import shipped
 
 PROFILE = load_profile(shipped("profiles/eagle3-cpu.json"))
 SAMPLED = {"sample_batch_tokens": [2, 4, 9], "sample_steps_per_sec": [100.0, 50.0, 20.0], "max_batch_tokens": 12}
-ADDITIVE = {
-    "bias_seconds": 0.5,
-    "bs_probes": [1, 4],
-    "alpha_seconds": [0.1, 0.4],
-    "m_probes": [1, 9],
-    "theta_seconds": [0.0, 0.8],
-}
 
 
 def written(path, profile=PROFILE):
@@ -55,18 +48,11 @@ def test_the_sampled_form_is_looked_up_at_the_probe_below(tmp_path):
             assert seconds == pytest.approx(1 / SAMPLED["sample_steps_per_sec"][place])
 
 
-def test_the_additive_form_adds_its_parts(tmp_path):
-    (tmp_path / "t.json").write_text(json.dumps(ADDITIVE))
-    one, four = read_cost_table(tmp_path / "t.json", device="x").batches
-    assert dict(one.rest)[5] == pytest.approx(0.5 + 0.1 + 0.4)
-    assert dict(four.rest)[2] == pytest.approx(0.5 + 0.4 + 0.7)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"sample_batch_tokens": [2, 2, 9]}, "must rise strictly"),
-        ({"sample_steps_per_sec": [1.0]}, "as many values, found 1"),
+        ({"sample_steps_per_sec": [1.0]}, "as many rates, found 1"),
         ({"sample_steps_per_sec": [1.0, -1.0, 1.0]}, "sample_steps_per_sec"),
         ({"sample_batch_tokens": [5, 6, 7], "max_batch_tokens": 7}, "no number of requests with a drafted token"),
     ],
