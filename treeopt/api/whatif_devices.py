@@ -54,7 +54,7 @@ def whatif(trace: Trace | Path | str, *, settings: WhatIfSettings, progress: Pro
         ...     "data/traces/smollm2-eagle-t0.npz", hardware="l40s", target=llama, batch=(1, 64), max_nodes=4
         ... )
         >>> [(cell["batch"], cell["name"], round(cell["speedup"]["value"], 2)) for cell in record["cells"]]
-        [(1, 'chosen tree', 1.47), (64, 'chosen tree', 1.33)]
+        [(1, 'chosen tree', 1.47), (64, 'chosen tree', 1.28)]
         >>> record.plans()["l40s-512.json"].entry(64).choice.nodes
         2
     """
