@@ -84,7 +84,7 @@ def test_a_module_s_scores_are_those_of_transformers_own_class(tmp_path):
     torch.testing.assert_close(first.scores[:, :-1], target.scored(due), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("name", ["deepseek_v3", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_drafting_with_it_changes_no_text(tmp_path, name):
     """Multi-head latent attention with experts; a target with linear attention, on chains."""
     target, drafter = with_module(tmp_path, name)
