@@ -51,7 +51,7 @@ def with_module(folder: Path, name: str, *, copies: int = 1) -> tuple[Target, Mt
 def test_a_module_is_read_from_the_target_s_folder_and_from_its_own(tmp_path, name):
     target, drafter = with_module(tmp_path, name)
     text = torch.tensor(random_prompts((12,), seed=3))
-    features = target.features(text).features
+    features = target.features(text, drafter.taps).features
     for source in ("mtp", tmp_path / "own"):
         loaded = load_drafter(source, target)
         assert (loaded.kind, loaded.family) == ("mtp", KINDS[name])
