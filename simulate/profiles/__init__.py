@@ -9,5 +9,7 @@
 * `calibration`: cells to a profile with its error at sizes left out; chains of engines, whose times do not
   separate drafting.
 * `engine_times_csv`: step times of an inference engine, read from a CSV table.
+* `benchmark_results`: results of engines' own benchmarks, as rows of such a table.
+* `sglang_cost_table`: the cost table of SGLang's DSpark planner, written and read.
 * `find_profile`: the profile of the same target and drafter, beside the trace or shipped with treeopt.
 """

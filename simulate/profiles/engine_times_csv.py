@@ -10,7 +10,8 @@ Comma-separated values under a header, one measurement per line:
   takes tpot_ms x committed);
 * `context`, mean tokens per request in the cache; optional.
 
-Other columns are ignored. Lines of the same batch, chain and context are repetitions.
+Other columns are ignored. Lines of the same batch, chain and context are repetitions. Several files count as one table.
+Results of engines' benchmarks in JSON are read where they hold as much, see `benchmark_results`.
 
 The profile is one of chains, see `engine_profile`.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from simulate.profiles.benchmark_results import rows_of
 from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.cell_tables import Cell
 from simulate.profiles.profile import Profile
@@ -60,11 +62,11 @@ class _Line:
     context: float | None
 
 
-def read_times(path: Path, *, device: str, context: tuple[int, int] | None = None) -> Profile:
+def read_times(*paths: Path, device: str, context: tuple[int, int] | None = None) -> Profile:
     """Read a table of step times and return the profile that it makes.
 
     Args:
-        path: the table.
+        paths: the table, or its parts.
         device: the device that was measured, in words.
         context: fewest and most tokens per request in the cache; None if the table has a column for it.
 
@@ -72,11 +74,15 @@ def read_times(path: Path, *, device: str, context: tuple[int, int] | None = Non
         CostError: names file, line and column; or a batch size and context without plain decoding, or a chain of 1.
         UsageError: the context is given nowhere, or twice.
     """
-    lines = _lines(path)
+    path, lines = paths[0], [line for part in paths for line in _lines(part, contexts=context is None)]
     low, high = _context_range(path, lines, context)
     cells = _cells(lines, middle=(low + high) / 2)
     meta = {
-        "imported": {"format": "times", "file": path.name, "sha256": checksum(path)},
+        "imported": {
+            "format": "times",
+            "file": ", ".join(part.name for part in paths),
+            "sha256": ", ".join(checksum(part) for part in paths),
+        },
         "device": device,
         "provenance": {name: value for name, value in this_run().items() if name not in HERE},
     }
@@ -140,17 +146,15 @@ def _check_steps(path: Path, lines: Sequence[_Line]) -> None:
                 )
 
 
-def _lines(path: Path) -> list[_Line]:
-    """Read the measurements of a table."""
+def _lines(path: Path, *, contexts: bool) -> list[_Line]:
+    """Read the measurements of a table, or of results, whose mean contexts count only with `contexts`."""
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise CostError(f"{path}: cannot be read: {why(error)}") from error
     if text.lstrip().startswith(("{", "[")):
-        raise CostError(
-            f"{path}: is JSON, not a table: write a CSV with a line per measurement and the columns batch, drafted and "
-            "step_ms (the time between a request's outputs, such as mean ITL), or tokens_s and committed"
-        )
+        rows = enumerate(rows_of(path, text, contexts=contexts), start=1)
+        return [_line(row, f"{path}: result {number}", STEP) for number, row in rows]
     reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
     names = [name.strip() for name in reader.fieldnames or ()]
     reader.fieldnames = names

@@ -11,9 +11,8 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,26 +101,27 @@ class Verified:
     extra_s: float = 0.0
 
 
-class LengthRule(Protocol):
-    """A rule that chooses draft lengths; it may hold a state, so each run needs its own."""
+class LengthRule:
+    """A rule that chooses draft lengths; it may hold a state, so each run needs its own.
 
-    @property
-    def depth(self) -> int:
-        """The most tokens drafted, K; at least 1."""
+    Attributes:
+        depth: the most tokens drafted, K; at least 1.
+        age: steps by which the confidences that `choose` receives as `aged` are old.
+    """
 
-    @property
-    def age(self) -> int:
-        """The steps by which the confidences that `choose` receives as `aged` are old."""
+    depth: int
+    age: int = 0
 
     def choose(self, live: Floats, aged: Floats, times: StepTimes) -> Verified:
         """Return the choice for requests whose chains survive with these probabilities, (n, K)."""
+        raise NotImplementedError
 
     def ended(self, tokens: int, steps: int) -> None:
         """Learn that a request ended after so many tokens and steps."""
 
 
 @dataclass(eq=False)
-class Scheduled:
+class Scheduled(LengthRule):
     """Lengths by the number of running requests.
 
     Attributes:
@@ -135,14 +135,11 @@ class Scheduled:
     switching: Switching
     tau: float = 0.0
     window: int = 0
-    age = 0
-    index: int = field(default=0, init=False)
-    last: deque[tuple[int, int]] = field(default_factory=deque, init=False)
 
-    @property
-    def depth(self) -> int:
-        """See `LengthRule.depth`."""
-        return max(*self.lengths, 1)
+    def __post_init__(self) -> None:
+        """Start with the fewest requests."""
+        self.depth, self.index = max(*self.lengths, 1), 0
+        self.last: deque[tuple[int, int]] = deque()
 
     def choose(self, live: Floats, aged: Floats, times: StepTimes) -> Verified:
         """See `LengthRule.choose`."""
@@ -163,12 +160,11 @@ class Scheduled:
 
 
 @dataclass(eq=False)
-class Confident:
+class Confident(LengthRule):
     """Drafting goes on while the confidence in the next token is at least `least`; all drafted tokens are verified."""
 
     depth: int
     least: float
-    age = 0
 
     def choose(self, live: Floats, aged: Floats, times: StepTimes) -> Verified:
         """See `LengthRule.choose`."""
@@ -177,12 +173,9 @@ class Confident:
         lengths = np.logical_and.accumulate(enough, axis=1).sum(axis=1)
         return Verified(lengths, min(int(lengths.max()) + 1, self.depth))
 
-    def ended(self, tokens: int, steps: int) -> None:
-        """See `LengthRule.ended`."""
-
 
 @dataclass(eq=False)
-class Budgeted:
+class Budgeted(LengthRule):
     """Adaptive verification. `extra_s`: seconds that its own work adds to each step."""
 
     depth: int
@@ -197,9 +190,6 @@ class Budgeted:
         budget = int(np.argmax(tokens / seconds))
         best = np.argsort(-live, axis=None, kind="stable")[:budget]
         return Verified(np.bincount(best // self.depth, minlength=len(live)), self.depth, self.extra_s)
-
-    def ended(self, tokens: int, steps: int) -> None:
-        """See `LengthRule.ended`."""
 
 
 def survivals(trace: Trace, text: str, depth: int) -> tuple[Floats, str]:

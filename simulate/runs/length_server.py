@@ -1,6 +1,5 @@
 """A simulated server, or a batch, in which a rule chooses the draft lengths of all requests anew at every step."""
 
-import math
 from collections.abc import Callable, Generator
 from functools import cache, partial
 from typing import Any
@@ -184,7 +183,8 @@ def length_decoding(
     """
     trace = ranks_for_trees(trace, [Tree.chain(1)], seed)
     pad_to = PAD * rows if pad else 0
-    size = next((n for n in (rows, *sizes_above(cost, rows, pad_to)) if not outside(cost, n)), rows)
+    sizes = (rows, *sizes_above(cost, rows, pad_to))
+    size = next((n for n in sizes if not (isinstance(cost, Measured) and cost.outside([n]))), rows)
     depth = min(covered_limits(cost, [size], nodes=trace.depth, depth=trace.depth)) or 1
 
     def lengths() -> list[int]:
@@ -197,11 +197,6 @@ def length_decoding(
     return LengthDecoding(trace, make, survival, cost, rows=rows, pad=pad), assumed
 
 
-def outside(cost: CostModel, batch: int) -> bool:
-    """Return True if a measured cost model does not cover a batch size."""
-    return isinstance(cost, Measured) and bool(cost.outside([batch]))
-
-
 def run_lengths(decoding: LengthDecoding, prompts: Prompts, *, batch: int, rounds: int = 1) -> Timeline:
     """Return the times of all requests of the trace, `rounds` times, decoded `batch` at a time; rows are refilled."""
     trace = decoding.trace
@@ -211,12 +206,3 @@ def run_lengths(decoding: LengthDecoding, prompts: Prompts, *, batch: int, round
     prefill_s = prompts.seconds(tokens, drafted=decoding.drafts)
     served = serve_day(decoding, work, rows=batch, prefill_s=prefill_s, by_context=prompts.by_context)
     return served.timeline
-
-
-def enough_rounds(requests: int, batch: int, turns: int) -> int:
-    """Return how often requests must be repeated for each row to hold `turns` of them.
-
-    >>> enough_rounds(100, 64, 4)
-    3
-    """
-    return math.ceil(turns * batch / requests)

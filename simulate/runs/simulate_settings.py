@@ -73,6 +73,9 @@ class VerdictSettings(Settings):
         form="file",
         help="In place of a profile, two measured arms: a table batch,drafted,tokens_s with drafted 0 and one length.",
     )
+    cost_table: Path | None = setting(
+        None, form="file", help="Also write the step times to this file, as the cost table of SGLang's DSpark planner."
+    )
     prompts: PromptSettings = group(PromptSettings)
     adaptive_s: float = setting(ADAPTIVE_S, least=0, most=1, help=ADAPTIVE)
     pad: bool = setting(True, option="--pad/--no-pad", help="Price batch sizes below the profile's smallest as that.")

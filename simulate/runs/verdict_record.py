@@ -14,7 +14,7 @@ import numpy as np
 from simulate.profiles.profile import Profile
 from simulate.runs.batch_record import run_conditions
 from simulate.runs.draft_lengths import chain_tau, fixed_speeds, times_of
-from simulate.runs.length_server import LengthDecoding, enough_rounds, length_decoding, run_lengths
+from simulate.runs.length_server import LengthDecoding, length_decoding, run_lengths
 from simulate.runs.run_costs import PAD, PromptSettings
 from simulate.runs.timeline import Ints, Timeline
 from treeopt.cost_model import StepShape
@@ -122,7 +122,7 @@ def compare_lengths(
         some, arms = _evenly(held, MOST * n), dict[str, _Arm]()
         for name, text in texts.items():
             decoding, _ = length_decoding(some, text, profile, rows=n, **how)
-            rounds = enough_rounds(some.requests, n, TURNS)
+            rounds = math.ceil(TURNS * n / some.requests)
             timeline = run_lengths(decoding, asked.on(some, profile), batch=n, rounds=rounds)
             arms[name] = _Arm(name, text, timeline, _drafting(timeline, decoding))
         records.append(_load(n, share, arms, profile, fixed, some))

@@ -14,7 +14,8 @@ PLACES = ("batch 1", "batch 4", "batch 16", "batch 1, unfused")
 LAYERS = {"queries, keys, values": "qkv", "attention output": "o", "gate and up": "gate_up", "down": "down"}
 CONTEXTS = ((512, 1), (512, 16), (4096, 1), (4096, 8), (16384, 4))
 CELLS = {"plain step": "plain1", "4 tokens": "chain1", "64 tokens": "tree1", "128 tokens": "tree2"}
-CASES = ("medusa-t0", "medusa-t1", "eagle3-t0")
+LIVE = {"H100, fp32": "h100", "H200, fp32": "h200-live-fp32", "H200, bf16": "h200-live-bf16"}  # file, by conditions
+CASES = ("medusa-t0", "medusa-t1", "eagle3-t0", "eagle3-t1")
 
 Row = list[str]
 
@@ -100,18 +101,21 @@ def attention() -> Iterator[Row]:
 
 
 def live() -> Iterator[Row]:
-    """Yield a row per drafter and temperature, and one of all: cells, errors of speedup, step and tau, intervals."""
-    found = pieces("live")
-    by_case = {
-        case: [c for n, p in found.items() if n.startswith(f"{case}, batch") for c in p["cells"]] for case in CASES
-    }
-    for case, cells in {**by_case, "all": [cell for some in by_case.values() for cell in some]}.items():
-        errors = np.abs([cell["error"] for cell in cells])
-        step = np.abs([(1 + cell["error"]) / (1 + cell["tau_error"]) - 1 for cell in cells])
-        tau = np.abs([cell["tau_error"] for cell in cells])
-        held = sum(cell["covered"] for cell in cells)
-        shares = map(percent, (errors.mean(), np.median(errors), errors.max(), step.mean(), tau.mean()))
-        yield [case, str(len(cells)), *shares, f"{held} of {len(cells)}"]
+    """Yield a row per card, type, drafter and temperature, and one of all: cells, errors, intervals that hold."""
+    for conditions, file in LIVE.items():
+        found = pieces("live", file)
+        by_case = {
+            case: [c for n, p in found.items() if n.startswith(f"{case}, batch") for c in p["cells"]] for case in CASES
+        }
+        for case, cells in {**by_case, "all": [cell for some in by_case.values() for cell in some]}.items():
+            if not cells:
+                continue
+            errors = np.abs([cell["error"] for cell in cells])
+            step = np.abs([(1 + cell["error"]) / (1 + cell["tau_error"]) - 1 for cell in cells])
+            tau = np.abs([cell["tau_error"] for cell in cells])
+            held = sum(cell["covered"] for cell in cells)
+            shares = map(percent, (errors.mean(), np.median(errors), errors.max(), step.mean(), tau.mean()))
+            yield [f"{conditions}: {case}", str(len(cells)), *shares, f"{held} of {len(cells)}"]
 
 
 def predictions() -> Iterator[Row]:

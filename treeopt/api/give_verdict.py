@@ -41,6 +41,7 @@ def verdict(
         'fixed'
     """
     from simulate.profiles.measured_arms import SENTENCE, profile_of_arms
+    from simulate.profiles.sglang_cost_table import write_cost_table
     from simulate.runs.running_requests import read_running
     from simulate.runs.verdict_record import compare_lengths
 
@@ -52,6 +53,8 @@ def verdict(
         profile = profile_of_arms(settings.arms, trace)
         how["fixed"] = profile.batches[0].deepest
     profile = as_profile(profile, trace, trace_file)
+    if settings.cost_table is not None:
+        write_cost_table(profile, settings.cost_table)
     warn(model_warnings("trace and profile", trace.meta, profile.meta))
     sizes = settings.batch or tuple(sorted({times.batch for times in profile.batches}))
     loads = dict.fromkeys(sizes) if settings.running is None else read_running(settings.running)

@@ -14,7 +14,7 @@ from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.api.search_trace import search
 from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
-from treeopt.errors import EngineError, TreeoptError, UsageError, counted
+from treeopt.errors import EngineError, TreeoptError, UsageError
 from treeopt.planning.tuner import FIRST, MOST, NEAR, Tuner, Verdict
 from treeopt.plans.plan import Choice, Plan, PlanEntry, Proof
 from treeopt.results.kinds import Record
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "treeopt.tuning/1"
 BUDGET_S, LENGTH, LAUNCHES = 900.0, 6, 3
-MEASURED = "what was measured"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +159,12 @@ def _prepared(settings: TuneSettings) -> "tuple[EngineRunner, Tuner, list[list[i
             "--url: a comparison needs a server without speculation (0=URL) and one with a draft (3=URL); one server "
             "alone tells its own acceptance and step time: `treeopt trace collect` and `treeopt profile`"
         )
-    runner = open_runner(settings.models, settings.engine)
+    engine = settings.engine
+    runner = open_runner(settings.models, engine)
     assert isinstance(runner, EngineRunner)
+    if engine.servers is None and runner.driver.alive == 1 and runner.driver.launch(1) != runner.driver.launch(2):
+        runner = open_runner(settings.models, engine.changed(servers=2))  # plain decoding stays beside each length
+        assert isinstance(runner, EngineRunner)
     tokens, _ = load_tokens(settings.models, None, settings.source)
     most = max(map(count_of, settings.batch))
     if len(tokens) < most:
@@ -314,10 +317,3 @@ def _export_words(settings: TuneSettings) -> dict[str, Any]:
     if method is not None and method in engine.methods and engine.methods[method].model != "none":
         words["model"] = setup.engine_drafter or drafter
     return {name: value for name, value in words.items() if value is not None and name in engine.takes}
-
-
-def told(tuned: Tuned) -> str:
-    """Return how the result was made."""
-    meta = tuned.record["meta"]
-    launches = f"{meta['launches']} {'launch' if meta['launches'] == 1 else 'launches'}"
-    return f"{counted(meta['settings'], 'setting')} measured in {launches} and {meta['took_s']:.0f} s"

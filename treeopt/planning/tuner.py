@@ -110,7 +110,8 @@ class Tuner:
         drafts: draft lengths, 0 among them.
         one_launch: True if one launch runs all lengths.
         launches: most launches where each runs one length.
-        takes_turns: True if plain decoding and a draft can be launched at a time: they then alternate.
+        takes_turns: True if plain decoding and a draft can be launched at a time, and alternate; else two rounds are
+            made, plain decoding first in one and last in the other.
         near: difference in speed that does not matter.
         most: most rounds.
         seed: of the order.
@@ -184,10 +185,12 @@ class Tuner:
 
     def _begin(self) -> None:
         """Begin a round of what is wanted, if anything is; else with another launch, if one may help."""
-        if self._round + 1 >= self.most:
+        if self._round + 1 >= (self.most if self.takes_turns else FIRST):
             return
         wanted = {batch: self._wanted(batch) for batch in self.batches}
+        plain_first = not self.takes_turns
         if not any(wanted.values()):
+            plain_first = True  # so that it is the longest draft that makes room for the new one
             if (draft := self._next_launch()) is None:
                 return
             self._launched.append(draft)
@@ -196,9 +199,12 @@ class Tuner:
         rng = np.random.default_rng([self.seed, self._round])
         settings = [Setting(batch, draft, self._round) for batch, some in wanted.items() for draft in some]
         settings = [settings[place] for place in rng.permutation(len(settings)).tolist()]
-        groups = [(s.batch if self.takes_turns else s.draft) for s in settings]
-        first = {group: place for place, group in enumerate(dict.fromkeys(groups))}
-        self._waiting = sorted(settings, key=lambda s: first[s.batch if self.takes_turns else s.draft])
+        order = rng.permutation(len(self.batches)).tolist()  # batch sizes take turns as well
+        places = dict(zip(self.batches, order, strict=True))
+        self._waiting = sorted(settings, key=lambda setting: places[setting.batch])
+        if plain_first:  # where launches do not take turns: plain, drafts; drafts, plain
+            last = not self.takes_turns and self._round % 2 == 1
+            self._waiting.sort(key=lambda setting: setting.draft > 0, reverse=last)
 
     def _next_launch(self) -> int | None:
         """Return the length that is predicted to be the fastest of those that may be and were not launched."""
@@ -231,7 +237,8 @@ class Tuner:
             return []
         plain_s = float(np.median([run.step_s for run in known[0].values()]))
         rates = {draft: self._over(batch, draft, 0) for draft in known}
-        best = max(rates, key=lambda draft: rates[draft].value)
+        steady = [draft for draft in known if len(known[draft]) >= LEAST]  # others were left out, or are new
+        best = max(steady if any(steady) else known, key=lambda draft: rates[draft].value)
         if not self.one_launch:
             rates |= {draft: self._between(batch, draft) for draft in self.drafts if draft not in known}
         verdicts = []

@@ -71,6 +71,8 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:
     marks: dict[str, Mark] = {"chosen": "chosen", "slower": "dim"}
     yield Table.of("draft lengths", COLUMNS, record["cells"], lambda cell: marks.get(cell["state"], ""))
+    meta = record["meta"]
+    yield Line("note", f"{meta['settings']} settings in {meta['took_s']:.0f} s, launches: {meta['launches']}.")
     wide = [
         c
         for c in record["cells"]

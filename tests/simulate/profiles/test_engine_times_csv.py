@@ -111,7 +111,7 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
         ("batch,drafted,step_ms\n1,0,1e-9", "line 2: a step of 1e-12 seconds is not possible"),
         ("batch,drafted,tokens_s,committed\n1,0,90,2", "line 2: `committed` must be 1 to 1, found 2"),
         ("batch,drafted,step_ms\n1,0,10\n1,1,6.67\n", "is shorter than a plain one of 10 ms, though it also drafts"),
-        ('[{"max_concurrency": 1, "mean_itl_ms": 10.2}]', "is JSON, not a table: write a CSV"),
+        ('[{"max_concurrency": 1, "mean_itl_ms": 10.2}]', "batch 1: there is no line with `drafted` 1"),
     ],
 )
 def test_tables_that_say_nothing_are_named(tmp_path, text, message):

@@ -225,7 +225,7 @@ def test_weights_of_drafters():
     wide = replace(mixture, experts=None, intermediate=2 * 14336)  # as a token's experts are together
     assert eagle_shape(mixture) == eagle_shape(wide)
     assert drafter_shape(LLAMA_2_7B, kind="ngram") == no_work()
-    with pytest.raises(UsageError, match=r"drafter must be one of eagle, eagle3, .*; got 'none'"):
+    with pytest.raises(UsageError, match=r"drafter must be one of .*eagle, eagle3, .*; got 'none'"):
         drafter_shape(LLAMA_2_7B, kind="none")
 
 

@@ -95,3 +95,12 @@ def test_an_interrupted_command_resumes(tmp_path):
 )
 def test_settings_that_do_not_go_together(tmp_path, words, message):
     assert message in error_of(run(*TUNE, *words, "--output", tmp_path / "out"))
+
+
+def test_an_engine_that_cannot_start_leaves_nothing_half_written(tmp_path):
+    """One line, no work file without content, no process."""
+    words = ["--engine", "vllm", "--engine-python", sys.executable, "--method", "ngram", "--engine-timeout", "30"]
+    said = run(*TUNE, *words, "--output", tmp_path / "out")
+    assert said.exit_code == 1
+    assert "No module named 'vllm'" in error_of(said)
+    assert not list((tmp_path / "out").iterdir())

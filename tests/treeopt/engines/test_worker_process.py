@@ -1,11 +1,13 @@
 """A child that speaks JSON lines: what passes, and children that misbehave; none is left."""
 
+import os
 import subprocess
 import sys
 import time
 
 import pytest
 
+from treeopt.engines.connections.step_worker import Waits
 from treeopt.engines.connections.worker_process import WorkerProcess
 from treeopt.errors import EngineError
 
@@ -83,3 +85,27 @@ def test_nothing_is_left_of_a_child(script):
     with child(script, grace_s=0.05) as worker:
         assert worker.receive(10) == {}
     assert gone(worker.pid)
+
+
+def test_time_in_which_other_programs_had_the_processor_is_no_time_of_a_step():
+    """As many busy programs as take this thread's processor from it; without the count it would seem slower by far."""
+    allowed = os.sched_getaffinity(0)
+    core = min(allowed)
+    busy = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    others = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(2)]
+    try:
+        os.sched_setaffinity(0, {core})
+        time.sleep(0.3)
+        waits, began_s, ran_s = Waits(), time.perf_counter(), time.process_time()
+        while time.process_time() - ran_s < 0.15:
+            pass
+        waits.add()
+        took_s = time.perf_counter() - began_s
+        waits.close()
+    finally:
+        os.sched_setaffinity(0, allowed)
+        for other in others:
+            other.kill()
+            other.wait()
+    assert took_s - waits.total_s == pytest.approx(time.process_time() - ran_s, rel=0.5)
+    assert waits.total_s > 0.3 * took_s

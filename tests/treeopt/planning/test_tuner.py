@@ -1,5 +1,7 @@
 """The tuner: what it asks for, when it ends, and how far its choice is from the best of known engines."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -67,7 +69,7 @@ def test_no_speculation_is_found_where_it_is_the_fastest():
 
 
 def test_slow_lengths_are_left_out_and_the_choice_is_measured_often():
-    tuner, asked = tuned(0.5, 0.01, seed=2)
+    tuner, asked = tuned(0.7, 0.01, seed=2)
     rounds = {draft: len({s.round for s in asked if (s.batch, s.draft) == (1, draft)}) for draft in range(7)}
     assert min(rounds.values()) == FIRST  # too slow from the beginning
     assert rounds[chosen(tuner)[1].draft] >= LEAST
@@ -93,12 +95,18 @@ def test_three_launches_where_each_runs_one_length():
     assert rate_of(chosen(tuner)[1].draft, 0.7) > 0.9 * best
 
 
-def test_batch_sizes_take_turns_only_where_launches_do():
-    alternating, after = Tuner((1, 4), (0, 1, 2)), Tuner((1, 4), (0, 1, 2), takes_turns=False)
-    for tuner, same in ((alternating, "batch"), (after, "draft")):
-        tuner.ask()
-        values = [getattr(setting, same) for setting in tuner._waiting]
-        assert len(list(dict.fromkeys(values))) == sum(a != b for a, b in zip(values, [None, *values], strict=False))
+def launches_of(asked):
+    """How often an engine is launched that holds one of plain decoding and drafts."""
+    kinds = [setting.draft > 0 for setting in asked]
+    return 1 + sum(a != b for a, b in pairwise(kinds))
+
+
+def test_plain_decoding_comes_first_and_last_where_launches_cannot_take_turns():
+    tuner, asked = tuned(0.6, 0.01, seed=7, takes_turns=False)
+    assert launches_of(asked) == 3
+    assert (asked[0].draft, asked[-1].draft) == (0, 0)
+    assert tuner.rounds == FIRST
+    assert launches_of(tuned(0.6, 0.01, seed=7)[1]) > 10
 
 
 def test_what_was_not_asked_for_and_results_without_sense_are_refused():

@@ -17,7 +17,7 @@ EXAMPLES = examples(
 
 
 @click.command(cls=Command, epilog=EXAMPLES)
-@click.argument("table", type=click.Path(path_type=Path))
+@click.argument("tables", metavar="TABLE...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--device", required=True, help='The measured device, in words: "H100 SXM, vLLM 0.33.0, Llama 3.1 8B".')
 @click.option(
     "--context",
@@ -26,19 +26,24 @@ EXAMPLES = examples(
 )
 @click.option("--output", type=general.FILE, required=True, help="Write the profile to this file (.json).")
 @general.force
-def times(table: Path, device: str, context: str | None, output: Path, *, force: bool) -> None:
+def times(tables: tuple[Path, ...], device: str, context: str | None, output: Path, *, force: bool) -> None:
     """Turn the step times in TABLE, measured on an engine, into a profile.
 
-    TABLE is comma-separated. Columns: batch; drafted, tokens of the chain, 0 for plain decoding; step_ms (time between
-    a request's outputs), or committed (tokens per request and step) with tokens_s (all requests) or tpot_ms. Every
-    batch size needs lines with 0 and 1 drafted tokens. `treeopt export --replay` makes the engine accept what a trace
-    accepts while it is measured. The profile covers chains only: give `search` the engine's name.
+    TABLE is comma-separated; several files count as one. Columns: batch; drafted, tokens of the chain, 0 for plain
+    decoding; step_ms (time between a request's outputs), or committed (tokens per request and step) with tokens_s (all
+    requests) or tpot_ms. Every batch size needs lines with 0 and 1 drafted tokens. JSON results of `vllm bench serve`
+    and of SGLang's bench_speculative and bench_one_batch are read as such lines. `treeopt export --replay` makes the
+    engine accept what a trace accepts while it is measured. The profile covers chains only: give `search` the engine's
+    name.
+    TABLE may also be the cost table of SGLang's DSpark planner (JSON), whose steps all draft, plain ones too.
     """
     output_files.check_output(output, force=force)
     from simulate.profiles.engine_times_csv import read_times
     from simulate.profiles.profile import save_profile
+    from simulate.profiles.sglang_cost_table import read_cost_table
 
-    profile = read_times(table, device=device, context=_range(context))
+    profile = read_cost_table(tables[0], device=device) if len(tables) == 1 else None
+    profile = profile or read_times(*tables, device=device, context=_range(context))
     save_profile(profile, output)
     printing.warn(profile.doubts)
     sizes = ", ".join(dict.fromkeys(str(times.batch) for times in profile.batches))

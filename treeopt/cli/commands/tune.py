@@ -67,8 +67,7 @@ def tune(settings: TuneSettings, output: Path | None, *, dry_run: bool, as_json:
         printing.print_json(tuned.record)
     else:
         printing.show(ENTRY, tuned.record)
-    for line in (tune_engine.told(tuned), f"written to {output}: {', '.join(files)}"):
-        printing.say(line)
+    printing.say(f"written to {output}: {', '.join(files)}")
     for export in tuned.exports.values():
         printing.say(f"launch: {export.launch}")
 

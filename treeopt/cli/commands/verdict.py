@@ -41,5 +41,6 @@ def verdict(trace_file: Path | Trace, profile_file: Path | None, settings: Verdi
     the fastest is the verdict. Without confidences in the trace, those of adaptive verification are assumed.
     """
     files.check()
+    output_files.check_output(settings.cost_table, "--cost-table")
     record = give_verdict.verdict(trace_file, profile_file, settings=settings)
     files.give("verdict", record, trace=options_of_source(trace_file, record["meta"]["trace"], profile_file))

@@ -16,12 +16,14 @@ Protocol 1. First the worker introduces itself, then it answers each order in tu
     order   {"op": "cancel"}        while it decodes
     worker  {"event": "cancelled"}  after the step under way, in place of "done"; a cancel that comes late is ignored
 
-`at_s` counts from the order to the end of the step, on a monotonic clock. A request that a step gave no token has no
-row. Lines about steps are written together, at most every 50 ms, so that writing does not disturb the steps. An order
-that fails is answered by {"event": "error", "message": TEXT}, the engine's own words, and ends what it was about. The
-worker exits when its stdin closes.
+`at_s` counts from the order to the end of the step, on a monotonic clock, without the time in which the engine was
+ready to run and other programs had the processors (`Waits`). A request that a step gave no token has no row. Lines
+about steps are written together, at most every 50 ms, so that writing does not disturb the steps. An order that fails
+is answered by {"event": "error", "message": TEXT}, the engine's own words, and ends what it was about. The worker exits
+when its stdin closes.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -82,6 +84,43 @@ class Answers:
             self._written_s = time.perf_counter()
 
 
+class Waits:
+    """The seconds in which the thread that computes could have run and waited for a processor.
+
+    Linux counts seconds run and waited by thread (/proc/PID/task/TID/schedstat). The thread that ran the longest in a
+    step is the one that computes. 0 where the system does not tell.
+    """
+
+    def __init__(self) -> None:
+        """Begin with the threads that run now."""
+        self._files, self.total_s = list[int](), 0.0
+        with contextlib.suppress(OSError):
+            for thread in os.listdir("/proc/self/task"):
+                self._files.append(os.open(f"/proc/self/task/{thread}/schedstat", os.O_RDONLY))
+        self._before = [_ran_and_waited(file) for file in self._files]
+
+    def add(self) -> None:
+        """Add the wait since the last call."""
+        now = [_ran_and_waited(file) for file in self._files]
+        since = [(ran - a, waited - b) for (a, b), (ran, waited) in zip(self._before, now, strict=True)]
+        self.total_s += max(since, default=(0, 0))[1] / 1e9
+        self._before = now
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files:
+            os.close(file)
+
+
+def _ran_and_waited(file: int) -> tuple[int, int]:
+    """Return nanoseconds; none of a thread that ended."""
+    try:
+        ran, waited, *_ = os.pread(file, 80, 0).split()
+        return int(ran), int(waited)
+    except (OSError, ValueError):
+        return 0, 0
+
+
 def decode(adapter: Any, order: Message, orders: Orders, answers: Answers) -> str:
     """Decode all requests; return "done" or "cancelled".
 
@@ -91,6 +130,7 @@ def decode(adapter: Any, order: Message, orders: Orders, answers: Answers) -> st
     started_s = time.perf_counter()
     waiting, running = deque(enumerate(order["requests"])), set[int]()
     adapter.begin(order["pipeline"], order["settings"])
+    waits = Waits()
     try:
         while waiting or running:
             if orders.cancelled():
@@ -101,12 +141,15 @@ def decode(adapter: Any, order: Message, orders: Orders, answers: Answers) -> st
                 adapter.add(number, request)
                 running.add(number)
             rows = adapter.step()
-            at_s = time.perf_counter() - started_s
+            waits.add()
+            at_s = time.perf_counter() - started_s - waits.total_s
             answers.write({"event": "step", "at_s": round(at_s, 7), "rows": rows}, now=False)
             running -= {number for number, _, ended, *_ in rows if ended}
     except BaseException:
         adapter.drop(order["pipeline"])
         raise
+    finally:
+        waits.close()
     return "done"
 
 

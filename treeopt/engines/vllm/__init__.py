@@ -107,7 +107,13 @@ def _lookup_notes(kind: object) -> list[str]:
 ENTRY = Engine(
     name="vllm",
     title=TITLE,
-    metrics=CounterNames("vllm:spec_decode_"),
+    metrics=CounterNames(
+        "vllm:spec_decode_",
+        latency="vllm:inter_token_latency_seconds",  # one for each output, however many tokens it holds
+        iterations="vllm:iteration_tokens_total_count",
+        generated="vllm:generation_tokens_total",
+        ended="vllm:request_success_total",
+    ),
     rules=(ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),),
     methods={  # vllm/config/speculative.py; it fills in `model` itself where none is required (`__post_init__`)
         "custom_class": Method.of("custom_class", model="required"),

@@ -72,6 +72,7 @@ class Chain:
         windows: how many steps accepted 0, 1, ... drafts in each window of time, if the source has several.
         engine: the engine that counted, where the source names it.
         assumed: assumptions behind these figures, as sentences.
+        undrafted: share of the steps in which nothing was drafted, where totals tell.
     """
 
     survival: tuple[float, ...]
@@ -82,6 +83,7 @@ class Chain:
     drafted: tuple[tuple[int, ...], ...] = ()
     windows: tuple[tuple[int, ...], ...] = ()
     engine: str | None = None
+    undrafted: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the figures.
@@ -189,6 +191,20 @@ def with_windows(chain: Chain, windows: Sequence[tuple[Sequence[float], int]]) -
         shares = -np.diff([1.0, *Chain(tuple(rates)).survival, 0.0])
         parts.append(tuple(apportion(shares, steps).tolist()))
     return replace(chain, windows=tuple(parts))
+
+
+def with_undrafted(chain: Chain, steps: int) -> Chain:
+    """Return the chain over all steps, given the number of those that drafted nothing; few are the ends of requests.
+
+    >>> with_undrafted(Chain((0.75,), 6), 2).survival
+    (0.5625,)
+    """
+    if chain.steps is None or steps <= TOLERATED * chain.steps:
+        return chain
+    every, share = chain.steps + steps, chain.steps / (chain.steps + steps)
+    rates = tuple(rate * share for rate in chain.survival)
+    idle = f"{steps} of {every} steps drafted nothing: tokens that were written, less those of drafts and of prefill"
+    return replace(chain, survival=rates, steps=every, undrafted=1 - share, assumed=(*chain.assumed, idle))
 
 
 def chain_from_counts(
@@ -303,7 +319,7 @@ def chain_trace(
         TraceError: `steps` differs from the number that the source records.
         UsageError: `steps` exceeds the largest number that can be drawn.
     """
-    plain_counted = any(0 in part for part in chain.drafted)
+    plain_counted = any(0 in part for part in chain.drafted) or chain.undrafted > 0
     assumed = [*_none_accepted(chain), *chain.assumed, *ASSUMED, *([] if plain_counted else [DRAFTING])]
     depth = len(chain.survival)
     tried: NDArray[np.int64] | None = None
@@ -319,6 +335,10 @@ def chain_trace(
         assumed += [*notes, *([REPEATED.format(repeats)] if repeats > 1 else [])]
         texts = [rng.permutation(np.repeat(np.arange(depth + 1), group * repeats)) for group in groups]
         weight = 0.0
+        if chain.undrafted:
+            flat = np.concatenate(texts)
+            tried, nothing = np.full(len(flat), depth), rng.permutation(np.flatnonzero(flat == 0))
+            tried[nothing[: round(chain.undrafted * len(flat))]] = 0
     counts = np.array([np.bincount(text, minlength=depth + 1) for text in texts])
     visited = np.concatenate(texts)
     lengths = (counts @ np.arange(1, depth + 2)).tolist()

@@ -16,7 +16,9 @@ PART = "spec_decode"  # part of the name of every sample that is read
 RATES = "acceptance_rate"  # part of the names of samples that are rates and no counts: `sources.rates` reads them
 DIGITS = 6  # most digits of a position
 AT_ONCE = "keep one, and give an earlier one as --before"
-_LINE = re.compile(r"(?:.*[\s\]|>])?((?:[a-z]\w*[:_])spec_decode_\w+(?:\{.*\}|\s).*?)\s*(?:\s#\s.*)?")
+WHOLE = ("generation_tokens_total", "request_success_total")  # ends of names of samples that tell of all steps
+_NAMES = f"spec_decode_\\w+|{'|'.join(WHOLE)}"
+_LINE = re.compile(rf"(?:.*[\s\]|>])?((?:[a-z]\w*[:_])(?:{_NAMES})(?:\{{.*\}}|\s).*?)\s*(?:\s#\s.*)?")
 Key = tuple[str, tuple[tuple[str, str], ...]]
 Samples = dict[Key, float]
 
@@ -33,6 +35,10 @@ class CounterNames:
         steps: drafts, one for each step.
         accepted_total: all accepted tokens.
         cuts: what to say of drafts that were cut, which the engine does as a rule; "": they are an error.
+        latency: whole name of the histogram of seconds between two outputs of a request; "": there is none.
+        iterations: whole name of the count of the engine's steps.
+        generated: whole name of the counter of all tokens written; "": none.
+        ended: whole name of the counter of requests that ended.
     """
 
     prefix: str
@@ -42,12 +48,16 @@ class CounterNames:
     steps: str | None = "num_drafts_total"
     accepted_total: str = "num_accepted_tokens_total"
     cuts: str = ""
+    latency: str = ""
+    iterations: str = ""
+    generated: str = ""
+    ended: str = ""
 
 
 def holds_samples(content: Content) -> bool:
     """Return True if samples of speculative decoding are in the content, and not their names alone."""
     if content.values is None:
-        return any(_sample(line) is not None for _, line in _lines(content.text))
+        return any(_sample(line) is not None for _, line in _lines(content.text) if PART in line)
     return PART in content.text and bool(_of_get_metrics(content))
 
 
@@ -60,13 +70,13 @@ def samples_of(content: Content, model: str | None) -> Samples:
     samples = _of_text(content.text) if content.values is None else _of_get_metrics(content)
     if not samples:
         raise TraceError("it has no counters of speculative decoding")
-    return _of_model(samples, model)
+    return of_model(samples, model)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines that must be samples, and their numbers."""
     for number, line in enumerate(text.splitlines(), 1):
-        if PART in line and RATES not in line and not line.lstrip().startswith("#"):
+        if any(part in line for part in (PART, *WHOLE)) and RATES not in line and not line.lstrip().startswith("#"):
             yield number, line
 
 
@@ -123,7 +133,7 @@ def _add(samples: Samples, key: Key, value: float, where: str) -> None:
     samples[key] = value
 
 
-def _of_model(samples: Samples, model: str | None) -> Samples:
+def of_model(samples: Samples, model: str | None) -> Samples:
     """Return the samples of one model, and those without the name of a model.
 
     Raises:

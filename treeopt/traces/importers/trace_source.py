@@ -152,7 +152,7 @@ def meaning(setting: str) -> str:
     """Return what a setting means to the kinds of sources that take it, for help.
 
     >>> meaning("uneven")
-    'bench-serve, counters, responses: count what short drafts left out as rejected.'
+    'bench-serve, counters, responses, vllm-vcr: count what short drafts left out as rejected.'
     """
     kinds: dict[str, list[str]] = {}
     for name, source in SOURCES.items():

@@ -8,5 +8,6 @@
 * `llama_trace`: llama-server's LLAMA_TRACE lines.
 * `openvino_steps`: OpenVINO's step lists.
 * `rates`: rates by position as people paste them, where no engine's output is recognised.
+* `vllm_vcr`: recordings of vllm-vcr and their sidecar.
 * `spec_bench`: Spec-Bench's answers.
 """

@@ -255,3 +255,21 @@ def test_two_dumps_of_get_metrics_are_not_added(text):
 def test_the_same_dump_counts_once_and_engines_are_added():
     assert chain_of(json.dumps([*METRICS, *METRICS])).steps == 2000
     assert chain_of(json.dumps([*METRICS, *ENGINE_1])).steps == 4000
+
+
+def test_steps_without_a_draft_are_counted_where_all_tokens_are(tmp_path):
+    """5 drafts accepted 7 tokens; 30 tokens of 3 requests leave 15 steps that drafted nothing: priced as plain ones."""
+    whole = VLLM + (
+        'vllm:generation_tokens_total{engine="0",model_name="model-8B"} 30.0\n'
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="model-8B"} 2.0\n'
+        'vllm:request_success_total{engine="0",finished_reason="length",model_name="model-8B"} 1.0\n'
+    )
+    chain = chain_of(whole)
+    assert (chain.steps, chain.undrafted) == (20, 0.75)
+    assert chain.survival == pytest.approx((0.2, 0.1, 0.05))
+    (tmp_path / "m.txt").write_text(whole)
+    trace, _ = bring(tmp_path, tmp_path / "m.txt", "engine")
+    counts = replay_tree(Tree.chain(3), trace)
+    assert counts.tau == pytest.approx(1.35)
+    assert counts.drafted_counts[0] / counts.drafted_counts.sum() == pytest.approx(0.75)
+    assert chain_of(VLLM).undrafted == 0

@@ -1,0 +1,103 @@
+"""Results of engines' benchmarks as step times: what an engine took, and what is lacking."""
+
+import json
+
+import pytest
+
+from simulate.profiles.engine_times_csv import read_times
+from tests.simulate.profiles.test_engine_times_csv import DEVICE, engine_s, written
+from treeopt.cost_model import StepShape
+from treeopt.errors import CostError, UsageError
+
+SIZES = [(batch, drafted) for batch in (1, 8) for drafted in (0, 1, 3)]
+COLUMNS = "write a CSV with a line per measurement and the columns batch, drafted and step_ms"
+
+
+def served(batch, drafted, **more):
+    record = {"max_concurrency": batch, "mean_itl_ms": 1e3 * engine_s(batch, drafted), "mean_tpot_ms": 1.0}
+    if drafted:
+        record |= {"spec_decode_num_drafts": 2000, "spec_decode_draft_tokens": 2000 * drafted}
+    return record | more
+
+
+def speculative(batch, drafted, topk=1):
+    sizes = {"batch_size": batch, "steps": drafted, "topk": topk if drafted else 0, "num_draft_tokens": drafted + 1}
+    return sizes | {"acc_length": 1.5, "step_time": engine_s(batch, drafted), "speed": 100.0}
+
+
+def costs_what_it_took(profile):
+    for batch, drafted in SIZES:
+        if drafted:
+            chain = StepShape(batch, drafted + 1, (1,) * drafted)
+            assert profile.step_s([chain])[0] == pytest.approx(engine_s(batch, drafted))
+        else:
+            assert profile.plain_s(batch=batch) == pytest.approx(engine_s(batch, 0))
+
+
+@pytest.mark.parametrize("lines", [False, True])
+@pytest.mark.parametrize("make", [served, speculative])
+def test_results_are_read_as_what_they_timed(tmp_path, make, lines):
+    records = [make(*size) for size in SIZES]
+    if make is speculative:
+        records.append(speculative(1, 3, topk=4))  # a tree: no place in a profile of chains
+    path = tmp_path / "r.json"
+    path.write_text("\n".join(map(json.dumps, records)) if lines else json.dumps(records))
+    costs_what_it_took(read_times(path, device=DEVICE, context=(512, 512)))
+
+
+def test_several_files_are_one_table_and_state_their_contexts(tmp_path):
+    """SGLang's bench_one_batch times plain steps; requests of 400 tokens with 200 new ones have 500 in the mean."""
+    plain = tmp_path / "plain.jsonl"
+    records = [
+        {"batch_size": batch, "input_len": 400, "output_len": 200, "median_decode_latency": engine_s(batch, 0)}
+        for batch in (1, 8)
+    ]
+    plain.write_text("\n".join(map(json.dumps, records)))
+    sums = {"total_input_tokens": 4000, "total_output_tokens": 2000, "completed": 10}
+    files = [plain]
+    for batch, drafted in SIZES:
+        if drafted:
+            files.append(tmp_path / f"{batch}-{drafted}.json")
+            files[-1].write_text(json.dumps(served(batch, drafted, **sums)))
+    found = read_times(*files, device=DEVICE)
+    costs_what_it_took(found)
+    assert found.context == (500, 500)
+    assert found.meta["imported"]["file"].startswith("plain.jsonl, 1-1.json")
+    table = written(tmp_path / "t.csv", [(1, 0, 6), (1, 1, 7)])
+    assert read_times(table, *files, device=DEVICE, context=(512, 512)).context == (512, 512)
+    with pytest.raises(CostError, match=r"batch 1, context 500 .* no line with `drafted` 1"):
+        read_times(plain, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"pl": 2, "t_tg": 0.03, "speed_tg": 32.0}, f"result 1: llama-batched-bench times plain steps .*: {COLUMNS}"),
+        ({"avg_latency": 1.9, "latencies": [1.9]}, f"vllm bench latency has neither .*: {COLUMNS}"),
+        ({"world_info": {}, "performance": {}}, f"trtllm-bench has means .*: {COLUMNS}"),
+        ({"something": 1}, f"result 1: is no benchmark's that is read: {COLUMNS}"),
+        ([3], f"is JSON, but no results of a benchmark: {COLUMNS}"),
+        ([], f"holds no chain and no plain step: {COLUMNS}"),
+        (served(1, 0, max_concurrency=None), "max_concurrency must be a number: serve with --max-concurrency"),
+        (served(1, 0, spec_decode_acceptance_length=2.1), "does not say how many tokens are drafted"),
+        (served(1, 3) | {"spec_decode_draft_tokens": 5000}, "2.5 tokens per draft is no chain"),
+        (served(1, 0, mean_itl_ms="9"), "`mean_itl_ms` must be a number above 0, found '9'"),
+        (speculative(1, 0) | {"batch_size": "x"}, "result 1: `batch` must be an integer, found 'x'"),
+    ],
+)
+def test_what_results_lack_is_named(tmp_path, record, message):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(record))
+    with pytest.raises(CostError, match=message):
+        read_times(path, device=DEVICE, context=(1, 1))
+
+
+def test_what_is_no_json_is_named(tmp_path):
+    for text in ('{"a":', "[" * 100_000):
+        path = tmp_path / "r.json"
+        path.write_text(text)
+        with pytest.raises(CostError, match="is no JSON that can be read"):
+            read_times(path, device=DEVICE, context=(1, 1))
+    path.write_text(json.dumps([served(1, 0), served(1, 1)]))
+    with pytest.raises(UsageError, match="does not say at which context"):
+        read_times(path, device=DEVICE)
