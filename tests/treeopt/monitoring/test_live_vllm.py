@@ -61,7 +61,7 @@ def test_a_change_of_prompts_is_noticed(served, tmp_path):
     trace = chain_trace(chain, rng=rng, meta={})
     profile = read_times(tmp_path / "steps.csv", device="this machine", context=(64, 64))
     plan = treeopt.search(trace, profile, batch=4, engine="vllm", solver_work=0)
-    seen = treeopt.watch(plan, urls=(served.url,), every_s=1e-3, tolerance=0.05, hours=100)
+    seen = treeopt.watch(plan, urls=(served.url,), every_s=1e-3, tolerance=0.05, hours=1)
 
     def acceptance(record):
         return {row["name"]: row for row in record["tests"] if not row["name"].startswith("step time")}
