@@ -12,6 +12,7 @@ first used, so that importing treeopt takes no time. The rooms, in the order of 
 * `policies`, `constraints`, `replay`: dynamic trees; rules of engines; which drafted tokens a tree gets accepted.
 * `searchers`, `plans`, `planning`: search algorithms; the result and its JSON; from a trace and step times to a plan.
 * `comparison`, `engines`: drafters side by side; exports, engine rules and drivers.
+* `monitoring`: running servers beside their plan.
 * `results`, `terminal`: each kind of result as tables and sentences; how a terminal shows them.
 * `charts`, `report`: charts as values and their renderers; the HTML page.
 * `api`, `notebook`, `explore`, `cli`: the Python API, one command per file; values in notebooks and files; a local
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from treeopt.api.train_drafter import train as train
     from treeopt.api.tune_engine import tune as tune
     from treeopt.api.validate_plan import validate as validate
+    from treeopt.api.watch_server import watch as watch
     from treeopt.api.whatif_devices import whatif as whatif
     from treeopt.charts.matplotlib_axes import draw_speedups as draw_speedups
     from treeopt.charts.matplotlib_axes import draw_tau as draw_tau
@@ -77,6 +79,7 @@ _NAMES = {
     "treeopt.api.train_drafter": "train",
     "treeopt.api.tune_engine": "tune",
     "treeopt.api.validate_plan": "validate",
+    "treeopt.api.watch_server": "watch",
     "treeopt.api.whatif_devices": "whatif",
     "treeopt.charts.matplotlib_axes": "draw_speedups draw_tau",
     "treeopt.errors": "TreeoptError",

@@ -92,7 +92,9 @@ def collect(
         done += pieces[-1].requests
         if shards is not None and is_main_rank():
             shards.add(pieces[-1])
-    return concatenate_traces(pieces, whole_meta(meta if shards is None else shards.meta, pieces))
+    return concatenate_traces(
+        pieces, whole_meta(meta if shards is None else shards.meta, [piece.meta for piece in pieces])
+    )
 
 
 def _given_texts(

@@ -203,11 +203,11 @@ class Roofline:
         committed = np.array([self.committed if s.committed is None else s.committed for s in shapes])
         moved_s = (committed - self.committed) * self._move_s(batch)
         drafts = np.array([len(shape.widths) > 0 for shape in shapes])
-        first, same = (
-            self.level(np.ones(len(shapes)), batch=batch, depth=0, context=context, committed=each).total_s
-            for each in (committed, np.full_like(committed, self.committed))
-        )
-        return np.asarray(moved_s + np.where(drafts, first - same, 0.0))
+        if not drafts.any() or np.all(committed == self.committed):
+            return moved_s
+        kept = np.append(committed, self.committed)
+        first = self.level(np.ones(len(kept)), batch=batch, depth=0, context=context, committed=kept).total_s
+        return np.asarray(moved_s + np.where(drafts, first[:-1] - first[-1], 0.0))
 
     def _move_s(self, batch: int) -> float:
         """Return the seconds of moving the keys and values of one committed token per sequence."""

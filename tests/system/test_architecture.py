@@ -31,7 +31,7 @@ ROOMS = """
 treeopt: errors registry settings acceptance_rules defaults storage value_methods tree statistics traces
     traces.importers traces.importers.sources tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
-    plans planning comparison engines engines.connections engines.* results terminal charts report
+    plans planning comparison engines engines.connections engines.* monitoring results terminal charts report
 simulate: model_sizes roofline profiles paper_formulas runs validation whatif
 executor: device kernels prompts verification target drafters.base models checkpoints.tensors
     drafters.* drafters checkpoints decoding runners

@@ -9,6 +9,7 @@
 * `validate_plan`: `validate`, predicted beside measured.
 * `record_trace`: `collect`, a trace of what the target, or an engine, writes.
 * `profile_steps`: `profile`, step times.
+* `watch_server`: `watch`, running servers beside their plan.
 * `decode_prompts`: `decode`, texts with a drafter and a tree.
 * `train_drafter`: `train`, a drafter by a published recipe.
 * `tune_engine`: `tune`, the best draft length of an engine, by measuring.

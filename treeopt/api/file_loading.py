@@ -139,11 +139,13 @@ def load_tree(path: Path | str, *, name: str | None = None) -> Tree:
     return tree_file.tree
 
 
-def as_trace(trace: Trace | Path | str, *, ranks_only: bool = False) -> tuple[Trace, Path | None]:
+def as_trace(
+    trace: Trace | Path | str, *, ranks_only: bool = False, to_split: bool = False
+) -> tuple[Trace, Path | None]:
     """Return a trace and its file, if it was given by path."""
     if isinstance(trace, Trace):
         return trace, None
-    return load_trace(trace, ranks_only=ranks_only), Path(trace)
+    return load_file_or_shards(trace, ranks_only=ranks_only, to_split=to_split), Path(trace)
 
 
 def as_profile(

@@ -60,7 +60,7 @@ def search(
     engine, policies, dynamic = settings.engine, settings.policies, settings.dynamic
     known = None if engine is None else ENGINES[engine]
     grows = known is not None and known.cannot_run is not None
-    trace, trace_file = as_trace(trace, ranks_only=not policies and not dynamic and not grows)
+    trace, trace_file = as_trace(trace, ranks_only=not policies and not dynamic and not grows, to_split=True)
     cost: CostModel = as_profile(profile, trace, trace_file, engine=engine)
     warn(model_warnings("trace and profile", trace.meta, cost.meta))
     if settings.max_depth is not None and settings.max_depth > trace.depth:

@@ -54,7 +54,7 @@ def whatif(trace: Trace | Path | str, *, settings: WhatIfSettings, progress: Pro
         ...     "data/traces/smollm2-eagle-t0.npz", hardware="l40s", target=llama, batch=(1, 64), max_nodes=4
         ... )
         >>> [(cell["batch"], cell["name"], round(cell["speedup"]["value"], 2)) for cell in record["cells"]]
-        [(1, 'chosen tree', 1.47), (64, 'chosen tree', 1.33)]
+        [(1, 'chosen tree', 1.47), (64, 'chosen tree', 1.28)]
         >>> record.plans()["l40s-512.json"].entry(64).choice.nodes
         2
     """
@@ -142,7 +142,7 @@ class WhatIf:
         search = self.search.changed(rules=(*own_rules, *engine_rules(settings.engine, trace)))
         with progress("searching", len(self.places)) as done:
             scenarios = explore(trace, self.places, search, fit=settings.fit, done=done)
-        found = (warning for scenario in scenarios for warning in scenario.warnings)
+        found = (warning for each in scenarios if each.plan is not None for warning in each.plan.warnings)
         record = record_of_scenarios(
             self.trace,
             scenarios,

@@ -10,7 +10,7 @@ from treeopt.plans.plan import Choice
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import Objective
 from treeopt.replay.static_tree import step_seconds
-from treeopt.replay.walk import StepCounts
+from treeopt.replay.walk import StepCounts, total_counts
 from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
@@ -85,7 +85,9 @@ class Judge:
             return Choice(name, None, one, self.plain_s(batch), one)
         counts = self._judged[tree]
         tau = ratio(counts.committed, counts.steps, self.held.domain)
-        return Choice(name, tree, tau, self.step_s(tree, batch), self._speedup(tree, batch, counts, self.held))
+        accepted = (np.cumsum(counts.accepted_counts[::-1])[::-1] / counts.accepted_counts.sum())[1:].tolist()
+        speedup = self._speedup(tree, batch, counts, self.held)
+        return Choice(name, tree, tau, self.step_s(tree, batch), speedup, accepted=tuple(accepted))
 
     def counts(self, tree: Tree) -> StepCounts:
         """Return the counts of a tree on the requests held out."""
@@ -131,10 +133,10 @@ class _Replays:
         self.pool = EMPTY
 
     @cached_property
-    def _replayer(self) -> Replayer:
-        return Replayer(self._trace, self.pool)
+    def _replayers(self) -> list[Replayer]:
+        return [Replayer(part, self.pool) for part in self._trace.parts]
 
     def __getitem__(self, tree: Tree) -> StepCounts:
         if tree not in self._known:
-            self._known[tree] = self._replayer.replay(tree)
+            self._known[tree] = total_counts(replayer.replay(tree) for replayer in self._replayers)
         return self._known[tree]

@@ -45,6 +45,7 @@ class Choice:
         grown: the dynamic tree; None for plain decoding and for static trees.
         behind: share of the chosen configuration's tokens per second that this one loses, paired by request, without
             the error of step times; None for the chosen configuration itself.
+        accepted: shares of the steps that accept at least 1, 2, ... drafted tokens; empty where they are not known.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Choice:
     speedup: Estimate
     grown: Grown | None = None
     behind: Estimate | None = None
+    accepted: tuple[float, ...] = ()
 
     @property
     def plain(self) -> bool:

@@ -96,6 +96,10 @@ class ChoiceRecord(Record, frozen=True):
         EstimateRecord | None,
         Meta(description="share of the choice's tokens per second that is lost; null for the choice itself"),
     ]
+    accepted: Annotated[
+        tuple[NotNegative, ...],
+        Meta(description="shares of the steps that accept at least 1, 2, ... drafted tokens; empty: not known"),
+    ] = ()
 
     def __post_init__(self) -> None:
         """Check that there is at most one kind of tree."""
@@ -248,6 +252,7 @@ def _choice_record(choice: Choice) -> dict[str, Any]:
         "step_s": choice.step_s,
         "speedup": asdict(choice.speedup),
         "behind": None if choice.behind is None else asdict(choice.behind),
+        **({"accepted": list(choice.accepted)} if choice.accepted else {}),
     }
 
 
@@ -282,6 +287,7 @@ def _choice(record: ChoiceRecord, where: str) -> Choice:
         speedup=_estimate(record.speedup),
         grown=None if record.grown is None else _grown(record.grown, f"{where}.grown"),
         behind=None if record.behind is None else _estimate(record.behind),
+        accepted=record.accepted,
     )
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from treeopt.acceptance_rules import draws_candidates, may_accept_several
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import TraceError
-from treeopt.replay.walk import StepCounts, Walk, count, walk_steps
+from treeopt.replay.walk import StepCounts, Walk, count, total_counts, walk_steps
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -25,7 +25,7 @@ def replay_tree(tree: Tree, trace: Trace) -> StepCounts:
     >>> replay_tree(Tree.chain(1), trace).tau
     1.5
     """
-    return count(visit(tree, trace), trace, depth=tree.depth)
+    return total_counts(count(visit(tree, part), part, depth=tree.depth) for part in trace.parts)
 
 
 def visit(tree: Tree, trace: Trace) -> Walk:

@@ -4,6 +4,7 @@ A request's walk starts at position 0 and moves by accepted + 1; its last step i
 Nothing is averaged over positions that no step visits.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +82,21 @@ def count(walk: Walk, trace: Trace, depth: int = 0) -> StepCounts:
         committed=trace.lengths,
         accepted_counts=np.bincount(walk.accepted, minlength=depth + 1),
         drafted_counts=drafted_counts(walk.anchors, trace, depth),
+    )
+
+
+def total_counts(parts: Iterable[StepCounts]) -> StepCounts:
+    """Return the counts of a trace from those of its parts, in order."""
+    first, *others = parts
+    if not others:
+        return first
+    every = (first, *others)
+    drafted = [part.drafted_counts for part in every if part.drafted_counts is not None]
+    return StepCounts(
+        np.concatenate([part.steps for part in every]),
+        np.concatenate([part.committed for part in every]),
+        np.sum([part.accepted_counts for part in every], axis=0),
+        np.sum(drafted, axis=0) if drafted else None,
     )
 
 

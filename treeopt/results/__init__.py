@@ -11,6 +11,7 @@
 * `validation`, `engine_checks`: predicted beside measured; engines beside the replay.
 * `profile`: measured step times.
 * `whatif`: devices that were not measured.
+* `watch`: running servers beside their plan.
 * `training`: the accuracy of a trained drafter.
 * `tuning`: the draft length of an engine that measuring chose.
 * `models`: models that are known by name.

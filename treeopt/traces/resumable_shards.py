@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from treeopt.errors import TraceError, UsageError, counted
 from treeopt.storage.atomic_files import checksum, why, write_text
 from treeopt.storage.json_records import RecordError, parse
@@ -20,13 +22,14 @@ from treeopt.storage.typed_records import Integer, Record, read_field, read_reco
 from treeopt.storage.user_files import read_text
 from treeopt.storage.work_file import check_same_settings
 from treeopt.traces.merge_split import concatenate_traces
-from treeopt.traces.trace import OPTIONAL, RANKS, Trace, load_trace, save_trace
+from treeopt.traces.trace import BY_ANCHOR, OPTIONAL, RANKS, Trace, first_of, load_trace, save_trace
 from treeopt.traces.trace_checks import FORMAT
 
 SCHEMA = "treeopt.shards/1"
 MANIFEST = "manifest.json"
 SHARD = "shard-{:05}.npz"
 SHARD_FILES = "shard-*.npz"
+MANY = 20_000  # requests from which on a search reads a folder shard by shard
 CODE = ("treeopt", "commit", "software")  # must not change, or the resumed part would differ from an uninterrupted one
 
 
@@ -62,13 +65,14 @@ class Shards:
         settings: everything else that the shards depend on.
         requests: requests of the whole trace.
         traces: the shards written so far, in order.
+        checksums: of their files.
     """
 
     def __init__(self, folder: Path, meta: Mapping[str, Any], settings: Mapping[str, Any], requests: int) -> None:
         """Describe a folder without shards; nothing is read or written."""
         self.folder, self.meta, self.settings, self.requests = folder, dict(meta), dict(settings), requests
         self.traces: list[Trace] = []
-        self._checksums: list[str] = []
+        self.checksums: list[str] = []
 
     @classmethod
     def read(cls, folder: Path, *, arrays: Collection[str] = FORMAT) -> "Shards":
@@ -81,6 +85,22 @@ class Shards:
         Raises:
             TraceError: no such folder, a manifest or shard that breaks its format, or a shard of another checksum.
         """
+        shards = cls.listed(folder)
+        shards.traces = [shards.load(number, arrays) for number in range(len(shards.checksums))]
+        if shards.done > shards.requests:
+            raise TraceError(
+                f"{folder / MANIFEST}: the manifest records {counted(shards.requests, 'request')}, the shards hold "
+                f"{shards.done}"
+            )
+        return shards
+
+    @classmethod
+    def listed(cls, folder: Path) -> "Shards":
+        """Read the manifest of a folder, and no shard.
+
+        Raises:
+            TraceError: no such folder, or a manifest that breaks its format.
+        """
         path = folder / MANIFEST
         try:
             manifest = read_record(parse(read_text(path), SCHEMA), _Manifest)
@@ -89,17 +109,19 @@ class Shards:
         except RecordError as error:
             raise TraceError(f"{path}: {error}") from error
         shards = cls(folder, manifest.meta, manifest.settings, manifest.requests)
-        for number, recorded in enumerate(part.sha256 for part in manifest.shards):
-            shard = shards.shard(number)
-            if not shard.is_file() or checksum(shard) != recorded:
-                raise TraceError(f"{shard}: is not the file of checksum {recorded} that {MANIFEST} names")
-            shards.traces.append(load_trace(shard, arrays=arrays))
-            shards._checksums.append(recorded)
-        if shards.done > shards.requests:
-            raise TraceError(
-                f"{path}: the manifest records {counted(shards.requests, 'request')}, the shards hold {shards.done}"
-            )
+        shards.checksums = [part.sha256 for part in manifest.shards]
         return shards
+
+    def load(self, number: int, arrays: Collection[str] = FORMAT) -> Trace:
+        """Read a shard; see `load_trace`.
+
+        Raises:
+            TraceError: no such file, one of another checksum, or one that breaks the format.
+        """
+        path, recorded = self.shard(number), self.checksums[number]
+        if not path.is_file() or checksum(path) != recorded:
+            raise TraceError(f"{path}: is not the file of checksum {recorded} that {MANIFEST} names")
+        return load_trace(path, arrays=arrays)
 
     @classmethod
     def begin(cls, folder: Path, meta: Mapping[str, Any], settings: Mapping[str, Any], requests: int) -> "Shards":
@@ -143,12 +165,12 @@ class Shards:
         """Write the next shard, then the manifest that names it."""
         path = self.shard(len(self.traces))
         save_trace(trace, path)
-        self._checksums.append(checksum(path))
+        self.checksums.append(checksum(path))
         self.traces.append(trace)
         self._write()
 
     def _write(self) -> None:
-        shards = [{"sha256": sha256} for sha256 in self._checksums]
+        shards = [{"sha256": sha256} for sha256 in self.checksums]
         record = {"schema": SCHEMA, "requests": self.requests, "settings": self.settings, "meta": self.meta}
         write_text(self.folder / MANIFEST, json.dumps(record | {"shards": shards}, indent=1) + "\n")
 
@@ -158,15 +180,86 @@ class Shards:
         Raises:
             TraceError: shards are missing, or do not fit together.
         """
-        if self.done < self.requests:
-            raise TraceError(
-                f"{self.folder} holds {self.done} of {counted(self.requests, 'request')}: resume it with the command "
-                "that began it"
-            )
+        self.check_done(self.done)
         try:
-            return concatenate_traces(self.traces, whole_meta(self.meta, self.traces))
+            return concatenate_traces(self.traces, whole_meta(self.meta, [trace.meta for trace in self.traces]))
         except (TraceError, RecordError) as error:
             raise TraceError(f"{self.folder}: {error}") from error
+
+    def check_done(self, done: int) -> None:
+        """Raise TraceError if the shards hold too few requests."""
+        if done < self.requests:
+            raise TraceError(
+                f"{self.folder} holds {done} of {counted(self.requests, 'request')}: resume it with the command that "
+                "began it"
+            )
+
+
+class ShardedTrace(Trace):
+    """The trace of a folder of shards that is too large to be put together: `split` reads it shard by shard.
+
+    Before that only `meta`, `width`, `depth` and `requests` are known, afterwards also what requests have.
+    """
+
+    def __init__(self, shards: Shards) -> None:
+        """Read the first shard."""
+        first = shards.load(0, RANKS)
+        known = {"meta": shards.meta, "width": first.width, "_depth": first.depth, "_shards": shards}
+        self.__dict__ |= dict.fromkeys(("prompt_tokens", "domain", "candidates", *BY_ANCHOR)) | known
+
+    @property
+    def depth(self) -> int:
+        """See `Trace`."""
+        return int(self.__dict__["_depth"])
+
+    @property
+    def requests(self) -> int:
+        """See `Trace`."""
+        return int(self.__dict__["_shards"].requests)
+
+    @property
+    def anchors(self) -> int:
+        """See `Trace`."""
+        return int(self.lengths.sum())
+
+    def split(self, *, share: float, rng: np.random.Generator) -> tuple[Trace, Trace]:
+        """See `Trace.split`; equal to it.
+
+        Raises:
+            TraceError: see `Shards.load` and `Shards.whole`.
+        """
+        shards: Shards = self.__dict__["_shards"]
+        chosen = np.zeros(self.requests, dtype=bool)
+        chosen[first_of(self.requests, share=share, rng=rng)] = True
+        sides: tuple[list[Trace], list[Trace]] = ([], [])
+        lengths, prompts, notes, done = [], [], [], 0
+        for number in range(len(shards.checksums)):
+            shard = shards.load(number, RANKS)
+            own = chosen[done : done + shard.requests]
+            done += shard.requests
+            for taken, side in zip((own, ~own), sides, strict=True):
+                if taken.any():
+                    side.append(shard.select(np.flatnonzero(taken)))
+            lengths.append(shard.lengths)
+            prompts.append(shard.prompt_tokens)
+            notes.append(shard.meta)
+        shards.check_done(done)
+        known = [tokens for tokens in prompts if tokens is not None]
+        try:
+            meta = whole_meta(shards.meta, notes)
+            first, second = (_emptied(side, meta) for side in sides)
+        except (TraceError, RecordError) as error:
+            raise TraceError(f"{shards.folder}: {error}") from error
+        self.__dict__ |= {"meta": meta, "lengths": np.concatenate(lengths)}
+        self.__dict__ |= {"prompt_tokens": np.concatenate(known) if len(known) == len(prompts) else None}
+        return first, second
+
+
+def _emptied(parts: list[Trace], meta: Mapping[str, Any]) -> Trace:
+    """Return parts of a trace put together; the list is empty then."""
+    trace = concatenate_traces(parts, meta)
+    parts.clear()
+    return trace
 
 
 @contextmanager
@@ -222,13 +315,13 @@ def note(texts: Sequence[str], grams: int, repeats: int) -> dict[str, Any]:
     return {"texts": list(texts), "grams": grams, "repeats": repeats}
 
 
-def whole_meta(meta: Mapping[str, Any], shards: Sequence[Trace]) -> dict[str, Any]:
-    """Return the `meta` of a whole trace, with the keys of `note` summed over its shards.
+def whole_meta(meta: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the `meta` of a whole trace, with the keys of `note` summed over the `meta` of its shards.
 
     Raises:
         RecordError: a shard's `meta` lacks a key of `note`.
     """
-    notes = [read_record(dict(shard.meta), _Note, f"`meta` of shard {i}") for i, shard in enumerate(shards)]
+    notes = [read_record(dict(shard), _Note, f"`meta` of shard {i}") for i, shard in enumerate(shards)]
     texts = [text for part in notes for text in part.texts]
     grams, repeats = sum(part.grams for part in notes), sum(part.repeats for part in notes)
     written = {"written": round(repeats / grams, 4) if grams else 0.0}
@@ -239,12 +332,13 @@ def whole_meta(meta: Mapping[str, Any], shards: Sequence[Trace]) -> dict[str, An
     }
 
 
-def load_file_or_shards(path: Path | str, *, ranks_only: bool = False) -> Trace:
+def load_file_or_shards(path: Path | str, *, ranks_only: bool = False, to_split: bool = False) -> Trace:
     """Return the trace of a .npz file, or the whole trace of a folder of shards.
 
     Args:
         path: file or folder.
         ranks_only: leave the probabilities and candidates of a folder unread.
+        to_split: with `ranks_only`, return a `ShardedTrace` where the folder holds many requests.
 
     Raises:
         TraceError: see `load_trace`, `Shards.read` and `Shards.whole`.
@@ -252,4 +346,8 @@ def load_file_or_shards(path: Path | str, *, ranks_only: bool = False) -> Trace:
     path = Path(path)
     if not path.is_dir():
         return load_trace(path)
+    if ranks_only and to_split and not {"kept", "tree_kept", "drafted", "confidence"} & {*optional_in(path)}:
+        shards = Shards.listed(path)
+        if shards.requests >= MANY:
+            return ShardedTrace(shards)
     return ranks_of(path) if ranks_only else Shards.read(path).whole()

@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -87,6 +88,7 @@ class TraceMeta(Record, frozen=True, kw_only=True):
 
 SCHEMAS = ("treeopt.trace/2", "treeopt.trace/1")  # the one that is written, and others that are read
 SCHEMA = SCHEMAS[0]
+PART = 2**22  # anchors that are replayed at once
 # Optional arrays, one row per anchor.
 BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "tree_kept", "drafted", "confidence")
 BY_REQUEST = ("domain", "prompt_tokens")  # optional arrays, one entry per request
@@ -182,6 +184,8 @@ class Trace(ValueMethods):
     @cached_property
     def request_index(self) -> NDArray[np.int32]:
         """The index (0 .. R − 1) of each anchor's request, int32 (P,)."""
+        if self.request[0] == 0 and self.request[-1] == self.requests - 1:  # numbered without a gap
+            return self.request
         index = np.cumsum(self.position == 0, dtype=np.int32)
         index -= 1
         return index
@@ -234,17 +238,37 @@ class Trace(ValueMethods):
             candidates=chosen,
         )
 
+    @cached_property
+    def parts(self) -> tuple["Trace", ...]:
+        """The trace in parts of whole requests, views of about `PART` anchors; itself if it is not larger.
+
+        Replays of the parts add up to that of the trace, and take memory for one part at a time.
+        """
+        if self.anchors <= PART:
+            return (self,)
+        places = np.searchsorted(self.starts, np.arange(0, self.anchors, PART))
+        cuts = np.unique([*places.tolist(), self.requests]).tolist()
+        return tuple(self._view(first, last) for first, last in pairwise(cuts))
+
+    def _view(self, first: int, last: int) -> "Trace":
+        """Return the requests from `first` to before `last` as views without candidates, which need no check."""
+        view = object.__new__(Trace)
+        anchors = slice(int(self.starts[first]), int(self.stops[last - 1]))
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, np.ndarray):
+                value = value[slice(first, last) if each.name in BY_REQUEST else anchors]
+            object.__setattr__(view, each.name, None if each.name == "candidates" else value)
+        return view
+
     def split(self, *, share: float, rng: np.random.Generator) -> tuple["Trace", "Trace"]:
         """Split into two traces with no request in common; the first gets `share` of the requests, each at least one.
 
         Raises:
             TraceError: fewer than two requests.
         """
-        if self.requests < 2:
-            raise TraceError(f"a split needs at least 2 requests, the trace has {self.requests}")
-        first = min(max(round(share * self.requests), 1), self.requests - 1)
-        order = rng.permutation(self.requests)
-        return self.select(np.sort(order[:first])), self.select(np.sort(order[first:]))
+        first = first_of(self.requests, share=share, rng=rng)
+        return self.select(first), self.select(np.setdiff1d(np.arange(self.requests), first))
 
     def frame(self) -> "pd.DataFrame":
         """Return a table with one row per anchor and depth; positions past the end of a request have no row.
@@ -266,6 +290,13 @@ class Trace(ValueMethods):
         columns["rank"] = self.rank.ravel()
         known = columns["rank"] != PAST_END
         return pd.DataFrame({name: values[known] for name, values in columns.items()})
+
+
+def first_of(requests: int, *, share: float, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the requests of the first part of a split, in rising order; see `Trace.split`."""
+    if requests < 2:
+        raise TraceError(f"a split needs at least 2 requests, the trace has {requests}")
+    return np.sort(rng.permutation(requests)[: min(max(round(share * requests), 1), requests - 1)])
 
 
 def save_trace(trace: Trace, path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import treeopt
 from executor.prompts.prompt_files import Prompt
 from executor.recording import collect_trace
 from executor.recording.collect_trace import collect
@@ -19,9 +20,12 @@ from tests.helpers.strategies import assert_equal_traces, trace_of, traces
 from tests.treeopt.traces.test_trace import rows
 from treeopt.errors import TraceError, UsageError
 from treeopt.policies import DynamicTree
+from treeopt.searchers.static_trees import best_first
+from treeopt.traces import resumable_shards
+from treeopt.traces import trace as trace_module
 from treeopt.traces.merge_split import concatenate_traces, halves, merge_traces
-from treeopt.traces.resumable_shards import MANIFEST, Shards, note, optional_in, ranks_of
-from treeopt.traces.trace import OPTIONAL, save_trace
+from treeopt.traces.resumable_shards import MANIFEST, Shards, load_file_or_shards, note, optional_in, ranks_of
+from treeopt.traces.trace import OPTIONAL, RANKS, load_trace, save_trace
 
 TOKENS = random_prompts([5, 3, 8, 2, 6, 4, 7, 3, 5, 2, 9, 4, 3, 6, 2, 5, 4, 3, 8, 2], seed=8)
 PROMPTS = [Prompt("x", domain="abc"[i % 3 if i > 9 else 1]) for i in range(len(TOKENS))]
@@ -282,3 +286,31 @@ def test_requests_that_stand_in_two_traces_are_refused():
     loops = trace_of([[[0, 0]] * 39 + [[0, -2]], [[0, 1], [1, 0]] * 20 + [[0, -2]]], width=4)
     assert merge_traces([loops, loops]).requests == 4
     assert "assumed" not in merge_traces([loops, loops]).meta
+
+
+def test_a_search_reads_many_shards_one_by_one_and_finds_the_same(tmp_path, monkeypatch):
+    """In parts of few anchors, and from a folder that is never put together: the plan of the whole trace."""
+    whole = load_trace(Path("data/traces/medusa-t0.npz"), arrays=RANKS).select(np.arange(300))
+    shards = Shards.begin(tmp_path / "s", {"seed": 0, "repeated_4grams": {}}, {}, whole.requests)
+    for start in range(0, whole.requests, 80):
+        part = whole.select(np.arange(start, min(start + 80, whole.requests)))
+        shards.add(replace(part, meta={**note(["text"], 1, 0)}))
+    read = shards.whole()
+
+    def found(trace):
+        plan = treeopt.search(trace, "data/profiles/medusa-cpu.json", batch=(1, 16), max_nodes=8, solver_work=0)
+        return replace(plan, meta={})
+
+    expected = found(read)
+    monkeypatch.setattr(resumable_shards, "MANY", 1)
+    for module in (trace_module, best_first):
+        monkeypatch.setattr(module, "PART", 2000)
+    split = load_file_or_shards(tmp_path / "s", ranks_only=True, to_split=True)
+    assert isinstance(split, resumable_shards.ShardedTrace)
+    assert found(tmp_path / "s") == expected
+    assert len(read._view(0, read.requests).parts) == 5
+    fit, held = split.split(share=0.5, rng=np.random.default_rng(3))
+    for part, one in zip((fit, held), read.split(share=0.5, rng=np.random.default_rng(3)), strict=True):
+        assert (part.rank == one.rank).all()
+        assert part.meta == one.meta
+    assert (split.lengths == read.lengths).all()

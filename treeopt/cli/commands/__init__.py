@@ -16,6 +16,7 @@
 * `tune`: the best draft length of an engine, by measuring.
 * `validate`: predicted against measured.
 * `verdict`: no speculation, a fixed length, a schedule or adaptive verification, by load.
+* `watch`: whether running servers still do what their plan says.
 * `whatif`: the best tree on devices, batch sizes and contexts that were not measured.
 """
 
@@ -34,6 +35,7 @@ COMMANDS = {
     "compare": "treeopt.cli.commands.compare",
     "tune": "treeopt.cli.commands.tune",
     "validate": "treeopt.cli.commands.validate",
+    "watch": "treeopt.cli.commands.watch",
     "train": "treeopt.cli.commands.train",
     "report": "treeopt.cli.commands.report",
     "explore": "treeopt.cli.commands.explore",

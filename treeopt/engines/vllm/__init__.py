@@ -108,7 +108,11 @@ ENTRY = Engine(
     name="vllm",
     title=TITLE,
     metrics=CounterNames(
-        "vllm:spec_decode_", generated="vllm:generation_tokens_total", ended="vllm:request_success_total"
+        "vllm:spec_decode_",
+        latency="vllm:inter_token_latency_seconds",  # one for each output, however many tokens it holds
+        iterations="vllm:iteration_tokens_total_count",
+        generated="vllm:generation_tokens_total",
+        ended="vllm:request_success_total",
     ),
     rules=(ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),),
     methods={  # vllm/config/speculative.py; it fills in `model` itself where none is required (`__post_init__`)

@@ -5,6 +5,7 @@ prefixes of a depth cap are an optimal tree of that size, because counts cannot 
 (design: "The mathematics"). Sizes are nested. It proves nothing about the walk, whose weights depend on the tree.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError, UsageError
-from treeopt.traces.trace import Trace
+from treeopt.traces.trace import PART, Trace
 from treeopt.tree import Path, Tree
 
 # Kinds of path: all ranks 0 (also the root), a last rank of 0 after others, a last rank of 1, 2-3, 4-7, 8 or more.
@@ -212,21 +213,56 @@ def count_prefixes(
     return _grow(expand, nodes=nodes, depth=depth if levels is None else min(depth, levels), ranks=ranks)
 
 
+def distinct_rows(
+    rank: NDArray[np.int16], width: int, weights: NDArray[np.float64] | None
+) -> tuple[NDArray[np.int16], NDArray[np.float64] | None]:
+    """Return the distinct rows of ranks and the summed weight of each; the rows themselves where they have no number.
+
+    >>> rows, weights = distinct_rows(np.int16([[0, 1], [2, -1], [0, 1]]), 3, None)
+    >>> rows.tolist(), weights.tolist()
+    ([[2, -1], [0, 1]], [1.0, 2.0])
+    """
+    base, depth = width + 2, rank.shape[1]
+    if depth * math.log2(base) >= 63:
+        return rank, weights
+    places = base ** np.arange(depth, dtype=np.int64)
+    numbers: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+    sums: NDArray[np.float64] = np.empty(0)
+    for start in range(0, len(rank), PART):
+        part = slice(start, start + PART)
+        which = (rank[part] + np.int64(2)) @ places
+        found = np.arange(base**depth)
+        if base**depth > PART:  # too many to count each
+            found, which = np.unique(which, return_inverse=True)
+        total = np.bincount(which, None if weights is None else weights[part], len(found)).astype(np.float64)
+        found, total = found[total > 0], total[total > 0]
+        numbers, which = np.unique(np.concatenate([numbers, found]), return_inverse=True)
+        sums = np.bincount(which, np.concatenate([sums, total])).astype(np.float64, copy=False)
+    rows = numbers[:, None] // places % base - 2
+    return rows.astype(np.int16), sums
+
+
 class _Prefixes:
     """Counts, level by level, of the anchors whose text follows the nodes kept so far."""
 
     def __init__(self, trace: Trace, weights: NDArray[np.float64] | None) -> None:
-        self.trace, self.weights = trace, weights
+        self.trace, self.scale = trace, 1.0
         self.total = float(trace.anchors if weights is None else weights.sum())
-        self.alive = np.arange(trace.anchors)  # anchors whose text follows a kept node; `node` is that node's child
-        self.node = np.zeros(trace.anchors, dtype=np.int64)
+        if weights is not None:
+            top = float(weights.max())  # squares of very small weights would be 0
+            self.scale = self.total / top / float(np.square(weights / top).sum()) / top
+        self.rank, self.weights = trace.rank, weights
+        if trace.anchors > PART:
+            self.rank, self.weights = distinct_rows(trace.rank, trace.width, weights)
+        self.alive = np.arange(len(self.rank))  # anchors whose text follows a kept node; `node` is that node's child
+        self.node = np.zeros(len(self.rank), dtype=np.int64)
         self.children = np.array([0, 1])  # numbers of the children returned last, and a bound on them
 
     def counts(self, level: int, kept: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the weight of the anchors that follow each child of the nodes kept, float64 (kept · width,)."""
         index = np.full(int(self.children[-1]), -1, dtype=np.int64)
         index[self.children[kept]] = np.arange(len(kept))
-        rank = self.trace.rank[self.alive, level].astype(np.int64)
+        rank = self.rank[self.alive, level].astype(np.int64)
         follows = (index[self.node] >= 0) & (rank >= 0)
         self.alive = self.alive[follows]
         self.node = index[self.node[follows]] * self.trace.width + rank[follows]
@@ -246,13 +282,9 @@ class _Prefixes:
 
     def shrunk(self, depth: int, shrink: float) -> Expand:
         """Return `expand` with frequencies shrunk towards those of the same rank below paths of the same kind."""
-        trace, scale = self.trace, 1.0
-        weights = self.weights
-        if weights is not None:
-            top = float(weights.max())  # squares of very small weights would be 0
-            scale = self.total / top / float(np.square(weights / top).sum()) / top
-            weights = weights * scale
-        back_off = BackOff.of(trace.rank, depth=depth, width=trace.width, weights=weights)
+        trace, scale = self.trace, self.scale
+        weights = None if self.weights is None else self.weights * scale
+        back_off = BackOff.of(self.rank, depth=depth, width=trace.width, weights=weights)
         value, count, kind = np.ones(1), np.array([self.total * scale]), np.zeros(1, dtype=np.int8)
 
         def expand(level: int, kept: NDArray[np.int64]) -> Children:

@@ -35,6 +35,8 @@ class CounterNames:
         steps: drafts, one for each step.
         accepted_total: all accepted tokens.
         cuts: what to say of drafts that were cut, which the engine does as a rule; "": they are an error.
+        latency: whole name of the histogram of seconds between two outputs of a request; "": there is none.
+        iterations: whole name of the count of the engine's steps.
         generated: whole name of the counter of all tokens written; "": none.
         ended: whole name of the counter of requests that ended.
     """
@@ -46,6 +48,8 @@ class CounterNames:
     steps: str | None = "num_drafts_total"
     accepted_total: str = "num_accepted_tokens_total"
     cuts: str = ""
+    latency: str = ""
+    iterations: str = ""
     generated: str = ""
     ended: str = ""
 
@@ -66,7 +70,7 @@ def samples_of(content: Content, model: str | None) -> Samples:
     samples = _of_text(content.text) if content.values is None else _of_get_metrics(content)
     if not samples:
         raise TraceError("it has no counters of speculative decoding")
-    return _of_model(samples, model)
+    return of_model(samples, model)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -129,7 +133,7 @@ def _add(samples: Samples, key: Key, value: float, where: str) -> None:
     samples[key] = value
 
 
-def _of_model(samples: Samples, model: str | None) -> Samples:
+def of_model(samples: Samples, model: str | None) -> Samples:
     """Return the samples of one model, and those without the name of a model.
 
     Raises:

@@ -44,14 +44,30 @@ def read_counters(
     if before is not None:
         counts = difference(counts, _totals(samples_of(before, model)))
     engine = _engine(counts)
-    names = _names()[engine]
+    names = counter_names()[engine]
     read = _by_drafted_position if names.steps is None else _by_steps
     return replace(read(counts, names, load(ENGINES)[engine].title.partition(" ")[0], uneven), engine=engine)
 
 
-def _names() -> dict[str, CounterNames]:
+def counter_names() -> dict[str, CounterNames]:
     """Return the names of the counters of each engine that has them."""
     return {name: engine.metrics for name, engine in load(ENGINES).items() if engine.metrics is not None}
+
+
+def totals_by_engine(samples: Mapping[Key, float]) -> tuple[str, int, list[int]]:
+    """Return the engine of a scrape, its steps that drafted, and those that accepted position 0, 1, ...
+
+    Raises:
+        TraceError: no counters of an engine known here, or those of several engines.
+    """
+    counts = _totals(samples)
+    engine = _engine(counts)
+    names = counter_names()[engine]
+    accepted = by_position(counts, f"{names.prefix}{names.accepted}", names.position)
+    if names.steps is None:
+        drafted = by_position(counts, f"{names.prefix}{names.drafted}", names.position)
+        return engine, drafted[0] if drafted else 0, accepted
+    return engine, total(counts, f"{names.prefix}{names.steps}"), accepted
 
 
 def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
@@ -60,7 +76,7 @@ def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
     Collectors write an underscore for the colon, and put names of their own before (`ray_vllm_spec_decode_...`).
     """
     totals: dict[Key, float] = {}
-    for names in _names().values():
+    for names in counter_names().values():
         written = re.compile(re.escape(names.prefix).replace(":", "[:_]"))
         for (name, labels), value in samples.items():
             if (match := written.search(name)) and name.endswith("_total"):
@@ -73,7 +89,7 @@ def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
 def _engine(counts: Mapping[Key, float]) -> str:
     """Return the engine whose counters these are; engines that counted nothing stand back behind one that did."""
     engines = {}
-    for engine, names in _names().items():
+    for engine, names in counter_names().items():
         values = [value for (name, _), value in counts.items() if name.startswith(names.prefix)]
         if values:
             engines[engine] = sum(values)
