@@ -144,12 +144,12 @@ engine-llama.cpp: .engines/llama.cpp/.ready  ## llama.cpp, built in about 25 min
 engine-openvino: .engines/openvino/.ready .engines/openvino-export/.ready  ## OpenVINO GenAI and its exporter, 1.9 GB
 
 engines: $(VENV)/.all  ## tests and acceptance checks in the engines that are set up below .engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m engines tests/treeopt/engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m engines tests/treeopt/engines tests/executor/decoding
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine_acceptance --output data/engines/acceptance.json
 	$(BIN)/python -m tests.benchmarks.engine_tables
 
 engine-times: $(VENV)/.all  ## predicted against measured speedups in the engines that are set up, on a machine that nothing else uses
-	$(BIN)/python -m tests.benchmarks.smollm2
+	$(BIN)/python -m tests.benchmarks.real_models
 	$(BIN)/python -m tests.benchmarks.engine_times
 	$(BIN)/python -m tests.benchmarks.engine_tables
 

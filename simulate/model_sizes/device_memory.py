@@ -56,22 +56,10 @@ class DeviceMemory:
         total: float | None = None,
         share: float = SHARE,
     ) -> "DeviceMemory":
-        """Return the memory that models take on each of `devices` devices.
+        """Return the memory of models on each of `devices` devices; sizes of numbers and `heads` are as of `Roofline`.
 
         A sequential drafter is assumed to share an LM head of the size of the target's. A head's blocks count as often
         as they are applied; for Hydra++'s single block this is more than is stored.
-
-        Args:
-            target: sizes of the target.
-            drafter: sizes of the drafter.
-            context: tokens per sequence in the cache.
-            heads: heads of a drafter that has one per depth.
-            devices: devices that share every layer.
-            weight_bytes: bytes of a target's weight that states none, of its embedding and LM head at least 2.
-            draft_bytes: bytes of a drafter's weight.
-            kv_bytes: bytes of a cached number.
-            total: memory of one device.
-            share: share of it that the engine takes.
 
         Raises:
             CostError: the devices cannot share the heads.

@@ -2,27 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from simulate.model_sizes.layer_groups import LayerAttention
+from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 
 Matrix = tuple[int, int, int] | tuple[int, int, int, float | None]
-
-
-@dataclass(frozen=True)
-class Routed:
-    """Layers of experts.
-
-    Attributes:
-        layers: layers.
-        experts: those of a layer.
-        matrices: (outputs, inputs) of one expert, and the bytes of a stored weight; None: as those of the model.
-    """
-
-    layers: int
-    experts: Experts
-    matrices: tuple[tuple[int, int, float | None], ...]
 
 
 @dataclass(frozen=True)
@@ -35,7 +20,7 @@ class Forward:
         head: (outputs, inputs) of the LM head, applied to the tokens whose logits are computed; None without.
         layers: layers.
         attention: (layers, their attention).
-        routed: layers of experts.
+        routed: layers of experts, of which only the experts count here.
         state_bytes: bytes of a sequence's recurrent states.
         head_groups: groups of the LM head's rows, of which a router picks some for each token (CORAL); None without.
         head_bytes: bytes of a stored weight of the LM head; None: as those of the model, at least 2.
@@ -51,7 +36,7 @@ class Forward:
     head: tuple[int, int] | None = None
     layers: int = 0
     attention: tuple[tuple[int, LayerAttention], ...] = ()
-    routed: tuple[Routed, ...] = ()
+    routed: tuple[LayerGroup, ...] = ()
     state_bytes: float = 0.0
     hidden: int = 0
     whole: tuple[Matrix, ...] = ()
@@ -69,11 +54,6 @@ class Forward:
         ([(2, 16, 8), (2, 8, 8), (2, 32, 8), (2, 8, 16)], (32, 8))
         """
         groups = shape.layer_groups
-        routed = []
-        for group in groups:
-            if group.experts is not None:
-                sizes = tuple((each.outputs, each.inputs, each.stored) for each in group.expert_matrices)
-                routed.append(Routed(group.count, group.experts, sizes))
         return cls(
             matrices=tuple(
                 (group.count, each.outputs, each.inputs, each.stored) for group in groups for each in group.matrices
@@ -81,7 +61,7 @@ class Forward:
             head=(shape.vocab, shape.hidden),
             layers=shape.layers,
             attention=tuple((group.count, group.attention) for group in groups if group.attention is not None),
-            routed=tuple(routed),
+            routed=tuple(replace(group, matrices=()) for group in groups if group.experts is not None),
             state_bytes=shape.state_bytes,
             hidden=shape.hidden,
             head_bytes=shape.head_bytes,
@@ -124,8 +104,11 @@ class Forward:
             head=None if self.head is None else (-(-self.head[0] // devices), self.head[1]),
             attention=tuple(attention),
             routed=tuple(
-                replace(each, matrices=tuple((-(-rows // devices), width, b) for rows, width, b in each.matrices))
-                for each in self.routed
+                replace(
+                    group,
+                    expert_matrices=tuple(replace(m, outputs=-(-m.outputs // devices)) for m in group.expert_matrices),
+                )
+                for group in self.routed
             ),
             state_bytes=self.state_bytes / devices,
             devices=devices,
@@ -134,9 +117,7 @@ class Forward:
     @property
     def weights(self) -> int:
         """Weights of the matrices that a forward of one token reads; norms and biases are not counted."""
-        routed = 0
-        for each in self.routed:
-            routed += each.layers * each.experts.active * sum(rows * columns for rows, columns, _ in each.matrices)
+        routed = sum(group.count * group.products(active=True) for group in self.routed)
         dense = sum(copies * rows * columns for copies, rows, columns, *_ in (*self.matrices, *self.whole))
         return dense + routed + self.head_weights
 

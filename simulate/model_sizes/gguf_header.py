@@ -65,11 +65,9 @@ def read_gguf(path: Path) -> dict[str, Any]:
     """
     try:
         with open_regular(path) as file:
-            fields, tensors = _header(file)
-        config = _config(fields, tensors)
+            return _config(*_header(file))
     except (struct.error, KeyError, UnicodeDecodeError, OverflowError, ValueError, RecursionError) as error:
         raise CostError(f"the header of this GGUF file cannot be read: {error}") from error
-    return config
 
 
 def _config(fields: Mapping[str, Any], tensors: Mapping[str, tuple[int, int]]) -> dict[str, Any]:

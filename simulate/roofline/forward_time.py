@@ -223,12 +223,12 @@ class Kernels:
         total = Split.fixed(self.launches * forward.layers * (self.attention_s + self.layer_s), rows)
         for copies, outputs, inputs, *stored in (*forward.matrices, *forward.whole):
             total += self.products.stored(*stored).seconds(copies, outputs, inputs, rows)
-        for routed in forward.routed:
-            touched = routed.experts.touched(rows, spread=self.spread, sequences=batch)
-            active = routed.experts.active
-            for outputs, inputs, as_stored in routed.matrices:
-                products = self.products.stored(as_stored)
-                total += products.seconds(routed.layers, outputs, inputs, rows, matrices=touched, active=active)
+        for group in forward.routed:
+            assert group.experts is not None
+            touched = group.experts.touched(rows, spread=self.spread, sequences=batch)
+            for each in group.expert_matrices:
+                sizes, active = (group.count, each.outputs, each.inputs), group.experts.active
+                total += self.products.stored(each.stored).seconds(*sizes, rows, matrices=touched, active=active)
         total += self.head(forward, logits)
         if forward.devices > 1:
             total += self._exchange(forward, rows, logits)

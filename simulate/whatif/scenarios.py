@@ -5,6 +5,7 @@ Also the acceptance from which a chain pays, the largest batches that fit, and t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,11 +57,6 @@ class Scenario:
     plan: Plan | None = None
     exchange: str = ""
     memory: DeviceMemory | None = None
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Warnings of the search that chose."""
-        return () if self.plan is None else self.plan.warnings
 
     @property
     def pays(self) -> bool:
@@ -265,12 +261,7 @@ def limits(scenarios: Sequence[Scenario]) -> Mapping[tuple[str, int], tuple[int 
 
 def _last_that_holds(cells: Sequence[tuple[int, bool]]) -> int | None:
     """Return the last batch size before the first that fails; None if the first one fails."""
-    last = None
-    for batch, holds in cells:
-        if not holds:
-            break
-        last = batch
-    return last
+    return max((batch for batch, _ in takewhile(lambda cell: cell[1], cells)), default=None)
 
 
 def break_even(cost: CostModel, *, batch: int, depth: int, context: int | None = None) -> float | None:

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from simulate.model_sizes.device_memory import SHARE
 from simulate.profiles.profile import Profile
-from simulate.whatif.scenarios import Cheapest, Offer, Scenario, cheapest, fits, limits
+from simulate.whatif.scenarios import Cheapest, Fit, Offer, Scenario, cheapest, fits, limits
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.engines import ENGINES
 from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
@@ -82,46 +82,13 @@ class CheapestRecord(Record, frozen=True):
     plain: OfferRecord | None
 
 
-class MemoryRecord(Record, frozen=True):
-    """The bytes of one device's memory at a context; sequences and snapshots are those of one sequence."""
-
-    weights: NotNegative
-    drafter: Annotated[NotNegative, Meta(description="the drafter's weights")]
-    sequence: Annotated[NotNegative, Meta(description="keys, values and states of a sequence")]
-    drafted: Annotated[NotNegative, Meta(description="keys and values of a sequence in the drafter")]
-    snapshot: Annotated[NotNegative, Meta(description="states that verification keeps for a drafted token")]
-    total: Positive
-    share: Annotated[Positive, Meta(description="share of the total that the engine takes")]
-
-
-class HeldRecord(Record, frozen=True):
-    """A configuration at its best batch of those that fit."""
-
-    most: Annotated[Count, Meta(description="the largest batch that fits")]
-    batch: Count
-    tokens_s: Positive
-    nodes: Index
-    depth: Index
-
-
-class FitRecord(Record, frozen=True):
-    """What the memory of a device holds at a context; null where nothing fits."""
-
-    device: str
-    context: Index
-    memory: MemoryRecord
-    plain: HeldRecord | None
-    speculating: HeldRecord | None
-    ratio: Annotated[SpeedupRecord | None, Meta(description="tokens per second, each at its own best batch")]
-
-
 class WhatIfRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA, kw_only=True):
     """Predictions for devices, contexts and batch sizes."""
 
     cells: Annotated[tuple[ScenarioRecord, ...], Meta(min_length=1)]
     limits: tuple[LimitRecord, ...]
     cheapest: tuple[CheapestRecord, ...] = ()
-    fits: Annotated[tuple[FitRecord, ...], Meta(description="with --fit: largest batches and their throughput")] = ()
+    fits: Annotated[tuple[Fit, ...], Meta(description="with --fit: largest batches and their throughput")] = ()
     conditions: tuple[str, ...]
     warnings: tuple[str, ...]
     meta: Annotated[dict[str, Any], Meta(description="settings, step times and provenance")]

@@ -22,7 +22,7 @@ from treeopt.storage.atomic_files import shipped
 PROMPTS, SKIP = "data/prompts/stdlib.jsonl", 1000  # prompts before these are in traces
 CHAINS = ",".join(f"chain:{length}" for length in range(1, 6))
 SHIPPED = shipped("models/stdlib-llama")
-SMOLLM2 = ENGINES / "models" / "smollm2"  # made by `python -m tests.benchmarks.smollm2`
+SMOLLM2 = ENGINES / "models" / "smollm2"  # made by `python -m tests.benchmarks.real_models`
 BEAM, WIDTH = 16, 4  # nodes continued per level of recorded candidates, and children of each
 NEW_TOKENS = "48"  # waves overlap long enough to be timed
 RECORDED = ("--prompts", PROMPTS, "--new-tokens", NEW_TOKENS, "--depth", "5")

@@ -142,7 +142,7 @@ class WhatIf:
         search = self.search.changed(rules=(*own_rules, *engine_rules(settings.engine, trace)))
         with progress("searching", len(self.places)) as done:
             scenarios = explore(trace, self.places, search, fit=settings.fit, done=done)
-        found = (warning for scenario in scenarios for warning in scenario.warnings)
+        found = (warning for each in scenarios if each.plan is not None for warning in each.plan.warnings)
         record = record_of_scenarios(
             self.trace,
             scenarios,

@@ -4,8 +4,8 @@ DeepSeek and GLM: `model.layers.{L}.*`, with copies of the embeddings and the LM
 MiMo: `model.mtp_layers.0.*`, in speculators' folders `mtp_layers.0.*`. Experts are stored one by one, and stacked here
 as transformers stacks them.
 
-A folder of its own is written as speculators', or, for vLLM, as MiMo's, whose layer is Qwen2's: a Llama's layer is one
-with biases of 0.
+A folder of its own is written in its family's names. For vLLM, whose MTP reads the target's configuration, the target
+and its module are written as one MiMo, whose layers are Qwen2's: a Llama's layer is one with biases of 0.
 """
 
 import re
@@ -21,7 +21,7 @@ from torch import Tensor
 from executor.checkpoints.tensors.detect_layout import quantised
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, fill_module, named
-from executor.checkpoints.tensors.write_tensors import Written, embedding_of, head_of, is_embedding, is_head
+from executor.checkpoints.tensors.write_tensors import Written, head_of, is_embedding, is_head
 from executor.drafters.mtp import MARKS
 from executor.drafters.mtp.drafter import FAMILIES, Mtp
 from executor.target.target_model import Target
@@ -160,7 +160,7 @@ def _unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def mtp_content(drafter: Mtp, layout: str | None, target: Target | None, name: str) -> Written:
     """Return the file contents of a module's own folder, in its family's names.
 
-    The layout `vllm-mimo` is MiMo's, with copies of the target's embeddings and LM head.
+    The layout `vllm-mimo` is the whole target with the module, as a MiMo; its tokenizer is not written.
 
     Raises:
         ExecutorError: the layout cannot express this module.
@@ -175,11 +175,12 @@ def mtp_content(drafter: Mtp, layout: str | None, target: Target | None, name: s
         layer = {key: value for key, value in config.items() if not key.startswith("_")}
         outer = {"speculators_model_type": "mtp", "architectures": ["MTPSpeculator"], "transformer_layer_config": layer}
         return Written("model.safetensors", tensors, outer | {"torch_dtype": ""}, facts)
+    head = head_of(target, layout)
+    assert target is not None  # or `head_of` raised
     tensors = {f"model.{key}": value for key, value in tensors.items()}
-    for part in "qkv":
-        weight = tensors[f"model.{prefix}self_attn.{part}_proj.weight"]
-        tensors.setdefault(f"model.{prefix}self_attn.{part}_proj.bias", torch.zeros(len(weight)))
-    tensors |= {"model.embed_tokens.weight": embedding_of(target, layout), "lm_head.weight": head_of(target, layout)}
+    tensors |= {**target.model.state_dict(), "lm_head.weight": head}
+    for key in [key for key in tensors if re.search(r"\.[qkv]_proj\.weight$", key)]:
+        tensors.setdefault(key.replace(".weight", ".bias"), torch.zeros(len(tensors[key])))
     fields: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2"}
     fields |= {"num_hidden_layers": _number(target), "num_nextn_predict_layers": 1, "tie_word_embeddings": False}
     return Written("model.safetensors", tensors, config | fields | {"torch_dtype": ""}, facts)

@@ -28,6 +28,7 @@ class Family:
         block: what stands before the names of the layer.
         hidden_first: W reads the feature before the embedding.
         blanks_first: the embedding at position 0 is taken as 0 (vLLM and SGLang, for these families).
+        before_norm: f is the output of the target's last layer, before the final norm (vLLM 0.32's mimo.py).
     """
 
     embedding_norm: str
@@ -37,12 +38,15 @@ class Family:
     block: str = ""
     hidden_first: bool = False
     blanks_first: bool = True
+    before_norm: bool = False
 
 
 FAMILIES: Mapping[str, Family] = {
     "deepseek": Family("enorm", "hnorm", "eh_proj", "shared_head.norm"),
     "qwen": Family("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", block="layers.0.", blanks_first=False),
-    "mimo": Family("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True),
+    "mimo": Family(
+        "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True, before_norm=True
+    ),
 }
 
 
@@ -51,6 +55,7 @@ class Mtp(Recurrent):
 
     Attributes:
         family: a name of `FAMILIES`.
+        taps: the last layer's output, or () for the input of the target's LM head.
     """
 
     kind = "mtp"
@@ -60,6 +65,8 @@ class Mtp(Recurrent):
         """Make an untrained module for a target."""
         super().__init__()
         self.family, self._spelling = family, FAMILIES[family]
+        layers = int(target.model.config.get_text_config().num_hidden_layers)
+        self.taps = (layers,) if self._spelling.before_norm else ()
         self.layer = HostedLayer(target.model)
         hidden, norm = target.hidden, type(self.layer.block.input_layernorm)
         eps = float(getattr(self.layer.config, "rms_norm_eps", 1e-6))

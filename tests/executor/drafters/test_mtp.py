@@ -51,7 +51,7 @@ def with_module(folder: Path, name: str, *, copies: int = 1) -> tuple[Target, Mt
 def test_a_module_is_read_from_the_target_s_folder_and_from_its_own(tmp_path, name):
     target, drafter = with_module(tmp_path, name)
     text = torch.tensor(random_prompts((12,), seed=3))
-    features = target.features(text).features
+    features = target.features(text, drafter.taps).features
     for source in ("mtp", tmp_path / "own"):
         loaded = load_drafter(source, target)
         assert (loaded.kind, loaded.family) == ("mtp", KINDS[name])
@@ -84,7 +84,7 @@ def test_a_module_s_scores_are_those_of_transformers_own_class(tmp_path):
     torch.testing.assert_close(first.scores[:, :-1], target.scored(due), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize("name", ["deepseek_v3", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_drafting_with_it_changes_no_text(tmp_path, name):
     """Multi-head latent attention with experts; a target with linear attention, on chains."""
     target, drafter = with_module(tmp_path, name)
@@ -117,13 +117,18 @@ def test_the_loss_weighs_steps_as_fastmtp_does():
     assert all(bool(value.isfinite().all()) for value in drafter.state_dict().values())
 
 
-def test_mimo_s_folder_holds_qwen_s_biases_and_the_target_s_tables(tmp_path):
+def test_a_target_rewritten_as_mimo_is_itself(tmp_path):
+    """A Qwen2 by its layers: transformers reads the target's part of the folder."""
     target, drafter = with_module(tmp_path, "llama")
     save_drafter(tmp_path / "mimo", drafter, dtype="float32", meta={}, target=target, layout="vllm-mimo")
     tensors = load_file(tmp_path / "mimo" / "model.safetensors")
     assert not tensors["model.mtp_layers.0.self_attn.q_proj.bias"].any()
     torch.testing.assert_close(tensors["lm_head.weight"], target.head.weight.detach())
     assert json.loads((tmp_path / "mimo" / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    text = torch.tensor(random_prompts((12,), seed=3))
+    rewritten = load_target(tmp_path / "mimo")
+    assert rewritten.model.config.model_type == "qwen2"
+    torch.testing.assert_close(rewritten.features(text).logits, target.features(text).logits, rtol=0, atol=1e-5)
     other, experts = with_module(tmp_path / "experts", "deepseek_v3")
     with pytest.raises(ExecutorError, match="vllm-mimo has layers of Llama and Qwen2 alone"):
         save_drafter(tmp_path / "no", experts, dtype="float32", meta={}, target=other, layout="vllm-mimo")

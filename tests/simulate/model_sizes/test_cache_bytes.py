@@ -1,0 +1,63 @@
+"""Bytes of keys, values and states: as read from a configuration, and as transformers' own model keeps them."""
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from simulate.model_sizes.model_shape import Shape
+from tests.helpers.model_families import BASE, EAGER, FAMILIES, RECURRENT
+
+TOKENS = 9  # more than the windows hold
+UNREAD = ("time_step_limit", "per_layer_config", "dtype")  # what `to_dict` adds
+MORE = {  # families of which the loop's tests have no small model, or one that states its layers otherwise
+    "gemma4": ("Gemma4Text", FAMILIES["gemma4"][1] | {"hidden_size_per_layer_input": 0}),
+    "mimo_v2_flash": ("MiMoV2Flash", FAMILIES["mimo_v2_flash"][1] | {"swa_num_key_value_heads": 4}),
+    "glm4_moe": ("Glm4Moe", {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}),
+    "llama4": ("Llama4Text", {"attention_chunk_size": 6, "num_local_experts": 4, "intermediate_size_mlp": 48}),
+    "minimax_m2": ("MiniMaxM2", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_5_moe": ("Qwen3_5MoeText", RECURRENT["qwen3_next"][1]),
+    "arcee": ("Arcee", {}),
+    "nemotron_h": (
+        "NemotronH",
+        RECURRENT["nemotron_h"][1] | {"n_shared_experts": 0, "moe_shared_expert_intermediate_size": 0},
+    ),
+}
+READ = "llama mistral qwen2 qwen2_window qwen3 gemma gemma2 gemma3 mixtral qwen3_moe gpt_oss deepseek_v3 qwen3_next"
+NAMES = (*READ.split(), "qwen3_5", *MORE)
+
+
+def kept(name):
+    """The shape, and the bytes of keys and values and of states after `TOKENS` tokens in bf16."""
+    kind, words = (FAMILIES | RECURRENT | MORE)[name]
+    words = {key: value for key, value in (BASE | words).items() if value is not ...}
+    config = getattr(transformers, f"{kind}Config")(**words)
+    fields = {key: value for key, value in (words | config.to_dict()).items() if key not in UNREAD}
+    asked = {"attn_implementation": "eager"} if name in EAGER else {}
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, **asked).eval()
+    with torch.no_grad():
+        cache = model(torch.arange(1, TOKENS + 1)[None], use_cache=True).past_key_values
+    held = {"keys": 0, "values": 0, "conv_states": 0, "recurrent_states": 0}
+    for layer in cache.layers:
+        for part in held:
+            value = getattr(layer, part, None)
+            for tensor in value.values() if isinstance(value, dict) else [value]:
+                held[part] += 0 if tensor is None else tensor.numel() * tensor.element_size()
+    kernel = fields.get("linear_conv_kernel_dim") or fields.get("conv_kernel") or 1
+    spare = held["conv_states"] // kernel  # transformers keeps a column that no step reads
+    cached = held["keys"] + held["values"]
+    return Shape.from_config(fields), cached, sum(held.values()) - cached - spare
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_caches_and_states_are_those_of_transformers(name):
+    """In layers with windows transformers drops the oldest token before the next one comes, which is counted here."""
+    shape, cached, states = kept(name)
+    counted = 0
+    for group in shape.layer_groups:
+        if (attention := group.attention) is not None:
+            counted += group.count * attention.kv_width * min(TOKENS, (attention.window or TOKENS + 1) - 1)
+    assert (2 * counted, shape.state_bytes) == (cached, states)
+    if all(group.attention is None or group.attention.window is None for group in shape.layer_groups):
+        assert shape.kv_bytes() * TOKENS == cached
