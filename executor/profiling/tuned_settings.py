@@ -18,6 +18,7 @@ from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import Requests, RequestSteps, Run, Tokens
 from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.profile import Profile
+from treeopt.errors import EngineError
 from treeopt.planning.tuner import BETWEEN, FIRST, Result, Setting, Tuner, Verdict
 from treeopt.replay.static_tree import ALL_STEPS
 from treeopt.storage.typed_records import Index, NotNegative
@@ -82,7 +83,11 @@ class TunedRuns:
                     some = Requests(self.prompts[: max(self.tuner.batches)], self.new_tokens)
                     self.runner.warm_up(_shape(setting.draft), len(some.prompts), some)
                     warm = {*(warm if self.tuner.takes_turns else ()), setting.draft}
-                run = self.runner.run(_shape(setting.draft), setting.batch, self._requests(setting)[0])
+                try:
+                    run = self.runner.run(_shape(setting.draft), setting.batch, self._requests(setting)[0])
+                except EngineError as error:
+                    kept_in = f"; {len(self.runs)} settings are kept in {self.work.path}: the same command resumes"
+                    raise EngineError(f"{error}{kept_in if self.runs and self.work.path else ''}") from error
                 took_s = time.monotonic() - first_s
                 self.work.put("setting", asdict(SettingRecord(**asdict(setting), took_s=took_s, run=run)))
             self.runs[setting] = run

@@ -31,6 +31,7 @@ _UNKNOWN = {
     "recurrentdraft": "ReDrafter",
     "assistant": "an MTP head",
 }
+ALIKE = ({"eagle", "eagle3"}, {"dflash", "dspark"})  # kinds whose configurations may be
 _ANY = {"draft": "a drafter", "specul": "a speculator"}  # parts of the class names of all other drafters
 
 
@@ -330,7 +331,7 @@ def drafter_shape(config: Config, *, kind: str, target: Shape | None = None) -> 
     def read(content: Fields) -> DrafterShape:
         _check_known(content)
         stated = _stated_kind(content)
-        if stated not in (None, kind) and {stated, kind} != {"eagle", "eagle3"}:  # whose classes may be alike
+        if stated not in (None, kind) and {stated, kind} not in ALIKE:
             raise CostError(f"the configuration is of kind {stated}, not {kind}: give --kind {stated}")
         return sizes.shape(content, target)
 

@@ -18,6 +18,7 @@ def written_results(folder: Path) -> dict[str, Path]:
     commands = {
         "plan": ("search", "--trace", medusa, "--batch", "1,4"),
         "comparison": ("compare", medusa, TRACES / "hydra-t0.npz", "--batch", "4"),
+        "verdict": ("verdict", "--trace", medusa, "--batch", "4"),
         "run": simulated,
         "serving": (*simulated, "--arrivals", "5", "--requests", "50"),
         "capacity": (

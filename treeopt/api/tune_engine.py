@@ -201,7 +201,7 @@ def _tuned(settings: TuneSettings, runner: "EngineRunner", runs: "TunedRuns", la
         max_tpot_s=settings.max_tpot_s,
         cells=[_cell(verdict, predicted) for verdict in verdicts],
     )
-    return Tuned(record, plan, profile, trace, _exports(settings, plan))
+    return Tuned(record, plan, profile, trace, _exports(settings, plan, getattr(runner.driver, "method", None)))
 
 
 def _searched(settings: TuneSettings, trace: Trace, profile: "Profile") -> Plan:
@@ -288,12 +288,12 @@ def _cell(verdict: Verdict, predicted: Plan) -> dict[str, Any]:
     }
 
 
-def _exports(settings: TuneSettings, plan: Plan) -> dict[int | None, Export]:
+def _exports(settings: TuneSettings, plan: Plan, method: str | None) -> dict[int | None, Export]:
     """Return the engine's configuration for all batch sizes, or for each where the engine holds one."""
     engine = ENGINES[str(settings.engine.engine)]
     if engine.write is None or all(entry.choice.plain for entry in plan.entries):
         return {}
-    words = _export_words(settings)
+    words = _export_words(settings, method)
     with suppress(UsageError, EngineError):
         return {None: engine.export(plan, **words)}
     exports: dict[int | None, Export] = {}
@@ -306,10 +306,10 @@ def _exports(settings: TuneSettings, plan: Plan) -> dict[int | None, Export]:
     return exports
 
 
-def _export_words(settings: TuneSettings) -> dict[str, Any]:
+def _export_words(settings: TuneSettings, known: str | None) -> dict[str, Any]:
     """Return how the engine drafts and what it loads, as its export takes them."""
     engine, setup, models = ENGINES[str(settings.engine.engine)], settings.engine, settings.models
-    method = setup.method
+    method = setup.method or known
     if method is not None:
         method = str(json.loads(method)["method"]) if method.lstrip().startswith("{") else method.partition(":")[0]
     drafter = str(models.drafter) if models.drafter is not None and models.drafter.exists() else None

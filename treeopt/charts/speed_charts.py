@@ -343,7 +343,9 @@ def speed_by_load(record: Mapping[str, Any]) -> "alt.LayerChart":
         [*line(rows, x, y, series), *points(rows, x, y, series)],
         "Draft lengths by load",
         "Bars: 95 % intervals.",
-        words="; ".join(f"{load['requests']} requests: {load['verdict']}" for load in record["loads"]) + ".",
+        words="Verdict by running requests: "
+        + "; ".join(f"{load['requests']}: {load['verdict']}" for load in record["loads"])
+        + ".",
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.helpers.command_line import done, error_of, run
 from tests.treeopt.cli.test_engine_commands import MODELS, PROMPTS, servers
+from treeopt.errors import EngineError
 from treeopt.plans.plan_json import load_plan
 from treeopt.results.tuning import ENTRY
 from treeopt.traces.trace import load_trace
@@ -104,3 +105,21 @@ def test_an_engine_that_cannot_start_leaves_nothing_half_written(tmp_path):
     assert said.exit_code == 1
     assert "No module named 'vllm'" in error_of(said)
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_server_that_dies_keeps_what_was_measured(tmp_path, monkeypatch):
+    from executor.runners.engine_runner import EngineRunner
+
+    measured, run_ = [], EngineRunner.run
+
+    def dies(self, *arguments):
+        if len(measured) == 3:
+            raise EngineError("the engine died")
+        measured.append(arguments)
+        return run_(self, *arguments)
+
+    monkeypatch.setattr(EngineRunner, "run", dies)
+    with servers(0, 1) as words:
+        said = error_of(run(*TUNE, *words, "--output", tmp_path / "out"))
+    assert "the engine died; 3 settings are kept in" in said
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["tuning.json.work"]

@@ -108,6 +108,11 @@ class OpenVino(StepWorker):
             settings["max_ngram_size"] = self._lookup_ngram
         return settings
 
+    @property
+    def method(self) -> str:
+        """How it drafts, in the word of the export; known once the drafter is loaded."""
+        return "prompt-lookup" if self._lookup_ngram else "eagle3" if self._eagle3 else "draft-model"
+
     def launch(self, draft: Draft) -> str:
         """See `Driver.launch`."""
         return DRAFTING if draft else PLAIN
