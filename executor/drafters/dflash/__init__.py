@@ -53,7 +53,7 @@ def recognise(names: Mapping[str, Sequence[int]]) -> bool:
     return {"fc.weight", "hidden_norm.weight", "norm.weight", "layers.0.self_attn.q_norm.weight"} <= set(names)
 
 
-# Slot k weighs exp(-(k - 1) / 4).
+# Slot k weighs exp(-(k - 1) / 4), 512 anchors a text (arXiv 2602.06036). Learning rate and warm-up are our choice.
 DFLASH = Recipe(
     "dflash",
     "dflash",
