@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt import defaults
 from treeopt.api.messages import Progress, silent, warn
-from treeopt.api.run_models import Models, Prompts, load_tokens
+from treeopt.api.run_models import Models, Prompts, load_tokens, quiet_libraries
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.api.search_trace import search
 from treeopt.engines import ENGINES
@@ -132,6 +132,7 @@ def tune(*, settings: TuneSettings, work: Path | None = None, progress: Progress
 
 def dry_run(settings: TuneSettings) -> list[str]:
     """Return what `tune` would launch and measure, a sentence each; nothing is started."""
+    quiet_libraries()
     from executor.profiling.tuned_settings import count_of
 
     runner, tuner, _ = _prepared(settings)
@@ -151,6 +152,7 @@ def dry_run(settings: TuneSettings) -> list[str]:
 
 def _prepared(settings: TuneSettings) -> "tuple[EngineRunner, Tuner, list[list[int]]]":
     """Return the runner, not entered, the tuner, and the prompts."""
+    quiet_libraries()
     from executor.profiling.tuned_settings import count_of
     from executor.runners.engine_runner import EngineRunner
 

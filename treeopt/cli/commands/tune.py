@@ -17,11 +17,11 @@ from treeopt.storage.atomic_files import write_text
 from treeopt.storage.work_file import beside
 
 SECTIONS = {
-    "Engine": "setup_file target drafter engine method",
-    "Prompts": "prompts requests new_tokens",
-    "Question": "batch max_depth max_tpot_s",
+    "Engine": "setup_file target drafter engine",
+    "Prompts": "prompts",
+    "Question": "batch max_tpot_s",
     "Effort": "launches budget_s dry_run",
-    "Output": "output force as_json",
+    "Output": "output",
 }
 EXAMPLES = examples(
     "treeopt tune --setup vllm.toml --prompts data/prompts/stdlib.jsonl --requests 64 --batch 1-8 --dry-run",
