@@ -109,6 +109,7 @@ def tune(*, settings: TuneSettings, work: Path | None = None, progress: Progress
         EngineError: the engine does not start, or fails; in its own words.
     """
     runner, tuner, tokens = _prepared(settings)
+    quiet_libraries()
     from executor.models.fingerprint import tokens_hash
     from executor.profiling.tuned_settings import TunedRuns
     from executor.runners.runner import resumable
@@ -152,7 +153,6 @@ def dry_run(settings: TuneSettings) -> list[str]:
 
 def _prepared(settings: TuneSettings) -> "tuple[EngineRunner, Tuner, list[list[int]]]":
     """Return the runner, not entered, the tuner, and the prompts."""
-    quiet_libraries()
     from executor.profiling.tuned_settings import count_of
     from executor.runners.engine_runner import EngineRunner
 
