@@ -12,8 +12,8 @@ from treeopt.storage.atomic_files import shipped
 
 COMMANDS = dict(commands())
 LONG = {("profile",), ("report",), ("train",), ("decode",), ("validate",), ("whatif",), ("trace", "collect")}
-# Serves a page until it is interrupted: tests/treeopt/explore; watches a server: tests/treeopt/cli/test_watch.py.
-ENDLESS = (("explore",), ("watch",))
+# Serves a page until it is interrupted, watches a server, launches an engine: each has tests of its own.
+ENDLESS = (("explore",), ("watch",), ("tune",))
 
 
 def examples(command):

@@ -25,6 +25,7 @@ SECTIONS = {
 }
 EXAMPLES = examples(
     "treeopt tune --setup vllm.toml --prompts data/prompts/stdlib.jsonl --requests 64 --batch 1-8 --dry-run",
+    "treeopt tune --setup vllm.toml --prompts data/prompts/stdlib.jsonl --requests 64 --batch 1-8 --output tuned",
 )
 RESULT = "tuning.json"
 
