@@ -21,6 +21,7 @@ from simulate.model_sizes.drafter_kinds import assumptions, drafter_shape
 from simulate.model_sizes.model_shape import Shape
 from tests.helpers.model_families import family
 from tests.helpers.models import random_prompts
+from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.tree import Tree
 
@@ -47,7 +48,7 @@ def with_module(folder: Path, name: str, *, copies: int = 1) -> tuple[Target, Mt
     return load_target(folder), drafter
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", slow_unless(lambda name: name != "qwen3_next", KINDS))
 def test_a_module_is_read_from_the_target_s_folder_and_from_its_own(tmp_path, name):
     target, drafter = with_module(tmp_path, name)
     text = torch.tensor(random_prompts((12,), seed=3))

@@ -61,7 +61,14 @@ def written(trace, path):
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED, GREEDY | CANDIDATES], ids=["greedy", "sampled", "candidates"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(GREEDY, id="greedy", marks=pytest.mark.slow),
+        pytest.param(SAMPLED, id="sampled", marks=pytest.mark.slow),
+        pytest.param(GREEDY | CANDIDATES, id="candidates"),
+    ],
+)
 @pytest.mark.parametrize("after", slow_unless(lambda after: after == 1, [0, 1, 2]))
 def test_an_interrupted_collection_equals_an_uninterrupted_one_byte_for_byte(
     models, tmp_path, monkeypatch, settings, after
