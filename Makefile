@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: published-steps snapshots fuzz coverage engine-times engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean browser pictures notebooks
+.PHONY: published-steps compiled snapshots fuzz coverage engine-times engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean browser pictures notebooks
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -45,6 +45,9 @@ check: $(VENV)/.all  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy treeopt simulate executor
+
+compiled: $(VENV)/.all  ## bytecode of all packages, as pip makes it: on one core, beside `make check`
+	$(BIN)/python -m compileall -q $(VENV)/lib > /dev/null || true
 
 format: $(VENV)/.all  ## what ruff can mend
 	$(BIN)/ruff check --fix -q .
@@ -198,7 +201,6 @@ $(VENV)/.core: pyproject.toml constraints.txt
 
 $(VENV)/.all: $(VENV)/.core
 	$(PIP) --no-compile -e '.[executor,train,data,report,explore,dev]'
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true  # as pip does, on all cores
 	touch $@
 
 $(VENV)/.browser: $(VENV)/.all

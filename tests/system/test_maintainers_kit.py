@@ -38,7 +38,7 @@ def test_make_targets_that_are_named_exist(document):
 def test_ci_checks_and_tests():
     lines = text_of(".ci/run").splitlines()
     assert "set -euo pipefail" in lines
-    assert {"make check", "make test"} <= set(lines)
+    assert {"make -j 2 check compiled", "make test"} <= set(lines)
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
 
 
