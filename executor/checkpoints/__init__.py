@@ -47,7 +47,7 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
         UsageError: a name that is not valid, such as prompt lookup of an unknown engine.
     """
     first, plus, second = str(path).partition("+")
-    if plus and kind_of_name(first) is not None:
+    if plus and second and kind_of_name(first) is not None:
         return Combined(lookup_first(first, target), load_drafter(second, target, packed=packed))
     if (named := kind_of_name(str(path))) is not None:
         made: Drafter = load(named.named)(str(path), target)

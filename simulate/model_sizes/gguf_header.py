@@ -66,7 +66,9 @@ def read_gguf(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
             return _config(*_header(file))
-    except (struct.error, KeyError, UnicodeDecodeError, OverflowError, ValueError, RecursionError) as error:
+    except KeyError as error:
+        raise CostError(f"the header of this GGUF file lacks {error}") from error
+    except (struct.error, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise CostError(f"the header of this GGUF file cannot be read: {error}") from error
 
 
@@ -149,7 +151,7 @@ def _value(file: BinaryIO, kind: int) -> Any:
     if kind == _TEXT:
         return _text(file)
     if kind != _LIST:
-        return _number(file, _NUMBERS[kind])
+        return _number(file, _NUMBERS.get(kind, f"type {kind}"))
     kind, count = _number(file, "I"), _number(file, "Q")
     if kind == _TEXT:
         for _ in range(count):

@@ -113,7 +113,7 @@ class Shape:
                 raise CostError(f"a field that describes layers holds a value of another kind: {error}") from error
             shape = alike if (alike := cls(**sizes | {"groups": ()})).layer_groups == sizes["groups"] else cls(**sizes)
             if stored.weights and abs(shape.parameters / stored.weights - 1) > UNSURE:
-                counted, held = (f"{number / 1e9:.3f} billion" for number in (shape.parameters, stored.weights))
+                counted, held = (f"{number / 1e9:.4g} billion" for number in (shape.parameters, stored.weights))
                 raise CostError(f"{content.get('model_type')}: {counted} weights by its fields, {held} in its tensors")
             return shape
 

@@ -36,8 +36,9 @@ def profile_of_arms(path: Path, trace: Trace) -> Profile:
         reader = csv.DictReader(read_text(path).splitlines(), skipinitialspace=True)
         for row in reader:
             batch, drafted, rate = int(row["batch"]), int(row["drafted"]), float(row["tokens_s"])
-            if batch < 1 or drafted < 0 or not 0 < rate < np.inf:
-                raise ValueError(f"{batch}, {drafted}, {rate} are not possible")
+            if batch < 1 or drafted < 0 or not 0 < rate < np.inf or batch in rates.get(drafted, {}):
+                why_not = "are there twice" if batch in rates.get(drafted, {}) else "are not possible"
+                raise CostError(f"{path}: line {reader.line_num}: {batch}, {drafted}, {rate} {why_not}")
             rates.setdefault(drafted, {})[batch] = rate
     except (OSError, UnicodeDecodeError) as error:
         raise CostError(f"{path}: cannot be read: {why(error)}") from error
@@ -66,4 +67,6 @@ def profile_of_arms(path: Path, trace: Trace) -> Profile:
     for size, alone_s in zip(both, plain_s.tolist(), strict=True):
         rest = alone_s + np.interp(size * np.arange(length + 1), totals, verify_s)
         batches.append(BatchTimes(size, alone_s, draft, tuple(enumerate(rest.tolist(), 1))))
-    return Profile(tuple(batches), (0, 2**20), ERROR, {"predicted": {"arms": path.name}, "device": "as measured"})
+    return Profile(
+        tuple(batches), (0, 2**20), ERROR, {"predicted": {"arms": path.name}, "device": "the measured machine"}
+    )

@@ -303,14 +303,17 @@ def length_rule(
             tau, _, window = limits.partition("@")
             rule = by_requests([(_count(length, depth), 0)])
             rule.tau, rule.window = float(tau), int(window)
-            return rule
+            if 0 <= rule.tau < np.inf and rule.window >= 1:
+                return rule
         if text == "schedule":
             best = lengths()
             ends = [n for n in range(1, len(best)) if best[n] != best[n - 1]]
             return by_requests([(best[end - 1], end) for end in (*ends, len(best))])
         if kind == "schedule":
             steps = [part.partition("@") for part in rest.split(",")]
-            return by_requests([(_count(length, depth), int(until or 0)) for length, _, until in steps])
+            ends = [0, *(int(until) for _, _, until in steps[:-1])]
+            if not steps[-1][2] and (np.diff(ends) > 0).all():
+                return by_requests([(_count(step[0], depth), n) for step, n in zip(steps, [*ends[1:], 0], strict=True)])
     except ValueError:
         pass
     raise UsageError(f"a draft length is {FORMS}, got {text!r:.60}")

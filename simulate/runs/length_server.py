@@ -1,6 +1,7 @@
 """A simulated server, or a batch, in which a rule chooses the draft lengths of all requests anew at every step."""
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -205,4 +206,4 @@ def run_lengths(decoding: LengthDecoding, prompts: Prompts, *, batch: int, round
     work = Workload(np.zeros(len(request)), request, trace.lengths[request], tokens)
     prefill_s = prompts.seconds(tokens, drafted=decoding.drafts)
     served = serve_day(decoding, work, rows=batch, prefill_s=prefill_s, by_context=prompts.by_context)
-    return served.timeline
+    return replace(served.timeline, arrived_s=served.timeline.admitted_s)

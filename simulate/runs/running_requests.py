@@ -40,13 +40,17 @@ def read_running(path: Path) -> dict[int, float]:
             for row in csv.DictReader(text.split("\n"), skipinitialspace=True):
                 shares[float(row["requests"])] += float(row["share"])
         elif buckets := BUCKET.findall(text):
-            before = (0.0, 0.0)
-            for edge, count in sorted((float(edge), float(count)) for edge, count in buckets):
+            totals, before = defaultdict[float, float](float), (0.0, 0.0)
+            for edge, count in buckets:  # of all engines and scrapes
+                totals[float(edge)] += float(count)
+            for edge, count in sorted(totals.items()):
                 middle = before[0] if np.isinf(edge) else (before[0] + 1 + edge) / 2
                 shares[middle] += count - before[1]
                 before = (edge, count)
         for value in GAUGE.findall(text):
             shares[float(value)] += 1
+        if wrong := [(n, share) for n, share in shares.items() if not (n >= 0 and share >= 0)]:
+            raise ValueError(f"{wrong[0][0]:g} requests, {wrong[0][1]:g} of the time")
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: is no distribution of running requests: {error!r:.80}") from error
     busy = sorted((n, share) for n, share in shares.items() if n >= 1 and share > 0)

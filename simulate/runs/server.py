@@ -227,6 +227,11 @@ class Decoding:
         ]
         self.along = [by_parabolas(known, cost) for known in self.seconds]
 
+    @property
+    def drafts(self) -> bool:
+        """True if a drafter runs."""
+        return any(tree is not None and tree.nodes for tree in self.switching.trees)
+
     @cached_property
     def whole(self) -> Texts:
         """The trace's texts."""

@@ -67,8 +67,7 @@ def simulated_server(
 
     def day(decoding: Decoding, rng: np.random.Generator, rate: float | None) -> tuple[Served, float]:
         work = load.workload(ranked, prompts.tokens, rng, rate=rate)
-        drafted = any(tree is not None and tree.nodes for tree in decoding.switching.trees)
-        prefill_s = prompts.seconds(work.prompt_tokens, drafted=drafted)
+        prefill_s = prompts.seconds(work.prompt_tokens, drafted=decoding.drafts)
         served = serve_day(decoding, work, rows=rows, prefill_s=prefill_s, by_context=prompts.by_context)
         return served, load.settings["warmup"] * float(work.arrived_s[-1])
 

@@ -43,19 +43,25 @@ ASSUMED = (
 def with_assumed_confidences(trace: Trace, seed: int) -> Trace:
     """Return a made-up trace with the acceptance by position of the walk along a trace, and confidences; see `ASSUMED`.
 
+    Where the trace has the lengths of prompts, its requests are drawn, with the lengths of their texts.
+
     The probability p that a drafted token is right, the ones before it being right, follows a beta law whose mean is
     the rate of its position; the confidence is p.
     """
     depth, rng = trace.depth, np.random.default_rng(seed)
     reached = replay_tree(Tree.chain(depth), trace).accepted_counts[::-1].cumsum()[::-1]
     rates = (reached[1:] / np.maximum(reached[:-1], 1)).clip(1e-3, 1 - 1e-3)
-    p = rng.beta(CONCENTRATION * rates, CONCENTRATION * (1 - rates), (TEXTS * TOKENS, depth))
+    texts = max(TEXTS, round(TEXTS * TOKENS / trace.lengths.mean()))
+    drawn = None if trace.prompt_tokens is None else rng.integers(trace.requests, size=texts)
+    lengths = [TOKENS] * TEXTS if drawn is None else trace.lengths[drawn].tolist()
+    p = rng.beta(CONCENTRATION * rates, CONCENTRATION * (1 - rates), (sum(lengths), depth))
     return trace_from_ranks(
         np.where(rng.random(p.shape) < p, np.int16(0), np.int16(MISSED)),
-        [TOKENS] * TEXTS,
+        lengths,
         width=1,
         meta={**trace.meta, "confidence": "head"},
         confidence=p.astype(np.float16),
+        prompt_tokens=None if drawn is None or trace.prompt_tokens is None else trace.prompt_tokens[drawn],
     )
 
 

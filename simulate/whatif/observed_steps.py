@@ -8,6 +8,7 @@ published value as the observations let it (least squares with the spread of pub
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ SPREAD = np.array([0.15, 0.5e-3, 1.5e-3, 0.25e-3])  # of device time (a share), 
 MEASURED = 0.01  # relative error of an observation
 UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 ERROR = 0.08  # 95 % of published steps of other lengths and batch sizes, given two: docs/results/engines_published.md
-NUMBERS = ("batch", "K", "context")
+NUMBERS = {"batch": 5, "K": 3, "context": 9}  # and their digits
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,11 @@ class Observed:
         """
         numbers, _, time = text.replace(" ", "").rpartition(":")
         pairs = [pair.partition("=") for pair in numbers.split(",")]
-        found = {name: int(number) for name, _, number in pairs if name in NUMBERS and re.fullmatch(r"\d{1,9}", number)}
+        found = {
+            name: int(number)
+            for name, _, number in pairs
+            if name in NUMBERS and re.fullmatch(rf"\d{{1,{NUMBERS[name]}}}", number)
+        }
         number, unit = re.fullmatch(r"([\d.]{1,20})([a-z]*)", time) or ("", "", ""), UNITS
         try:
             seconds = float(number[1]) * unit[number[2]]
@@ -68,10 +73,18 @@ def shifted(model: Roofline, observed: Sequence[Observed]) -> Roofline:
     """Return the model that agrees with the observations, and is otherwise as near to `model` as it can be.
 
     Raises:
-        CostError: no speed of device and host agrees with them within a tenth.
+        CostError: no speed of device and host agrees with them within a tenth, or a larger step takes a tenth less.
     """
     from scipy.optimize import lsq_linear
 
+    for one, other in permutations(observed, 2):
+        larger = other.batch >= one.batch and other.length >= one.length and other.context == one.context
+        if larger and other.seconds < 0.9 * one.seconds:
+            raise CostError(
+                f"--observed: batch {other.batch}, K {other.length} takes {1e3 * other.seconds:.4g} ms, less than the "
+                f"{1e3 * one.seconds:.4g} ms of batch {one.batch}, K {one.length}; are all of one machine, and of "
+                "whole steps?"
+            )
     rows, seconds = zip(*(_terms(model, each) for each in observed), strict=True)
     design, fixed = np.array(rows), np.array(seconds)
     measured = np.array([each.seconds for each in observed])
@@ -80,7 +93,9 @@ def shifted(model: Roofline, observed: Sequence[Observed]) -> Roofline:
     weights = np.concatenate([1 / (MEASURED * measured), 1 / SPREAD])
     matrix = np.concatenate([design, np.eye(4)]) * weights[:, None]
     target = np.concatenate([measured - fixed, start]) * weights
-    scale, plain_s, step_s, level_s = (float(x) for x in lsq_linear(matrix, target, ([0.1, 0, 0, 0], np.inf)).x)
+    scale, plain_s, step_s, level_s = (
+        float(x) for x in lsq_linear(matrix, target, ([0.1, 0, 0, 0], np.inf), method="bvls").x
+    )
     left = (design @ [scale, plain_s, step_s, level_s] + fixed) / measured - 1
     if np.abs(left).max() > 0.1:
         worst = observed[int(np.abs(left).argmax())]

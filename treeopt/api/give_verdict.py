@@ -56,7 +56,7 @@ def verdict(
     if settings.cost_table is not None:
         write_cost_table(profile, settings.cost_table)
     warn(model_warnings("trace and profile", trace.meta, profile.meta))
-    sizes = settings.batch or tuple(sorted({times.batch for times in profile.batches}))
+    sizes = sorted({*settings.batch} or {times.batch for times in profile.batches})
     loads = dict.fromkeys(sizes) if settings.running is None else read_running(settings.running)
     record = compare_lengths(trace, profile, loads, settings.prompts, **how)
     caveats = profile.caveats(trace=trace.meta, batches=tuple(loads))

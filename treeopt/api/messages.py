@@ -15,8 +15,8 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 def warn(sentences: Iterable[str]) -> None:
-    """Log warnings, sentences without a full stop."""
-    for sentence in sentences:
+    """Log warnings, sentences without a full stop; empty ones are skipped."""
+    for sentence in filter(None, sentences):
         LOG.warning("%s", sentence)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treeopt.api.file_loading import load_plan
+from treeopt.api.file_loading import load_plan, load_profile
 from treeopt.api.messages import warn
 from treeopt.api.search_trace import search
 from treeopt.errors import EngineError, TraceError, UsageError
@@ -91,6 +91,7 @@ def watch(plan: Plan | Path | str, *, settings: WatchSettings) -> Iterator[dict[
     from treeopt.monitoring.plan_watch import PlanWatch, WatchState
 
     plan = plan if isinstance(plan, Plan) else load_plan(plan)
+    profile = load_profile(settings.profile) if isinstance(settings.profile, Path | str) else settings.profile
     asked = {name: getattr(settings, name) for name in ("model", "hours", "tolerance", "reference")}
     state = WatchState(hashlib.sha256(to_json(plan).encode()).hexdigest(), asked)
     if settings.state is not None and settings.state.exists():
@@ -113,8 +114,8 @@ def watch(plan: Plan | Path | str, *, settings: WatchSettings) -> Iterator[dict[
             if settings.once and all(failures):
                 raise EngineError(str(failures[0]))
             record = compared.record(datetime.now(UTC).isoformat(timespec="seconds"))
-            if settings.profile is not None and verdicts != (verdicts := [test["verdict"] for test in record["tests"]]):
-                now = _plan_now(compared, plan, settings.profile) if record["changed"] else None
+            if profile is not None and verdicts != (verdicts := [test["verdict"] for test in record["tests"]]):
+                now = _plan_now(compared, plan, profile) if record["changed"] else None
             yield record if now is None else record | {"now": now}
             if settings.once:
                 return
@@ -131,7 +132,7 @@ def _scrape(watched: "PlanWatch", url: str, client: "CompletionsClient", model: 
     try:
         text = client.text(url)
         if text is None:
-            raise EngineError(f"{url}: nothing is there: counters of vLLM are at /metrics")
+            raise EngineError(f"{url}: nothing is there, or an error: counters of vLLM are at /metrics")
         watched.add(url, totals_of(text, model), time.time())
     except (EngineError, TraceError) as error:
         reason = str(error) if isinstance(error, EngineError) else f"{url}: {error}"
@@ -140,7 +141,7 @@ def _scrape(watched: "PlanWatch", url: str, client: "CompletionsClient", model: 
     return None
 
 
-def _plan_now(watched: "PlanWatch", plan: Plan, profile: "Profile | Path | str") -> list[dict[str, Any]]:
+def _plan_now(watched: "PlanWatch", plan: Plan, profile: "Profile") -> list[dict[str, Any]]:
     """Return the choices of a search with the recent acceptance, a row for each batch size of the plan."""
     from treeopt.traces.importers.chain_counts import Chain, chain_trace
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from treeopt.errors import counted
 from treeopt.results.blocks import Column, Line, ranged
 from treeopt.results.kinds import ResultKind
 from treeopt.results.run import on_device
@@ -42,9 +43,11 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"Over all loads{on_device(record)}: {WORDS[overall['verdict']]}{text}."
     for verdict, group in groupby(record["loads"], lambda load: load["verdict"]):
         loads = list(group)
-        sizes = [str(load["requests"]) for load in loads]
-        many = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        yield f"{many} running requests: {WORDS[verdict]} ({_length(loads, verdict)}). {_margin(loads[-1])}"
+        first, last = loads[0]["requests"], loads[-1]["requests"]
+        many = counted(last, "running request")
+        length = "" if verdict == "none" else f" ({_length(loads, verdict)})"
+        at = "It" if first == last else f"At {last} it"
+        yield f"{'' if first == last else f'{first} to '}{many}: {WORDS[verdict]}{length}. {_margin(loads[-1], at)}"
 
 
 def _length(loads: list[Mapping[str, Any]], verdict: str) -> str:
@@ -53,8 +56,8 @@ def _length(loads: list[Mapping[str, Any]], verdict: str) -> str:
     return ", ".join(dict.fromkeys(arm["length"] for arm in arms))
 
 
-def _margin(load: Mapping[str, Any]) -> str:
-    """Return by how much the verdict of a load beats the others, and which are as good."""
+def _margin(load: Mapping[str, Any], at: str) -> str:
+    """Return by how much the verdict of a load beats the others, and which are as good, after `at`."""
     ratios = {name: ratio for name, ratio in load["ratios"].items() if ratio["low"] != ratio["high"] or name == "none"}
     good = [WORDS[name] for name, ratio in ratios.items() if ratio["value"] <= 1 + NEAR]
     beaten = [
@@ -62,9 +65,8 @@ def _margin(load: Mapping[str, Any]) -> str:
         for name, ratio in ratios.items()
         if ratio["value"] > 1 + NEAR
     ]
-    texts = [f"It is {', '.join(beaten)}" if beaten else "", f"as good as {', '.join(good)}" if good else ""]
-    at = f"At {load['requests']}: "
-    return f"{at}{'; '.join(text for text in texts if text)}." if any(texts) else ""
+    texts = [*beaten, *(f"as good as {name}" for name in good)]
+    return f"{at} is {' and '.join(filter(None, (', '.join(texts[:-1]), texts[-1])))}." if texts else ""
 
 
 def _next(record: Mapping[str, Any], *, trace: str | None = None, **_: Any) -> Iterator[Line]:

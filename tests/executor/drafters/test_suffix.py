@@ -75,7 +75,8 @@ def test_a_combination_drafts_by_its_model_where_the_lookup_has_nothing():
 
 def test_names_without_meaning_are_refused(tmp_path):
     target = small_target()
-    with pytest.raises(UsageError, match=r"must be suffix or suffix:K with K in 1\.\.24"):
-        load_drafter("suffix:99", target)
+    for name in ("suffix:99", "suffix:8+"):
+        with pytest.raises(UsageError, match=r"must be suffix or suffix:K with K in 1\.\.24"):
+            load_drafter(name, target)
     with pytest.raises(UsageError, match=r"prompt-lookup always drafts: needed is suffix"):
         load_drafter(f"prompt-lookup+{tmp_path}", target)

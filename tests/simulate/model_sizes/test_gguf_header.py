@@ -89,3 +89,9 @@ def test_broken_files_are_refused_in_one_line(tmp_path):
         (tmp_path / "model.gguf").write_bytes(whole[:cut])
         with pytest.raises(CostError, match=r"model\.gguf: the header of this GGUF file cannot be read: .*"):
             Shape.from_config(tmp_path)
+    for name, value in ((b"llama.block_count", 8), (b"llama.embedding_length", 0)):  # a text's type; no number
+        at = whole.index(name) + len(name)
+        broken = whole[:at] + bytes([value or 4]) + whole[at + 1 : at + 4] + bytes(4) + whole[at + 8 :]
+        (tmp_path / "model.gguf").write_bytes(broken)
+        with pytest.raises(CostError, match=r"model\.gguf: the header of this GGUF file cannot be read: .*"):
+            Shape.from_config(tmp_path)

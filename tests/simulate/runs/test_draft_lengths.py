@@ -78,6 +78,7 @@ def test_fixed_lengths_take_the_steps_of_static_chains(length):
         static = run(trace, Tree.chain(length), PROFILE, batch=batch, pad=True)
         assert (timeline.steps == static.steps).all()
         assert timeline.occupancy.tolist() == static.occupancy.tolist()
+        assert timeline.ttft_s == pytest.approx(static.ttft_s, rel=0.05)  # from when a request's row is free
         assert timeline.total_s == pytest.approx(static.total_s, rel=0.02)
 
 
@@ -137,7 +138,12 @@ def test_calibrated_confidences_are_right_on_average():
     assert survivals(trace, "adaptive", 1)[0].mean() == pytest.approx((trace.rank == 0).mean(), abs=1e-3)
 
 
-@pytest.mark.parametrize("text", ["fixed", "fixed:x", "often", "switch:3", "schedule:3@x", "conf-min:2"])
+NO_SCHEDULES = ["schedule:3@x", "schedule:3@2", "schedule:3@2,2@1,0", "schedule:3,0"]
+
+
+@pytest.mark.parametrize(
+    "text", ["fixed", "fixed:x", "often", "switch:3", "switch:3,nan@5", "switch:3,2@0", "conf-min:2", *NO_SCHEDULES]
+)
 def test_other_texts_are_refused_with_all_forms(text):
     with pytest.raises(UsageError, match="a draft length is none, fixed:K, schedule"):
         length_rule(text, depth=4, lengths=list)

@@ -15,6 +15,7 @@ FORMS = {
     "vllm:num_requests_running{m='a'} 8.0\nvllm:num_requests_running{m='a'} 2\n": {2: 0.5, 8: 0.5},
     "sglang:num_running_reqs 3\nother 7\n": {3: 1.0},
     HISTOGRAM: {1: 0.25, 5: 0.5, 8: 0.25},
+    HISTOGRAM + HISTOGRAM.replace('"0"', '"1"'): {1: 0.25, 5: 0.5, 8: 0.25},  # two engines behind one address
 }
 
 
@@ -35,7 +36,17 @@ def test_many_loads_are_joined_to_a_few_with_the_same_mean(tmp_path):
     assert sum(n * share for n, share in found.items()) == pytest.approx(100.5, abs=0.5)
 
 
-@pytest.mark.parametrize("text", ["", "requests,share\nx,1\n", "requests,time\n1,1\n", "vllm:num_requests_running 0\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "requests,share\nx,1\n",
+        "requests,share\n1,nan\n2,1\n",
+        "requests,share\n1,-1\n2,1\n",
+        "requests,time\n1,1\n",
+        "vllm:num_requests_running 0\n",
+    ],
+)
 def test_others_are_refused_with_what_is_wanted(tmp_path, text):
     (tmp_path / "f").write_text(text)
     with pytest.raises(UsageError, match=r"f: (must hold running requests|is no distribution)"):

@@ -75,3 +75,11 @@ def test_assumed_confidences_keep_acceptance_by_position_and_are_calibrated():
 def test_the_order_of_simplicity():
     assert chosen({"none": 1.0, "fixed": 1.02, "schedule": 1.02, "adaptive": 1.0}) == "none"
     assert chosen({"none": 1.0, "fixed": 1.2, "schedule": 1.3, "adaptive": 1.32}) == "schedule"
+
+
+def test_a_made_up_trace_keeps_the_lengths_of_prompts_and_texts():
+    """Its prefill is that of the trace, as in `simulate`."""
+    given = with_lengths(np.zeros((60, 4)), [20, 40], width=1)
+    given = type(given)(given.request, given.position, given.rank, 1, {}, prompt_tokens=np.int32([300, 7]))
+    made = with_assumed_confidences(given, 0)
+    assert set(zip(made.lengths.tolist(), made.prompt_tokens.tolist(), strict=True)) == {(20, 300), (40, 7)}

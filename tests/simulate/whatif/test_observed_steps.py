@@ -57,7 +57,17 @@ def test_two_published_steps_predict_the_others():
 
 @pytest.mark.parametrize(
     "text",
-    ["batch=1:8ms", "K=1:8ms", "batch=0,K=1:8ms", "batch=1,K=1:8", "batch=1,K=1:8m", "batch=1,K=1,x=2:8ms", "", "8ms"],
+    [
+        "batch=1:8ms",
+        "K=1:8ms",
+        "batch=0,K=1:8ms",
+        "batch=1,K=1:8",
+        "batch=1,K=1:8m",
+        "batch=1,K=1,x=2:8ms",
+        "",
+        "8ms",
+        "batch=1,K=99999:8ms",
+    ],
 )
 def test_what_is_no_observation_is_named(text):
     with pytest.raises(UsageError, match=r"--observed takes a batch size, .* such as batch=1,K=3:10.4ms"):
@@ -69,5 +79,7 @@ def test_observations_that_no_machine_makes_are_refused():
     seen = [Observed(1, 0, 8e-3), Observed(1, 3, 0.8)]
     with pytest.raises(CostError, match=r"--observed: batch 1, K 3 takes 800 ms, which no speed of H100 SXM"):
         shifted(roofline(L3, eagle_shape(L3)), seen)
+    with pytest.raises(CostError, match=r"batch 1, K 3 takes 4 ms, less than the 8 ms of batch 1, K 0"):
+        shifted(roofline(L3, eagle_shape(L3)), [Observed(1, 0, 8e-3), Observed(1, 3, 4e-3)])
     with pytest.raises(UsageError, match="--observed is of one device"):
         WhatIfSettings(hardware=("h100", "h200"), target="8b", observed=("batch=1,K=0:8ms",))

@@ -299,5 +299,6 @@ def test_the_verdict_names_the_simplest_of_the_fastest(files, tmp_path):
     assert record["schema"] == "treeopt.verdict/1"
     assert [load["requests"] for load in record["loads"]] == [1, 4]
     assert "running requests: " in text
+    assert "At 4 it is " in " ".join(text.split())
     assert "the trace has no confidences" in " ".join(text.split())
     refused(command(*asked, "--running", files / "t.npz"), "give one of --batch and --running", code=2)

@@ -128,7 +128,7 @@ def test_a_server_that_is_away_is_reported_and_the_other_watched(files, tmp_path
         servers = json.loads(result.stdout)["servers"]
         assert [server["state"] for server in servers] == [
             "ok",
-            f"{gone}: nothing is there: counters of vLLM are at /metrics",
+            f"{gone}: nothing is there, or an error: counters of vLLM are at /metrics",
         ]
         assert "nothing is there" in error_of(watch(files, gone, "--state", tmp_path / "other.json"))
 

@@ -43,4 +43,5 @@ def verdict(trace_file: Path | Trace, profile_file: Path | None, settings: Verdi
     files.check()
     output_files.check_output(settings.cost_table, "--cost-table")
     record = give_verdict.verdict(trace_file, profile_file, settings=settings)
-    files.give("verdict", record, trace=options_of_source(trace_file, record["meta"]["trace"], profile_file))
+    source = options_of_source(trace_file, record["meta"]["trace"], profile_file)
+    files.give("verdict", record, trace=None if settings.arms else source)  # `simulate` takes no arms
