@@ -46,8 +46,8 @@ class Observed:
         Raises:
             UsageError: says how it is written.
 
-        >>> Observed.parse("batch=1,K=3:10.4ms")
-        Observed(batch=1, length=3, seconds=0.0104, context=None)
+        >>> Observed.parse("batch=1,K=3:10ms")
+        Observed(batch=1, length=3, seconds=0.01, context=None)
         """
         numbers, _, time = text.replace(" ", "").rpartition(":")
         pairs = [pair.partition("=") for pair in numbers.split(",")]

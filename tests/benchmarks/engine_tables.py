@@ -109,6 +109,23 @@ def cells() -> Iterator[Row]:
             ]
 
 
+def tuned() -> Iterator[Row]:
+    """Yield a row per run and batch size: the length that `tune` chose beside the best of a sweep, and their costs."""
+    for record in sorted(json.loads((FILE.parent / "tune.json").read_text("utf-8")), key=lambda one: one["case"]):
+        costs = [f"{record['tune_s']:.0f} s", str(record["launches"]), f"{record['sweep_of_launches_s']:.0f} s"]
+        for place, cell in enumerate(record["cells"]):
+            over = cell["chosen_over_best"]
+            yield [
+                f"`{record['case']}`",
+                "wall" if record["timing"] == "wall clock" else "without waits",
+                str(cell["batch"]),
+                *(f"chain of {cell[name]}" for name in ("chosen", "best")),
+                "not known" if over is None else interval(Estimate(**over)),
+                f"{100 * cell['blind']:.1f} %",
+                *(["", "", ""] if place else costs),
+            ]
+
+
 def tables(page: str) -> list[list[Row]]:
     """Return the rows of each table of a page, without its head."""
     found: list[list[Row]] = []
@@ -124,7 +141,7 @@ def tables(page: str) -> list[list[Row]]:
 
 def written(page: str) -> str:
     """Return the page with the rows of its tables as the files have them."""
-    new = iter([acceptance(), times(), cells(), slots()])
+    new = iter([acceptance(), times(), cells(), tuned(), slots()])
 
     def with_rows(head: re.Match[str]) -> str:
         return head[1] + "".join(f"| {' | '.join(row)} |\n" for row in next(new))

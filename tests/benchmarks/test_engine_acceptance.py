@@ -19,6 +19,7 @@ from tests.benchmarks.engine_tables import (
     slots,
     tables,
     times,
+    tuned,
     validations,
     written,
 )
@@ -95,7 +96,7 @@ def test_a_record_takes_the_place_of_the_one_before(tmp_path):
 
 def test_the_page_has_the_tables_of_the_file():
     page = PAGE.read_text("utf-8")
-    assert tables(page) == [list(acceptance()), list(times()), list(cells()), list(slots())]
+    assert tables(page) == [list(acceptance()), list(times()), list(cells()), list(tuned()), list(slots())]
     assert written(page) == page
 
 

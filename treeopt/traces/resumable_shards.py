@@ -346,8 +346,8 @@ def load_file_or_shards(path: Path | str, *, ranks_only: bool = False, to_split:
     path = Path(path)
     if not path.is_dir():
         return load_trace(path)
-    if ranks_only and to_split and not {"kept", "tree_kept", "drafted", "confidence"} & {*optional_in(path)}:
+    if ranks_only and to_split:
         shards = Shards.listed(path)
-        if shards.requests >= MANY:
+        if shards.requests >= MANY and not {"kept", "tree_kept", "drafted", "confidence"} & {*optional_in(path)}:
             return ShardedTrace(shards)
     return ranks_of(path) if ranks_only else Shards.read(path).whole()

@@ -29,7 +29,7 @@ def test_commands_and_options_complete():
         (("export", "--format"), "sg", ["sglang"]),
         (("export", "--format", "llama.cpp", "--method"), "draft-e", ["draft-eagle3"]),
         (("export", "--schedule-bounds"), "u", ["upper"]),
-        (("whatif", "--hardware"), "rtx", ["rtx-4090", "rtx-5090", "rtx-pro-6000"]),
+        (("whatif", "--hardware"), "rtx", ["rtx-4090", "rtx-5090", "rtx-5060-ti", "rtx-pro-6000"]),
         (("whatif", "--hardware"), "h100,l", ["h100,l40s", "h100,l4"]),
         (("whatif", "--like"), "A100", ["a100-40", "a100-80"]),
         (("whatif", "--measured-on"), "mi", ["mi300x", "mi355x"]),

@@ -61,7 +61,7 @@ def test_examples_run(words, folder, monkeypatch):
 
 def test_a_mistyped_command_is_suggested():
     for words, message in (
-        (["serach"], "Error: No such command 'serach'. Did you mean search or trace?\n"),
+        (["serach"], "Error: No such command 'serach'. Did you mean search or watch or trace?\n"),
         (["trace", "colect"], "Error: No such command 'colect'. Did you mean collect?\n"),
         (["trainn"], "Error: No such command 'trainn'. Did you mean train or trace?\n"),
         (["qqqq"], "Error: No such command 'qqqq'.\n"),
