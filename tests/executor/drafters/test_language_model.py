@@ -101,6 +101,7 @@ def compare_trees(
 @pytest.mark.parametrize(
     ("shape", "late"), slow_unless(lambda _, late: late == 1, product(["chain", "eagle", "stopping"], [0, 1, 2]))
 )
+@pytest.mark.slow
 def test_trees_of_a_row_s_next_request_equal_the_recursion_too(references, monkeypatch, shape, late):
     """Rows begin anew beside running ones: six requests, two rows."""
     compare_trees(references[0], monkeypatch, near(), SHAPES[shape], late)

@@ -301,6 +301,7 @@ def blocks_in(work):
 
 
 @pytest.mark.parametrize("budget_s", [None, 20.0])
+@pytest.mark.slow
 def test_a_resumed_measurement_is_the_uninterrupted_one(models, clock, tmp_path, budget_s):
     prompts = random_prompts([5] * 4)
     told = TOLD | {"budget_s": budget_s}

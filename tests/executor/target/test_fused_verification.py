@@ -68,6 +68,7 @@ def is_refused(target: Target) -> bool:
         pytest.param("qwen3", torch.bfloat16, (3, 22, 1024), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_what_rounding_causes_is_far_from_the_limit(kind, dtype, large, monkeypatch):
     compare(monkeypatch, *SMALL_TREES, large=(large,))
     target = fusable_target(kind, dtype=dtype)

@@ -310,6 +310,7 @@ def test_the_mode_notices_a_read():
         torch.ones(3).nonzero()
 
 
+@pytest.mark.slow
 def test_compiled_it_writes_the_same_and_compiles_once():
     known, compiled = family("llama"), []
 

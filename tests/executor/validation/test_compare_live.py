@@ -260,6 +260,7 @@ def test_an_interrupted_comparison_equals_an_uninterrupted_one(plan, clock, tmp_
         assert cell.measured.speedup.value == pytest.approx(other.measured.speedup.value)
 
 
+@pytest.mark.slow
 def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monkeypatch):
     """All ways of a batch size decode every request equally often, warmed up; two blocks are hardly ever alike."""
     seen, steps = [], decoder.Decoder.steps

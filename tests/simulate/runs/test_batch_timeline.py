@@ -180,6 +180,7 @@ def test_long_runs_come_to_the_renewal_reward_ratio(batch):
     assert found.rate().value == pytest.approx(full, rel=2 * batch * longest / row_steps)
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_rate_is_as_wide_as_reruns_with_resampled_requests():
     """400 reruns: their spread is known to 3.5 % (one standard error), and the linearised one must be within 15 %."""
     rng = np.random.default_rng(11)
@@ -252,6 +253,7 @@ def test_a_request_of_one_token_has_no_time_per_token():
         assert np.isnan(alone.percentiles(latency, (0.5,))[0].value)
 
 
+@pytest.mark.slow
 def test_percentile_intervals_hold_what_they_say():
     """The median of 200 exponential latencies lies in its 95 % interval 95 times in 100.
 

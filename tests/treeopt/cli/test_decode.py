@@ -643,6 +643,7 @@ def test_lines_are_whole_or_not_there(tmp_path):
 # --- the other commands with a language model
 
 
+@pytest.mark.slow
 def test_a_language_model_is_recorded_profiled_and_validated(tiny, tmp_path):
     """It could draft 64 levels; 8 are looked at unless told."""
     words = inputs(tiny, drafter=tiny / "other")

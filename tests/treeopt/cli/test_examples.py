@@ -11,7 +11,7 @@ from treeopt.cli import main
 from treeopt.storage.atomic_files import shipped
 
 COMMANDS = dict(commands())
-LONG = {("profile",), ("report",), ("train",), ("decode",), ("validate",), ("whatif",), ("trace", "collect")}
+LONG = {(name,) for name in "profile report train decode validate whatif verdict".split()} | {("trace", "collect")}
 # Serves a page until it is interrupted, watches a server, launches an engine: each has tests of its own.
 ENDLESS = (("explore",), ("watch",), ("tune",))
 

@@ -105,6 +105,7 @@ def test_a_search_counts_two_pieces_for_each_batch_size(trace_file, profile_file
     assert counted == [("searching", 4), 1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_warnings_of_a_validation_stand_below_the_answer_in_lines_that_fit(tiny, made, tmp_path):
     """The plan's warnings of few requests, among others."""
     words = ("--trace", made / "trace.npz", "--profile", made / "profile.json", "--batch", "1", "--predictions")

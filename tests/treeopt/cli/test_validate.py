@@ -128,6 +128,7 @@ def sources(tmp_path):
     return trace, tmp_path / "t.npz", tmp_path / "p.json"
 
 
+@pytest.mark.slow
 def test_random_weights_replay_a_trace_by_predictions_that_are_read_again(sources, tmp_path):
     """tau is the replay's of just those requests, no prediction has seen them; predictions must not be changed."""
     trace, path, profile = sources
@@ -161,6 +162,7 @@ def test_random_weights_replay_a_trace_by_predictions_that_are_read_again(source
     refused(run("validate", *words, "--acceptance", f"replay:{path}"), "fixed.json", "was changed")
 
 
+@pytest.mark.slow
 def test_a_replay_does_the_work_of_a_rule(sources, tmp_path, monkeypatch):
     """Steps accept what the trace says and compute what the rule computes."""
     trace, path, profile = sources

@@ -90,6 +90,7 @@ def test_wide_intervals_do_not_call_a_curve_flat():
     assert mixed.flat is mixed.points[1]
 
 
+@pytest.mark.slow
 def test_where_nothing_is_lost_the_curve_says_so():
     # Ranks 0 and 1 are equally likely and alike: whichever one node is chosen, its true tau is the same. Of 400
     # traces the number that calls the first point worse is binomial with 2.5 %: more than 22 has probability 3e-4.

@@ -192,6 +192,7 @@ def test_limits_are_kept(trace, max_nodes, max_depth):
 
 
 @pytest.mark.parametrize("name", slow_unless(lambda name: name in {"smooth", "level widths and stairs"}, COSTS))
+@pytest.mark.slow
 def test_refining_never_loses_on_the_fitted_requests(name):
     cost = COSTS[name]
     fit, _ = parts(MIXED)
