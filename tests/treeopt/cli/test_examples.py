@@ -11,7 +11,8 @@ from treeopt.cli import main
 from treeopt.storage.atomic_files import shipped
 
 COMMANDS = dict(commands())
-LONG = {(name,) for name in "profile report train decode validate whatif verdict".split()} | {("trace", "collect")}
+LONG = {("profile",), ("report",), ("train",), ("decode",), ("validate",), ("whatif",), ("verdict",)}
+LONG |= {("trace", "collect")}
 # Serves a page until it is interrupted, watches a server, launches an engine: each has tests of its own.
 ENDLESS = (("explore",), ("watch",), ("tune",))
 
