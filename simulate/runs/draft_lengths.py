@@ -9,6 +9,7 @@
   learns them late; the B largest by the present ones are verified. A new request counts as certain.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ class Verified:
     extra_s: float = 0.0
 
 
-class LengthRule:
+class LengthRule(ABC):
     """A rule that chooses draft lengths; it may hold a state, so each run needs its own.
 
     Attributes:
@@ -112,11 +113,11 @@ class LengthRule:
     depth: int
     age: int = 0
 
+    @abstractmethod
     def choose(self, live: Floats, aged: Floats, times: StepTimes) -> Verified:
         """Return the choice for requests whose chains survive with these probabilities, (n, K)."""
-        raise NotImplementedError
 
-    def ended(self, tokens: int, steps: int) -> None:
+    def ended(self, tokens: int, steps: int) -> None:  # noqa: B027 - most rules learn nothing
         """Learn that a request ended after so many tokens and steps."""
 
 

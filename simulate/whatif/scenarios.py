@@ -198,7 +198,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a device's memory holds at a context, with and without speculation.
+    """Batch sizes that a device's memory holds at a context, with and without speculation.
 
     Attributes:
         device: its name.

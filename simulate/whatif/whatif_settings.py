@@ -110,7 +110,7 @@ class WhatIfSettings(Settings):
         above=0,
         most=1,
         option="--expert-spread",
-        help="Of a target with experts: how many tokens' worth of experts a further token of a sequence needs; default "
+        help="Tokens' worth of experts that a further token of a sequence needs, for a target with experts; default "
         "0.6, fitted to published speedups; 1: independent routing.",
     )
     engine: str | None = limiting_engine()

@@ -39,7 +39,7 @@ class Combined(nn.Module):
 
     @property
     def taps(self) -> Taps:
-        """Those of the model."""
+        """Parameters of the model."""
         return self.second.taps
 
     @property

@@ -21,7 +21,7 @@ def written(path, profile=PROFILE):
 
 
 def test_the_written_table_meets_sglangs_conditions(tmp_path):
-    """Those of `SpsCostTable.__post_init__` (SGLang 0.5.23), and a curve that does not rise."""
+    """Conditions of `SpsCostTable.__post_init__` (SGLang 0.5.23), and a curve that does not rise."""
     table = written(tmp_path / "t.json")
     assert set(table) == {"sample_batch_tokens", "sample_steps_per_sec", "max_batch_tokens"}
     probes, rates = table["sample_batch_tokens"], table["sample_steps_per_sec"]

@@ -122,7 +122,7 @@ def test_a_killed_treeopt_leaves_nothing(tmp_path):
 
 
 def test_the_first_cause_is_shown_and_the_whole_log_is_kept(tmp_path, monkeypatch):
-    """As vLLM fails: one process says why, another that it failed, and neither is the last line."""
+    """Fail as vLLM does: one process says why, another that it failed, and neither is the last line."""
     lines = [
         "(EngineCore pid=7) ERROR [core.py:9] Traceback (most recent call last):",
         "(EngineCore pid=7) ERROR [core.py:9] ValueError: Available memory on node 0 is less than desired",

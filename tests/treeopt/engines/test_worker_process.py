@@ -88,7 +88,7 @@ def test_nothing_is_left_of_a_child(script):
 
 
 def test_time_in_which_other_programs_had_the_processor_is_no_time_of_a_step():
-    """As many busy programs as take this thread's processor from it; without the count it would seem slower by far."""
+    """Start busy programs that take the processor from this thread; without the count it seems slower by far."""
     allowed = os.sched_getaffinity(0)
     core = min(allowed)
     busy = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"

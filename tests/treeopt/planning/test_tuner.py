@@ -12,7 +12,7 @@ REQUESTS, TOKENS = 6, 47
 
 
 def result(setting, *, alpha, noise, rng, seed=0, interrupted=()):
-    """What an engine does whose drafted tokens are accepted with probability alpha, each the same in every draft."""
+    """Measure as an engine would whose drafted tokens are accepted with probability alpha, the same in every draft."""
     steps, tokens, reached = {}, {}, np.zeros(setting.draft, dtype=int)
     for number in range(REQUESTS):
         request = 1000 * setting.round + 10 * setting.batch + number

@@ -1,4 +1,4 @@
-"""What drivers of step workers share: a worker is started, loaded, given orders, cancelled, and started again."""
+"""Drivers of step workers: a worker is started, loaded, given orders, cancelled, and started again."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
