@@ -313,9 +313,9 @@ class Part(NamedTuple):
 
 PARTS: dict[str, Part] = {
     "rates": Part(rates, 30, kernels=True),
-    "checks": Part(checks, 45, kernels=True),
+    "checks": Part(checks, 35, kernels=True),
     "steps": Part(steps, 80),
-    "live": Part(live_part, 160),
+    "live": Part(live_part, 130),
     "rows": Part(rows, 35, kernels=True),
     "kernels": Part(kernels, 25, kernels=True),
     "graphs": Part(graphs, 50),
