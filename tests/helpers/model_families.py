@@ -233,7 +233,13 @@ class Oracle:
 
 
 def decode(
-    target: Target, prompts: Sequence[Sequence[int]], oracle: Oracle, *, chunk: int = 1024, view: int | None = None
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    oracle: Oracle,
+    *,
+    chunk: int = 1024,
+    view: int | None = None,
+    new: int = NEW,
 ) -> tuple[list[list[int]], int]:
     """What the target writes after the prompts when it verifies the oracle's trees; most tokens kept in a step."""
     batch, best = len(prompts), 0
@@ -243,7 +249,7 @@ def decode(
     lengths = torch.tensor([len(prompt) - 1 for prompt in prompts])
     roots = torch.tensor([prompt[-1] for prompt in prompts])
     texts: list[list[int]] = [[] for _ in prompts]
-    while min(map(len, texts)) < NEW:
+    while min(map(len, texts)) < new:
         draft = oracle.draft(roots, [len(text) for text in texts])
         topology = draft.topology
         seen = view or -(-(int(lengths.max()) + oracle.count) // 8) * 8
@@ -251,7 +257,7 @@ def decode(
         accepted = Greedy().accept(outputs.logits, draft)
         best = max(best, int(accepted.count.max()))
         target.cache.compact(lengths, accepted.path)
-        going = torch.tensor([len(text) < NEW for text in texts])
+        going = torch.tensor([len(text) < new for text in texts])
         if target.recurrent:
             target.rewind(draft.tokens, lengths, torch.where(going, accepted.count + 1, 0))
         lengths += torch.where(going, accepted.count + 1, 0)
@@ -259,4 +265,4 @@ def decode(
         for row, text in enumerate(texts):
             if going[row]:
                 text += accepted.emitted[row, : int(accepted.count[row]) + 1].tolist()
-    return [text[:NEW] for text in texts], best
+    return [text[:new] for text in texts], best
