@@ -10,7 +10,7 @@ from dataclasses import replace
 from treeopt.errors import TraceError
 from treeopt.registry import load
 from treeopt.traces.importers.chain_counts import Chain, chain_from_counts, with_undrafted
-from treeopt.traces.importers.counter_samples import (
+from treeopt.traces.importers.prometheus_counters import (
     CounterNames,
     Key,
     by_position,
