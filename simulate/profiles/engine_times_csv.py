@@ -27,7 +27,7 @@ import numpy as np
 
 from simulate.profiles.benchmark_results import rows_of
 from simulate.profiles.calibration import engine_cell, engine_profile
-from simulate.profiles.cell_tables import Cell
+from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import checksum, why
