@@ -56,7 +56,9 @@ class ProfileRecord(Record, frozen=True, tag_field="schema", tag="treeopt.profil
 
 
 SCHEMA = "treeopt.profile/2"
-DOUBTFUL = 0.9  # share of the growth of the batch by which a plain step may grow: reading the weights does not grow
+DOUBTFUL = (
+    0.9  # share of the growth of the batch by which a plain step may grow: reading weights does not grow or shrink
+)
 SHORT_S = 1e-4  # no plain step is shorter
 NEW_FILE = "profile.json"  # named by the command that measures a profile again
 NORMAL_95 = 1.96
@@ -160,18 +162,22 @@ class Profile(ValueMethods):
 
     @property
     def doubts(self) -> Sequence[str]:
-        """Doubts about imported times: a plain step that grows with the batch, or that takes no time."""
+        """Doubts about imported times: the import's, a plain step that the batch belies, or that takes no time."""
         if look(self.meta, "imported") is None:
             return ()
         plain = {times.batch: times.plain_s for times in sorted(self.batches, key=lambda times: -times.context)}
         smallest, largest = min(plain), max(plain)
         if plain[smallest] < SHORT_S:
             return (f"a plain step takes {1e3 * plain[smallest]:.3g} ms at batch {smallest}: were seconds given as ms",)
-        if largest < 2 * smallest or plain[largest] <= plain[smallest] * largest / smallest * DOUBTFUL:
-            return ()
+        why = "in proportion or more: was tokens_s that of one request, not of all"
+        if plain[largest] < plain[smallest] * DOUBTFUL:
+            why = "less: was it divided by the batch"
+        elif largest < 2 * smallest or plain[largest] <= plain[smallest] * largest / smallest * DOUBTFUL:
+            doubt = look(self.meta, "imported", "doubt")
+            return (doubt,) if isinstance(doubt, str) else ()
         return (
             f"a plain step takes {1e3 * plain[smallest]:.3g} ms at batch {smallest} and {1e3 * plain[largest]:.3g} ms "
-            f"at batch {largest}, in proportion or more: was tokens_s that of one request, not of all",
+            f"at batch {largest}, {why}",
         )
 
     def caveats(self, *, context: int | None = None, trace: Any = None, batches: Sequence[int] = ()) -> list[str]:
