@@ -165,9 +165,9 @@ def _lines(path: Path, *, contexts: bool) -> list[_Line]:
     if text.lstrip().startswith(("{", "[")):
         rows = enumerate(rows_of(path, text, contexts=contexts), start=1)
         return [_line(row, f"{path}: result {number}", STEP) for number, row in rows]
-    rows = [line.strip().strip("|") if "|" in line else line for line in text.splitlines()]
-    mark = next((mark for mark in "|\t;" if rows and mark in rows[0]), ",")
-    reader = csv.DictReader(rows, skipinitialspace=True, delimiter=mark)
+    table = [line.strip().strip("|") if "|" in line else line for line in text.splitlines()]
+    mark = next((mark for mark in "|\t;" if table and mark in table[0]), ",")
+    reader = csv.DictReader(table, skipinitialspace=True, delimiter=mark)
     names = [name.strip() for name in reader.fieldnames or ()]
     reader.fieldnames = names
     columns = _columns(path, names)
