@@ -240,6 +240,6 @@ def test_drafters_are_trained_beside_the_shipped_target(tmp_path, monkeypatch):
         assert (log["target"]["name"], log["precision"]) == (build.NAME, "bfloat16")
     build.build(tmp_path, "bigram")
     assert load_drafter(tmp_path / "models" / "stdlib-bigram", target).order == 2
-    assert set(build.DRAFTERS) == set(recipes())
+    assert set(recipes()) - set(build.DRAFTERS) == {"dspark", "pard"}  # of these no page needs one
     with pytest.raises(UsageError, match="the name must be target or one of unigram, bigram, medusa1"):
         build.build(tmp_path, "nothing")
