@@ -7,6 +7,7 @@ since, and the masks.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -135,7 +136,7 @@ class Pard(LanguageModel):
         fed = nn.functional.pad(known, (0, len(ids) - length), value=self.mask)
         after = torch.arange(length, len(ids), device=tokens.device).expand(len(tokens), -1)
         scored = self.target.node_scores(fed, ends + deep, seen, torch.cat([roots[:, : kept[0]], after], 1))
-        return scored.split([*kept], 1)
+        return tuple(scored[:, end - n : end] for n, end in zip(kept, accumulate(kept), strict=True))
 
 
 def _room(depth: int) -> int:
