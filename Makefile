@@ -121,6 +121,7 @@ profile: $(PROFILED:%=profile-%)  ## step times of the shipped models and of a 1
 profile-%: TARGET = data/models/stdlib-llama
 profile-%: DRAFTER = data/models/stdlib-$*
 profile-%: SIZES = --batch 1,4,16 --budget 200
+profile-dflash-%: SIZES = --batch 1,4 --max-nodes 15 --budget 60
 profile-medusa: SIZES = --batch 1-16 --budget 450
 profile-medusa2: TARGET = data/models/stdlib-medusa2/target
 profile-prompt-lookup: DRAFTER = prompt-lookup

@@ -32,7 +32,7 @@ from treeopt.tree import Tree
 SLOTS = (4, 8, 16)  # positions of a block, the last token's included; the drafter learnt 8
 LEARNT = 8
 BUDGETS = (3, 7, 15, 31, 63)
-BEAM, WIDTH = 24, 16
+BEAM, WIDTH = 16, 16
 NEW_TOKENS = 32
 
 
@@ -108,7 +108,7 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path), default=Path("data"), show_default=True)
-@click.option("--requests", default=300, show_default=True)
+@click.option("--requests", default=200, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Write the figures here (.json).")
 def main(data: Path, requests: int, output: Path | None) -> None:
     """Replay the blocks and trees of the shipped DFlash."""
