@@ -42,7 +42,7 @@ class Scenario:
         error: error of the choice's step over a plain step, part of the speedup's interval; 0 if nothing is drafted.
         fits: True if the choice fits the device's memory; None if its size is not known.
         plan: the plan of all batch sizes that the choice comes from.
-        exchange: source of the figures for the exchange between several devices; "" for one device.
+        sharing: how several devices share the models; "" for one device.
         memory: memory that the models take at this context; None: not known.
     """
 
@@ -55,7 +55,7 @@ class Scenario:
     error: float = 0.0
     fits: bool | None = None
     plan: Plan | None = None
-    exchange: str = ""
+    sharing: str = ""
     memory: DeviceMemory | None = None
 
     @property
@@ -80,7 +80,7 @@ class Place:
         memory: memory that target and drafter take of each device.
         single: name of one device, if there are several; "": `device`.
         count: number of devices.
-        exchange: source of the figures for the exchange between several devices; "" for one device.
+        sharing: how several devices share the models; "" for one device.
     """
 
     device: str
@@ -89,7 +89,7 @@ class Place:
     memory: DeviceMemory
     single: str = ""
     count: int = 1
-    exchange: str = ""
+    sharing: str = ""
 
     @classmethod
     def of(
@@ -111,10 +111,9 @@ class Place:
             heads=heads,
             total=model.device.memory_bytes if memory is None else memory * 1e9,
             share=SHARE if memory is None else 1.0,
-            **{name: getattr(model, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes", "devices")},
+            **{name: getattr(model, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes", "devices", "tensor")},
         )
-        exchange = model.device.link.source if model.device.link and model.devices > 1 else ""
-        devices = (model.device.name, model.devices, exchange)
+        devices = (model.device.name, model.devices, model.sharing)
         return cls(model.label, context, model if cost is None else cost, held, *devices)
 
 
@@ -160,7 +159,7 @@ def explore(
                 0.0 if tree is None else place.cost.error(StepShape.of(tree, **size)),
                 _holds(memory, entry.batch, entry.choice),
                 plan,
-                place.exchange,
+                place.sharing,
                 memory,
             )
             scenarios.append(scenario)

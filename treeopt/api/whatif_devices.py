@@ -112,7 +112,7 @@ class WhatIf:
         prices = None if settings.prices is None else prices_of_devices(settings.prices, places)
         recorded = look(trace.meta, "drafter", "positions")
         positions = recorded if drafter is None else context_limit(drafter)
-        beyond = _dynamic_trees(settings.engine) + context_warnings(settings.target, settings.context, positions)
+        beyond = _dynamic_trees(settings.limiting) + context_warnings(settings.target, settings.context, positions)
         return cls(trace, settings, places, settings.search, prices, tuple(beyond))
 
     def plan_files(self) -> list[str]:
@@ -139,7 +139,7 @@ class WhatIf:
 
         settings = self.settings
         trace, own_rules = ranks_and_rules(self.trace, settings.seed)
-        search = self.search.changed(rules=(*own_rules, *engine_rules(settings.engine, trace)))
+        search = self.search.changed(rules=(*own_rules, *engine_rules(settings.limiting, trace)))
         with progress("searching", len(self.places)) as done:
             scenarios = explore(trace, self.places, search, fit=settings.fit, done=done)
         found = (warning for each in scenarios if each.plan is not None for warning in each.plan.warnings)
@@ -257,7 +257,7 @@ def _bytes(settings: WhatIfSettings, drafter: Config | None) -> dict[str, float 
     from simulate.whatif.priced_devices import as_stored, bytes_per_weight
 
     stored, target_bytes = as_stored(settings.target), settings.weight_bytes
-    if not (stored.groups or stored.sizes) or settings.sizes is not None:
+    if not (stored.groups or stored.sizes) or settings.by_hand:
         target_bytes = bytes_per_weight(settings.target, target_bytes, "--weight-bytes")
     default = max(BYTES, target_bytes or BYTES)
     drafter_bytes = bytes_per_weight(drafter, settings.draft_bytes, "--draft-bytes", default=default)

@@ -261,7 +261,7 @@ def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
     assert [cell["name"].startswith("does not fit") for cell in record["cells"]] == [False, True, False, False]
     assert record["cells"][3]["tree"] is not None
     assert [limit["pays_up_to"] for limit in record["limits"]] == [32, 64]
-    own = ["--bandwidth", "1000", "--flops", "200", "--like", "h100", "--batch", "64", "--max-nodes", "9"]
+    own = ["--data-sheet", "1000,200", "--like", "h100", "--batch", "64", "--max-nodes", "9"]
     for memory, fits in ((10, False), (1000, True)):
         found = done(*words(files, *own, "--memory", memory, "--json", hardware="mine"))
         assert [cell["fits"] for cell in json.loads(found.stdout)["cells"]] == [fits]
@@ -341,8 +341,8 @@ def test_warnings_of_the_searches_are_told_once(files):
 def test_the_largest_figures_that_are_taken_are_computed_with(files):
     """Warnings of numpy are errors here."""
     largest = ["--weight-bytes", "1024", "--kv-bytes", "1024", "--batch", "1,2147483648", "--context", "2147483648"]
-    slowest = ["--bandwidth", "1e-9", "--flops", "1e-12", "--like", "h100"]
-    fastest = ["--bandwidth", "1e21", "--flops", "1e18", "--like", "h100", "--weight-bytes", "1e-308"]
+    slowest = ["--data-sheet", "1e-9,1e-12", "--like", "h100"]
+    fastest = ["--data-sheet", "1e21,1e18", "--like", "h100", "--weight-bytes", "1e-308"]
     for asked in ([*largest, *slowest], [*fastest, "--batch", "1", "--kv-bytes", "1e-308"]):
         record = json.loads(done(*words(files, *asked, "--max-nodes", "9", "--json", hardware="mine")).stdout)
         assert all(np.isfinite([cell["step_s"], cell["speedup"]["value"]]).all() for cell in record["cells"])
@@ -352,7 +352,7 @@ def test_the_largest_figures_that_are_taken_are_computed_with(files):
     ("words_", "said", "code"),
     [
         (("--hardware", "h300"), "hardware must be one of A6000", 1),
-        (("--bandwidth", "1000"), "--bandwidth and --flops need each other", 2),
+        (("--data-sheet", "1000"), "--data-sheet takes GB/s and TFLOP/s", 2),
         (("--price", "h100=1,l40s=1", "--max-tpot-ms", "inf"), "inf is not a finite number", 2),
         (("--measured-on", "h100"), "--profile and --measured-on need each other", 2),
     ],
