@@ -143,9 +143,7 @@ def explore(
         asked = search.changed(batch=tuple(sorted({*search.batch, *largest})))
         plan = search_pipeline.search(trace, place.cost, settings=asked, context=place.context)
         deepest = plan.meta["search"]["max_depth"]
-        if (most := memory.batch(max(_nodes(entry.choice) for entry in plan.entries))) is not None:
-            holds = {"device": place.device, "context": place.context, "share": memory.share, "batch": most}
-            plan = replace(plan, meta={**plan.meta, "holds": holds})
+        plan = held(plan, memory, device=place.device, context=place.context)
         for entry in plan.entries:
             size = {"batch": entry.batch, "context": place.context}
             tree = entry.choice.tree
@@ -167,13 +165,18 @@ def explore(
     return tuple(scenarios)
 
 
-def _nodes(choice: Choice) -> int:
-    return 0 if choice.tree is None else choice.tree.nodes
+def held(plan: Plan, memory: DeviceMemory | None, *, device: str, context: int) -> Plan:
+    """Return the plan with the largest batch that a device's memory holds with its largest tree, where it is known."""
+    most = None if memory is None else memory.batch(max(int(entry.choice.nodes) for entry in plan.entries))
+    if memory is None or most is None:
+        return plan
+    holds = {"device": device, "context": context, "share": memory.share, "batch": most}
+    return replace(plan, meta={**plan.meta, "holds": holds})
 
 
 def _holds(memory: DeviceMemory, batch: int, choice: Choice) -> bool | None:
     """Return whether a batch fits the memory; None if its size is not known."""
-    return None if (most := memory.batch(_nodes(choice))) is None else batch <= most
+    return None if (most := memory.batch(int(choice.nodes))) is None else batch <= most
 
 
 @dataclass(frozen=True)
@@ -236,7 +239,7 @@ def fits(scenarios: Sequence[Scenario]) -> Iterator[Fit]:
         speculating, ratio = None, None
         if tried and plain is not None:
             rate, best, choice = max(tried, key=lambda one: one[0])
-            nodes = _nodes(choice)
+            nodes = int(choice.nodes)
             speculating = Held(memory.batch(nodes) or 0, best.batch, rate, nodes, int(choice.depth))
             ratio = choice.speedup.times(rates[best.batch] / plain.tokens_s)
         yield Fit(device, context, memory, plain, speculating, ratio)

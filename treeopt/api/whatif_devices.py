@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,12 +213,16 @@ class WhatIfRecord(Record):
             "provenance": this_run(),
         }
         parts: dict[str, list[Profile]] = {}
+        held: dict[str, dict[str, Any]] = {}
+        for place in question.places:
+            held.setdefault(place.device, {})[str(place.context)] = asdict(place.memory)
         for place in question.places:
             times: Any = place.cost
             if isinstance(times, Roofline):
                 times = tabulated(
                     times, batches=settings.batch, context=place.context, nodes=nodes, depth=depth, meta=meta
                 )
+            times = replace(times, meta={**times.meta, "memory": held[place.device]})
             parts.setdefault(place.device, []).append(times)
         return dict(zip(question.profile_files(), map(joined, parts.values()), strict=True))
 

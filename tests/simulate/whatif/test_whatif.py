@@ -287,6 +287,20 @@ def test_fit_compares_each_side_at_its_own_best_batch(tmp_path, files):
     assert f"H100 SXM holds {best['most']} sequences of 65536 tokens with this plan, not 16" in warned
 
 
+def test_a_search_on_times_with_memory_says_what_fits(files, tmp_path):
+    """Predicted times at two contexts: their plans say the same, and between them memory is interpolated."""
+    asked = ["--context", "1k,8k", "--batch", "1,4", "--max-nodes", "4", "--kv-bytes", "1"]
+    done(*words(files, *asked, "--plans", tmp_path / "p", "--profiles", tmp_path / "t", hardware="h100"))
+    most = {}
+    for context in (1024, 4096, 8192):
+        times = tmp_path / "t" / "h100-sxm.json"
+        plan = treeopt.search(files / "t.npz", times, batch=(1, 4), context=context, max_nodes=4)
+        most[context] = plan.meta["holds"]["batch"]
+        if context != 4096:
+            assert plan.meta["holds"] == load_plan(tmp_path / "p" / f"h100-sxm-{context}.json").meta["holds"]
+    assert most[4096] == pytest.approx(2 * most[8192], abs=2)
+
+
 def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
     """70B in bf16: 141 GB do not fit 80; an hour of four devices costs four times as much."""
     large = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
