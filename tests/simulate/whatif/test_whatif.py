@@ -145,6 +145,14 @@ def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
     assert "Warning: trace and profile name different targets or number types" in told
 
 
+def test_a_drafter_is_no_target(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}')
+    asked = ["whatif", "--acceptance", "0.7", "--kind", "eagle3", "--target", tmp_path, "--hardware", "h100"]
+    refused(
+        run(*asked, "--batch", "1"), "LlamaForCausalLMEagle3 names EAGLE-3, no language model: is it the --drafter?"
+    )
+
+
 @pytest.fixture
 def of_kind(files, tmp_path):
     """The command's words with a trace that names its drafter so."""
