@@ -12,7 +12,7 @@ from treeopt.api.messages import Progress, silent, warn
 from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.defaults import BYTES, NODES
 from treeopt.engines import ENGINES, engine_rules
-from treeopt.errors import UsageError
+from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_and_rules
@@ -89,8 +89,8 @@ class WhatIf:
             UsageError: settings that contradict each other.
             CostError: a device, model or size that has no price.
         """
-        from simulate.model_sizes.drafter_kinds import without_sizes
-        from simulate.model_sizes.hf_config import context_limit
+        from simulate.model_sizes.drafter_kinds import named_drafter, without_sizes
+        from simulate.model_sizes.hf_config import context_limit, parsed
         from simulate.whatif.priced_devices import (
             context_warnings,
             drafter_kind,
@@ -99,6 +99,8 @@ class WhatIf:
             target_shape,
         )
 
+        if named := parsed(settings.target, named_drafter):
+            raise CostError(f"{settings.target}: {named[0]} names {named[1]}, no language model: is it the --drafter?")
         target_shape(settings)  # a family without a price is refused before anything else is asked for
         trace, _ = as_trace(trace)
         trace = replace(trace, meta={**trace.meta, "asked_for": named_target(settings.target)})
