@@ -56,11 +56,11 @@ class DrafterShape:
     shared_head: bool = False
     slots: int = 0
 
-    def shared(self, devices: int) -> "DrafterShape":
+    def shared(self, devices: int, tensor: int = 0) -> "DrafterShape":
         """Return the part of each of several devices; see `Forward.shared`."""
-        opening = None if self.opening is None else self.opening.shared(devices)
-        deeper = tuple(forward.shared(devices) for forward in self.deeper)
-        return replace(self, level=self.level.shared(devices), opening=opening, deeper=deeper)
+        opening = None if self.opening is None else self.opening.shared(devices, tensor)
+        deeper = tuple(forward.shared(devices, tensor) for forward in self.deeper)
+        return replace(self, level=self.level.shared(devices, tensor), opening=opening, deeper=deeper)
 
     def at(self, depth: int) -> Forward:
         """Return the forward of the level that has `depth` levels before it."""
