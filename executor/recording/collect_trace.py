@@ -1,7 +1,7 @@
 """Collect a trace: let the target write, then record how the drafter ranks every token, in one teacher-forced pass."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from executor.verification.tree_tensors import Draft
 from executor.verification.typical_acceptance import Typical
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.traces.candidates import Candidates
-from treeopt.traces.merge_split import concatenate_traces
-from treeopt.traces.resumable_shards import Shards, note, whole_meta
+from treeopt.traces.resumable_shards import Head, gather, identity_of, note
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -37,6 +36,58 @@ SHARD = 8  # batches
 Progress = Callable[[int], None]
 
 
+class Recorder:
+    """A collection whose shards of 8 batches are written and recorded one by one, with random numbers of their own.
+
+    Attributes:
+        head: of the whole trace, and requests per shard.
+    """
+
+    head: tuple[Head, int]
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        prompts: Sequence[Prompt],
+        tokens: Sequence[Sequence[int]],
+        *,
+        written: dict[int, list[list[int]]] | None = None,
+        texts: Sequence[Sequence[int]] | None = None,
+        progress: Progress = lambda requests: None,
+        **settings: Any,
+    ) -> None:
+        """Check that this can be recorded; see `collect`."""
+        self._recording = recording = Recording(**settings)
+        recording.check(target, drafter)
+        _check_prompts(tokens, target, drafter, recording.new_tokens)
+        self.head = (_meta(target, drafter, tokens, recording), asdict(recording), len(tokens)), SHARD * recording.batch
+        self._texts = {} if written is None else written
+        if texts is not None:
+            self._texts = _given_texts(texts, tokens, recording)
+        self._target, self._drafter, self._progress = target, drafter, progress
+        self._prompts, self._tokens = prompts, tokens
+        self._computes_as: Any = None
+
+    @property
+    def same(self) -> Mapping[str, Any]:
+        """What must be equal where two record parts of one trace."""
+        return identity_of(*self.head[0])
+
+    def parts(self, starts: Iterable[int], meta: Mapping[str, Any] | None = None) -> Iterator[Trace]:
+        """Record the shards that begin at these requests; `meta` is of the run whose last bits must be the same."""
+        if meta is not None and meta.get("provenance") != self._computes_as:
+            self._computes_as = meta.get("provenance")
+            compute_as_recorded(self._target, self._drafter, self._computes_as)
+        for start in starts:
+            part = slice(start, start + self.head[1])
+            prompts, tokens = self._prompts[part], self._tokens[part]
+            shard = _Shard(self._target, self._drafter, self._recording, prompts, tokens, start, self._progress)
+            if start not in self._texts:
+                self._texts[start] = shard.write()
+            yield shard.record(self._texts[start])
+
+
 def collect(
     target: Target,
     drafter: Drafter,
@@ -44,8 +95,7 @@ def collect(
     tokens: Sequence[Sequence[int]],
     *,
     folder: Path | None = None,
-    written: dict[int, list[list[int]]] | None = None,
-    texts: Sequence[Sequence[int]] | None = None,
+    merged: bool = True,
     progress: Progress = lambda requests: None,
     **settings: Any,
 ) -> Trace:
@@ -59,42 +109,21 @@ def collect(
         prompts: the requests; their domains are stored, their texts are not.
         tokens: token ids of each prompt, two or more each.
         folder: where finished shards are stored; those that it holds are not made again, and the trace is the same.
-        written: texts of shards by their first request, from another call for the same target, prompts and settings
-            (and drafter, where texts depend on it): they are not written again, and missing ones are added.
-        texts: the text of every request, as another program wrote it for the same target; in place of `written`.
+        merged: see `gather`.
         progress: called with the requests finished since its last call, first when written, again when recorded.
-        settings: those of `Recording`.
+        settings: those of `Recording`; and `written`, texts of shards by their first request, from another call for the
+            same target, prompts and settings (and drafter, where texts depend on it), which are not written again and
+            to which missing ones are added; or `texts`, the text of every request, as another program wrote it for the
+            same target.
 
     Raises:
         UsageError: settings or prompts without meaning, or the folder was begun with others.
         ExecutorError: what cannot be recorded; see `Recording.check`.
         TraceError: the folder is damaged.
     """
-    recording = Recording(**settings)
-    recording.check(target, drafter)
-    _check_prompts(tokens, target, drafter, recording.new_tokens)
-    meta = _meta(target, drafter, tokens, recording)
-    shards = None if folder is None else Shards.begin(folder, meta, asdict(recording), len(tokens))
-    if shards is not None:
-        compute_as_recorded(target, drafter, shards.meta.get("provenance"))
-    pieces = [] if shards is None else list(shards.traces)
-    texts_of = {} if written is None else written
-    if texts is not None:
-        texts_of = _given_texts(texts, tokens, recording)
-    done = sum(piece.requests for piece in pieces)
-    progress(2 * done)
-    while done < len(tokens):
-        part = slice(done, done + SHARD * recording.batch)
-        shard = _Shard(target, drafter, recording, prompts[part], tokens[part], done, progress)
-        if done not in texts_of:
-            texts_of[done] = shard.write()
-        pieces.append(shard.record(texts_of[done]))
-        done += pieces[-1].requests
-        if shards is not None and is_main_rank():
-            shards.add(pieces[-1])
-    return concatenate_traces(
-        pieces, whole_meta(meta if shards is None else shards.meta, [piece.meta for piece in pieces])
-    )
+    recorder = Recorder(target, drafter, prompts, tokens, progress=progress, **settings)
+    how: dict[str, Any] = {"folder": folder, "progress": progress, "writes": is_main_rank(), "merged": merged}
+    return gather(*recorder.head, recorder.parts, **how)
 
 
 def _given_texts(

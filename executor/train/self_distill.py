@@ -8,7 +8,7 @@ an uninterrupted one.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +33,8 @@ from treeopt.storage.atomic_files import write_text
 from treeopt.storage.work_file import WorkFile, beside
 
 CHUNKS = 4  # batches written together
+Head = tuple[Mapping[str, Any], int, int]  # what texts depend on, their number, and how many are written together
+Parts = Callable[[Iterable[int]], Iterator[list[dict[str, Any]]]]  # writes the chunks that begin at these texts
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,67 @@ class Writing:
     prompt_tokens: int = 64
     batch: int = 8
     seed: int = 0
+
+
+class ChunkWriter:
+    """Writes chunks of texts, each with random numbers of its own.
+
+    Attributes:
+        head: see `Head`.
+    """
+
+    def __init__(
+        self, target: Target, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], writing: Writing
+    ) -> None:
+        """Check that the target can write; see `rewrite`."""
+        self._target, self._tokenizer, self._writing = target, tokenizer, writing
+        self._prompts = [prompt for text in texts for prompt in _prompts(tokenizer, text, writing)]
+        for text in self._prompts:
+            _check_room(target, tokenizer, text, writing)
+        self.head: Head = _settings(target, self._prompts, writing), len(self._prompts), CHUNKS * writing.batch
+
+    @property
+    def same(self) -> Mapping[str, Any]:
+        """What must be equal where two write chunks of one file."""
+        return self.head[0]
+
+    def parts(self, starts: Iterable[int]) -> Iterator[list[dict[str, Any]]]:
+        """Yield the records of the chunks that begin at these texts."""
+        target, size = self._target, self.head[2]
+        for start in starts:
+            rule, chunk = _rule(target, self._writing, start // size), self._prompts[start : start + size]
+            yield _written(target, self._tokenizer, chunk, self._writing, rule)
+        if target.cache is not None:
+            target.cache.release()
+            target.cache = None
+
+
+def write_chunks(
+    head: Head,
+    parts: Parts,
+    output: Path,
+    *,
+    progress: Callable[[int], None] = lambda pieces: None,
+) -> None:
+    """Write the records of all chunks into `output`; `head` and `parts` are those of a `ChunkWriter`.
+
+    What a work file beside `output` holds is not written again.
+
+    Raises:
+        UsageError: the work file belongs to other settings.
+    """
+    settings, count, size = head
+    with WorkFile(beside(output), settings) as work:
+        records: list[dict[str, Any]] = work.pieces("text", dict)
+        progress(len(records))
+        starts = range(len(records) // size * size, count, size)
+        for start, written in zip(starts, parts(starts), strict=True):
+            for record in written[max(0, len(records) - start) :]:
+                work.put("text", record)
+                records.append(record)
+                progress(1)
+    write_text(output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    work.remove()
 
 
 def rewrite(
@@ -83,26 +146,8 @@ def rewrite(
         ExecutorError: not even the first answer fits the target's context, or the target lacks a token of its prompt;
             names the text.
     """
-    prompts = [prompt for text in texts for prompt in _prompts(tokenizer, text, writing)]
-    for text in prompts:
-        _check_room(target, tokenizer, text, writing)
-    size = CHUNKS * writing.batch
-    with WorkFile(beside(output), _settings(target, prompts, writing)) as work:
-        records: list[dict[str, Any]] = work.pieces("text", dict)
-        progress(len(records))
-        for start in range(len(records) // size * size, len(prompts), size):
-            rule = _rule(target, writing, start // size)
-            chunk = prompts[start : start + size]
-            written = _written(target, tokenizer, chunk, writing, rule)
-            for record in written[max(0, len(records) - start) :]:
-                work.put("text", record)
-                records.append(record)
-                progress(1)
-    if target.cache is not None:
-        target.cache.release()
-        target.cache = None
-    write_text(output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-    work.remove()
+    writer = ChunkWriter(target, tokenizer, texts, writing)
+    write_chunks(writer.head, writer.parts, output, progress=progress)
 
 
 def rewritten(
@@ -111,16 +156,19 @@ def rewritten(
     texts: Sequence[Text],
     folder: Path,
     writing: Writing,
+    elsewhere: tuple[Head, Parts] | None = None,
     *,
     progress: Callable[[int], None] = lambda pieces: None,
 ) -> list[Path]:
     """Write the files below `folder`, see `rewrite`, and return them; each of several processes writes a share.
 
-    A finished file is not written again.
+    A finished file is not written again. `elsewhere` are the head and the parts of a `ChunkWriter` in other processes.
     """
     count = launched_processes()
     rank = int(os.environ["RANK"]) if count > 1 else 0
     files = [folder / f"self-distilled-{number + 1}-of-{count}.jsonl" for number in range(count)]
+    if elsewhere is not None and not files[0].exists():
+        write_chunks(*elsewhere, files[0], progress=progress)
     if not files[rank].exists():
         rewrite(target, tokenizer, texts[rank::count], files[rank], writing, progress=progress)
     # Shares end at different times, and a group's usual patience is 10 minutes. Training will have the same group.

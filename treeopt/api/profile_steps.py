@@ -1,12 +1,14 @@
 """`treeopt.profile`: measure step times with treeopt's loop or an inference engine."""
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from executor.profiling.profile_settings import Measuring
 from treeopt import defaults
 from treeopt.api.messages import Progress, silent
+from treeopt.api.ray_workers import RaySetup, RayWorkers
 from treeopt.api.run_models import Models, Prompts, Sampling, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.defaults import BUDGET_S, POLICIES_S
@@ -26,6 +28,21 @@ class ProfileSettings(Settings):
     sampling: Sampling = group(Sampling)
     graphs: str = defaults.graphs()
     engine: EngineSetup = group(EngineSetup)
+    cluster: RaySetup = group(RaySetup)
+
+
+class _Profiler:
+    """What measures in a worker."""
+
+    head = None
+    same: Mapping[str, Any] = {}
+
+    def __init__(self, settings: ProfileSettings) -> None:
+        self._settings = settings
+
+    def parts(self, starts: Iterable[int]) -> "Iterator[Profile]":
+        """Measure."""
+        return (profile(settings=self._settings) for _ in starts)
 
 
 @takes(ProfileSettings, "target", "drafter", "prompts")
@@ -49,7 +66,13 @@ def profile(*, settings: ProfileSettings, work: Path | None = None, progress: Pr
         [1]
     """
     measuring, engine = settings.measuring, settings.engine
-    engine.refuse({"--budget": measuring.budget_s})
+    engine.refuse({"--budget": measuring.budget_s, "--ray": settings.cluster.ray})
+    if settings.cluster.ray is not None:
+        models, prompts = settings.models, settings.source.prompts
+        paths = {"target": models.target, "drafter": models.drafter, "prompts": prompts}
+        with RayWorkers(settings.cluster, _Profiler, settings, paths) as workers:
+            measured: Profile = next(workers.parts([0]))
+            return measured
     rule, asks = settings.sampling, measuring.policies
     runner = open_runner(settings.models, engine, sampling=rule, graphs=settings.graphs, asks=asks)
     tokens, _ = load_tokens(settings.models, runner.target, settings.source)
