@@ -1,7 +1,7 @@
 """Collect a trace: let the target write, then record how the drafter ranks every token, in one teacher-forced pass."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from executor.verification.tree_tensors import Draft
 from executor.verification.typical_acceptance import Typical
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.traces.candidates import Candidates
-from treeopt.traces.resumable_shards import Head, gather, identity_of, note
+from treeopt.traces.resumable_shards import Head, gather, note
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -36,56 +36,40 @@ SHARD = 8  # batches
 Progress = Callable[[int], None]
 
 
-class Recorder:
-    """A collection whose shards of 8 batches are written and recorded one by one, with random numbers of their own.
+def recorder(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Prompt],
+    tokens: Sequence[Sequence[int]],
+    *,
+    written: dict[int, list[list[int]]] | None = None,
+    texts: Sequence[Sequence[int]] | None = None,
+    progress: Progress = lambda requests: None,
+    **settings: Any,
+) -> tuple[Head, Callable[..., Trace]]:
+    """Return the head of a trace, and what records the shard from a request on, as a run with this `meta` did.
 
-    Attributes:
-        head: of the whole trace, and requests per shard.
+    See `collect`.
     """
+    recording = Recording(**settings)
+    recording.check(target, drafter)
+    _check_prompts(tokens, target, drafter, recording.new_tokens)
+    size, computes_as = SHARD * recording.batch, [None]
+    texts_of = {} if written is None else written
+    if texts is not None:
+        texts_of = _given_texts(texts, tokens, recording)
 
-    head: tuple[Head, int]
+    def record(start: int, meta: Mapping[str, Any] | None = None) -> Trace:
+        if meta is not None and computes_as != [meta.get("provenance")]:
+            computes_as[:] = [meta.get("provenance")]
+            compute_as_recorded(target, drafter, *computes_as)
+        part = slice(start, start + size)
+        shard = _Shard(target, drafter, recording, prompts[part], tokens[part], start, progress)
+        if start not in texts_of:
+            texts_of[start] = shard.write()
+        return shard.record(texts_of[start])
 
-    def __init__(
-        self,
-        target: Target,
-        drafter: Drafter,
-        prompts: Sequence[Prompt],
-        tokens: Sequence[Sequence[int]],
-        *,
-        written: dict[int, list[list[int]]] | None = None,
-        texts: Sequence[Sequence[int]] | None = None,
-        progress: Progress = lambda requests: None,
-        **settings: Any,
-    ) -> None:
-        """Check that this can be recorded; see `collect`."""
-        self._recording = recording = Recording(**settings)
-        recording.check(target, drafter)
-        _check_prompts(tokens, target, drafter, recording.new_tokens)
-        self.head = (_meta(target, drafter, tokens, recording), asdict(recording), len(tokens)), SHARD * recording.batch
-        self._texts = {} if written is None else written
-        if texts is not None:
-            self._texts = _given_texts(texts, tokens, recording)
-        self._target, self._drafter, self._progress = target, drafter, progress
-        self._prompts, self._tokens = prompts, tokens
-        self._computes_as: Any = None
-
-    @property
-    def same(self) -> Mapping[str, Any]:
-        """What must be equal where two record parts of one trace."""
-        return identity_of(*self.head[0])
-
-    def parts(self, starts: Iterable[int], meta: Mapping[str, Any] | None = None) -> Iterator[Trace]:
-        """Record the shards that begin at these requests; `meta` is of the run whose last bits must be the same."""
-        if meta is not None and meta.get("provenance") != self._computes_as:
-            self._computes_as = meta.get("provenance")
-            compute_as_recorded(self._target, self._drafter, self._computes_as)
-        for start in starts:
-            part = slice(start, start + self.head[1])
-            prompts, tokens = self._prompts[part], self._tokens[part]
-            shard = _Shard(self._target, self._drafter, self._recording, prompts, tokens, start, self._progress)
-            if start not in self._texts:
-                self._texts[start] = shard.write()
-            yield shard.record(self._texts[start])
+    return Head(_meta(target, drafter, tokens, recording), asdict(recording), len(tokens), size), record
 
 
 def collect(
@@ -121,9 +105,12 @@ def collect(
         ExecutorError: what cannot be recorded; see `Recording.check`.
         TraceError: the folder is damaged.
     """
-    recorder = Recorder(target, drafter, prompts, tokens, progress=progress, **settings)
-    how: dict[str, Any] = {"folder": folder, "progress": progress, "writes": is_main_rank(), "merged": merged}
-    return gather(*recorder.head, recorder.parts, **how)
+    head, record = recorder(target, drafter, prompts, tokens, progress=progress, **settings)
+
+    def parts(starts: range, meta: Mapping[str, Any] | None) -> Iterator[Trace]:
+        return (record(start, meta) for start in starts)
+
+    return gather(head, parts, folder=folder, progress=progress, writes=is_main_rank(), merged=merged)
 
 
 def _given_texts(

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,37 +58,20 @@ class Writing:
     seed: int = 0
 
 
-class ChunkWriter:
-    """Writes chunks of texts, each with random numbers of its own.
+def chunk_writer(
+    target: Target, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], writing: Writing
+) -> tuple[Head, Callable[[int], list[dict[str, Any]]]]:
+    """Return the head of all texts, and what writes the chunk from a text on; see `rewrite`."""
+    prompts = [prompt for text in texts for prompt in _prompts(tokenizer, text, writing)]
+    for text in prompts:
+        _check_room(target, tokenizer, text, writing)
+    size = CHUNKS * writing.batch
 
-    Attributes:
-        head: see `Head`.
-    """
+    def write(start: int) -> list[dict[str, Any]]:
+        rule = _rule(target, writing, start // size)
+        return _written(target, tokenizer, prompts[start : start + size], writing, rule)
 
-    def __init__(
-        self, target: Target, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], writing: Writing
-    ) -> None:
-        """Check that the target can write; see `rewrite`."""
-        self._target, self._tokenizer, self._writing = target, tokenizer, writing
-        self._prompts = [prompt for text in texts for prompt in _prompts(tokenizer, text, writing)]
-        for text in self._prompts:
-            _check_room(target, tokenizer, text, writing)
-        self.head: Head = _settings(target, self._prompts, writing), len(self._prompts), CHUNKS * writing.batch
-
-    @property
-    def same(self) -> Mapping[str, Any]:
-        """What must be equal where two write chunks of one file."""
-        return self.head[0]
-
-    def parts(self, starts: Iterable[int]) -> Iterator[list[dict[str, Any]]]:
-        """Yield the records of the chunks that begin at these texts."""
-        target, size = self._target, self.head[2]
-        for start in starts:
-            rule, chunk = _rule(target, self._writing, start // size), self._prompts[start : start + size]
-            yield _written(target, self._tokenizer, chunk, self._writing, rule)
-        if target.cache is not None:
-            target.cache.release()
-            target.cache = None
+    return (_settings(target, prompts, writing), len(prompts), size), write
 
 
 def write_chunks(
@@ -97,7 +81,7 @@ def write_chunks(
     *,
     progress: Callable[[int], None] = lambda pieces: None,
 ) -> None:
-    """Write the records of all chunks into `output`; `head` and `parts` are those of a `ChunkWriter`.
+    """Write the records of all chunks into `output`; `head` and `parts` are what `chunk_writer` returns.
 
     What a work file beside `output` holds is not written again.
 
@@ -146,8 +130,11 @@ def rewrite(
         ExecutorError: not even the first answer fits the target's context, or the target lacks a token of its prompt;
             names the text.
     """
-    writer = ChunkWriter(target, tokenizer, texts, writing)
-    write_chunks(writer.head, writer.parts, output, progress=progress)
+    head, write = chunk_writer(target, tokenizer, texts, writing)
+    write_chunks(head, partial(map, write), output, progress=progress)
+    if target.cache is not None:
+        target.cache.release()
+        target.cache = None
 
 
 def rewritten(
@@ -162,7 +149,7 @@ def rewritten(
 ) -> list[Path]:
     """Write the files below `folder`, see `rewrite`, and return them; each of several processes writes a share.
 
-    A finished file is not written again. `elsewhere` are the head and the parts of a `ChunkWriter` in other processes.
+    A finished file is not written again. `elsewhere` is what `chunk_writer` returned in others.
     """
     count = launched_processes()
     rank = int(os.environ["RANK"]) if count > 1 else 0

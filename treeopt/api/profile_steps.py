@@ -1,6 +1,5 @@
 """`treeopt.profile`: measure step times with treeopt's loop or an inference engine."""
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from executor.profiling.profile_settings import Measuring
 from treeopt import defaults
 from treeopt.api.messages import Progress, silent
-from treeopt.api.ray_workers import RaySetup, RayWorkers
+from treeopt.api.ray_workers import RaySetup, ray_workers
 from treeopt.api.run_models import Models, Prompts, Sampling, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.defaults import BUDGET_S, POLICIES_S
@@ -31,18 +30,9 @@ class ProfileSettings(Settings):
     cluster: RaySetup = group(RaySetup)
 
 
-class _Profiler:
-    """What measures in a worker."""
-
-    head = None
-    same: Mapping[str, Any] = {}
-
-    def __init__(self, settings: ProfileSettings) -> None:
-        self._settings = settings
-
-    def parts(self, starts: Iterable[int]) -> "Iterator[Profile]":
-        """Measure."""
-        return (profile(settings=self._settings) for _ in starts)
+def _profiler(settings: ProfileSettings) -> tuple[None, dict[str, Any], Any]:
+    """Return what measures in a worker; see `ray_workers`."""
+    return None, {}, lambda start: profile(settings=settings)
 
 
 @takes(ProfileSettings, "target", "drafter", "prompts")
@@ -68,10 +58,8 @@ def profile(*, settings: ProfileSettings, work: Path | None = None, progress: Pr
     measuring, engine = settings.measuring, settings.engine
     engine.refuse({"--budget": measuring.budget_s, "--ray": settings.cluster.ray})
     if settings.cluster.ray is not None:
-        models, prompts = settings.models, settings.source.prompts
-        paths = {"target": models.target, "drafter": models.drafter, "prompts": prompts}
-        with RayWorkers(settings.cluster, _Profiler, settings, paths) as workers:
-            measured: Profile = next(workers.parts([0]))
+        with ray_workers(settings.cluster, _profiler, settings) as (_, parts):
+            measured: Profile = next(parts([0]))
             return measured
     rule, asks = settings.sampling, measuring.policies
     runner = open_runner(settings.models, engine, sampling=rule, graphs=settings.graphs, asks=asks)

@@ -1,17 +1,17 @@
 """Parts of a command on Ray: workers with the resources that are named; the part of a lost worker is made again."""
 
-import contextlib
 import logging
 import os
 import re
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple
 
 from treeopt.api.messages import LOG
 from treeopt.engines.connections.servers import root_cause
@@ -22,15 +22,20 @@ from treeopt.storage.hub_models import folder_name
 TRIES = 3  # times that a lost worker is started again
 CONNECT_S = 5.0
 WAIT_S = 30.0  # between looks at the nodes of the cluster, which may leave
-SEVERAL = ("data",)  # fields of several paths
-OWN_NAMES = {"cpus": "CPU", "gpus": "GPU", "memory": "memory"}  # Ray's names of resources
+SHARED = ("target", "drafter", "prompts", "data")  # settings that name files
+RESOURCES = {"cpus": "CPU", "gpus": "GPU", "memory": "memory"}  # by Ray's names
 # Quiet; a user's own settings win.
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+
+# Of settings: what the driver must know, what must be equal in all workers, and a function that makes a part.
+Make = Callable[[Any], tuple[Any, Mapping[str, Any], Callable[..., Any]]]
+Parts = Callable[..., Iterator[Any]]
+Files = Mapping[Path, Mapping[str, Any]]  # references to the contents of files, by their names below a path
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaySetup(Settings):
-    """Where parts of a command run, in words."""
+    """Where parts of a command run."""
 
     ray: str | None = setting(
         None,
@@ -44,7 +49,7 @@ class RaySetup(Settings):
     )
 
     def check(self) -> None:
-        """Raise UsageError for needs without meaning, or an address that is none."""
+        """Raise UsageError for an address or needs without meaning."""
         if self.ray_needs and self.ray is None:
             raise UsageError("--ray-needs applies only to --ray")
         if self.ray is not None and not re.fullmatch(r"local|[^\s:/@]+:\d{1,5}", self.ray):
@@ -59,255 +64,188 @@ class RaySetup(Settings):
         """
         resources, labels = {"CPU": 1.0}, dict[str, str]()
         for need in self.ray_needs:
-            name, equals, value = need.partition("=")
-            number = re.fullmatch(r"\d+(\.\d+)?(e\d{1,2})?", value)
-            if not name or not equals or not value or (name in OWN_NAMES and not number):
+            name, _, value = need.partition("=")
+            if re.fullmatch(r"\d+(\.\d+)?(e\d{1,2})?", value) and name:
+                resources[RESOURCES.get(name, name)] = float(value)
+            elif not name or not value or name in RESOURCES:
                 raise UsageError(f"--ray-needs {need}: must be NAME=VALUE, such as gpus=1 or memory=16e9")
-            if number:
-                resources[OWN_NAMES.get(name, name)] = float(value)
             else:
                 labels[name] = value
         return resources, labels
 
 
-class Made(Protocol):
-    """What a worker makes once from settings, and makes its parts with.
-
-    Attributes:
-        head: what the driver must know of all parts.
-        same: what must be equal in all workers.
-    """
-
-    head: Any
-
-    @property
-    def same(self) -> Mapping[str, Any]:
-        """See above."""
-
-    def parts(self, starts: Iterable[int], *given: Any) -> Iterator[Any]:
-        """Return the parts that begin there."""
-
-
-Make = Callable[[Any], Made]  # of the settings
-Paths = Mapping[str, tuple[Path, ...]]  # of fields of the settings
-Files = dict[Path, dict[str, Any]]  # references to the content of each file below a path, by its name there
-
-
-@dataclass(frozen=True)
-class _Missing:
-    """The paths that a worker lacks."""
+class _Missing(NamedTuple):
+    """The files and folders that a worker lacks."""
 
     paths: list[Path]
 
 
-@dataclass(frozen=True)
-class _Head:
-    """What the first worker made: see `Made`; and the messages of making it, with their levels."""
-
-    head: Any
-    same: Mapping[str, Any]
-    messages: list[tuple[int, str]]
-
-
 class _Worker:
-    """A process of Ray."""
+    """A process of Ray; `paths` are those of the driver, by setting."""
 
-    def __init__(self, make: Make, settings: Settings, paths: Paths) -> None:
+    def __init__(self, make: Make, settings: Settings, paths: Mapping[str, Sequence[Path]]) -> None:
         self._make, self._settings, self._paths = make, settings, paths
-        self._made: Made | None = None
+        self._made: Any = None
 
-    def run(self, start: int | None, given: tuple[Any, ...], same: Mapping[str, Any] | None, files: Files) -> Any:
-        """Return the part from `start` on, without it the head; or what is missing."""
-        held = MemoryHandler(10**6, flushLevel=logging.CRITICAL + 1)
-        LOG.addHandler(held)
+    def run(self, files: Files, same: Mapping[str, Any] | None, *call: Any) -> Any:
+        """Return a part, without a `call` what was made and the messages of making it; or what is missing."""
+        LOG.addHandler(held := MemoryHandler(10**6, flushLevel=logging.CRITICAL + 1))
         if self._made is None:
             missing = [path for own in self._paths.values() for path in own if not path.exists() and path not in files]
             if missing:
                 return _Missing(missing)
             with tempfile.TemporaryDirectory(prefix="treeopt-ray-") as folder:
-                self._made = self._make(_with_paths(self._settings, self._paths, files, Path(folder)))
-        own = self._made.same
+                here = {name: [_placed(path, files, folder) for path in own] for name, own in self._paths.items()}
+                changes = {name: tuple(own) if name == "data" else own[0] for name, own in here.items()}
+                self._made = self._make(self._settings.changed(**changes))
+        head, own, part = self._made
         for name, first in (same or {}).items():
             if own[name] != first:
                 raise UsageError(
-                    f"the worker on {socket.gethostname()} has {name} {own[name]!r:.80}, the first one "
-                    f"{first!r:.80}: workers must be alike: choose their nodes with --ray-needs"
+                    f"the worker on {socket.gethostname()} has {name} {own[name]!r:.80}, the first one {first!r:.80}: "
+                    "workers must be alike: choose their nodes with --ray-needs"
                 )
-        if start is None:
-            return _Head(self._made.head, own, [(record.levelno, record.getMessage()) for record in held.buffer])
-        return next(iter(self._made.parts([start], *given)))
+        return part(*call) if call else (head, own, [(each.levelno, each.getMessage()) for each in held.buffer])
 
 
-def _with_paths(settings: Settings, paths: Paths, files: Files, folder: Path) -> Settings:
-    """Return settings whose paths exist on this machine; files that it lacks are written below `folder`."""
+def _placed(path: Path, files: Files, folder: str) -> Path:
+    """Return a path that exists on this machine: as it is, or written below a folder."""
     import ray
 
-    changes: dict[str, Any] = {}
-    for field, own in paths.items():
-        here = list(own)
-        for number, path in enumerate(own):
-            if not path.exists():
-                here[number] = folder / f"{field}-{number}" / folder_name(path)
-                for name, reference in files[path].items():
-                    place = here[number] / name
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    ray.get(reference).tofile(place)
-        changes[field] = tuple(here) if field in SEVERAL else here[0]
-    return settings.changed(**changes)
+    place = Path(tempfile.mkdtemp(dir=folder), folder_name(path))
+    for name, content in {} if path.exists() else files[path].items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        ray.get(content).tofile(place / name)
+    return place if place.exists() else path
 
 
-def _references(path: Path) -> dict[str, Any]:
-    """Store a file, or each file below a folder, for all workers."""
+def _stored(path: Path) -> dict[str, Any]:
+    """Store a file, or each file below a folder, for all workers, by its name there."""
     import numpy as np
     import ray
 
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
     return {str(file.relative_to(path)): ray.put(np.fromfile(file, np.uint8)) for file in files}
 
 
-class RayWorkers:
-    """Workers on Ray, as a context: leaving it ends them, and with `--ray local` all of Ray.
+@contextmanager
+def ray_workers(setup: RaySetup, make: Make, settings: Settings) -> Iterator[tuple[Any, Parts]]:
+    """Yield the head that a first worker makes, and what yields the parts that begin at given places, in order.
 
-    Attributes:
-        head: see `Made`.
+    Workers end with the context, and with `--ray local` all of Ray.
+
+    Args:
+        setup: where the workers run.
+        make: a function of a module that workers can import.
+        settings: what it takes. Workers get the files sent that it names and they lack.
+
+    Raises:
+        UsageError: no cluster, or one without room for a worker.
+        TreeoptError: of the first worker that failed.
     """
+    import ray
 
-    head: Any
+    with ExitStack() as stack:
+        # Ray prints remarks of its own there, from a thread.
+        stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="treeopt-", ignore_cleanup_errors=True))
+        stack.callback(ray.shutdown)
+        _connect(setup.ray or "", folder)
+        workers = _Workers(setup, make, settings)
+        yield workers.head(), workers.parts
 
-    def __init__(self, setup: RaySetup, make: Make, settings: Settings, paths: Mapping[str, Any]) -> None:
-        """Start nothing yet.
 
-        Args:
-            setup: where the workers run.
-            make: a function of a module that workers can import.
-            settings: what it takes.
-            paths: fields of the settings that name files; workers that lack them get them sent.
-        """
-        given = {name: (own if name in SEVERAL else (own,)) for name, own in paths.items()}
-        known = {name: tuple(path.absolute() for path in own if path is not None) for name, own in given.items()}
-        self._paths = {name: own for name, own in known.items() if own and all(path.exists() for path in own)}
-        self._setup, self._make, self._settings = setup, make, settings.changed(ray=None, ray_needs=())
-        self._files: Files = {}
-        self._same: Mapping[str, Any] | None = None
+class _Workers:
+    """Workers, and the files that were stored for them."""
+
+    def __init__(self, setup: RaySetup, make: Make, settings: Settings) -> None:
+        holders = [each for each in (settings, *vars(settings).values()) if isinstance(each, Settings)]
+        named = {name: vars(each)[name] for each in holders for name in SHARED if vars(each).get(name)}
+        several = {name: own if isinstance(own, tuple) else (own,) for name, own in named.items()}
+        here = {name: own for name, own in several.items() if all(path.exists() for path in own)}
+        paths = {name: [path.absolute() for path in own] for name, own in here.items()}
+        self._setup, self._make = setup, (make, settings.changed(ray=None, ray_needs=()), paths)
+        self._files: dict[Path, dict[str, Any]] = {}
+        self._same: Any = None
         self._workers: list[Any] = []
-        self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
-        """Connect, and let a first worker make its head."""
-        import ray
-
-        with contextlib.ExitStack() as stack:
-            # Ray prints remarks of its own there, from a thread.
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="treeopt-", ignore_cleanup_errors=True))
-            stack.callback(ray.shutdown)
-            _connect(self._setup.ray or "", folder)
-            self._start(1)
-            made = next(result for _, result in self._results([None], ()))
-            self.head, self._same = made.head, made.same
-            for level, message in made.messages:
-                LOG.log(level, "%s", message)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the workers."""
-        self._stack.close()
+    def head(self) -> Any:
+        """Let one worker make its head."""
+        _, (head, self._same, messages) = next(self._results([()]))
+        for level, message in messages:
+            LOG.log(level, "%s", message)
+        return head
 
     def parts(self, starts: Iterable[int], *given: Any) -> Iterator[Any]:
-        """Yield the parts that begin there, in order.
-
-        Raises:
-            TreeoptError: of the first worker that failed.
-        """
-        order, made = list(starts), dict[int, Any]()
-        self._start(len(order))
-        results = self._results(order, given)
-        for start in order:
+        """Yield parts in order."""
+        calls, made = [(start, *given) for start in starts], dict[int, Any]()
+        results = self._results(calls)
+        for start, *_ in calls:
             while start not in made:
-                made |= [next(results)]
+                call, part = next(results)
+                made[call[0]] = part
             yield made.pop(start)
 
-    def _start(self, parts: int) -> None:
-        """Start as many workers as there are parts and the cluster's nodes hold."""
+    def _start(self, count: int) -> None:
+        """Start workers until there are as many, or the cluster's nodes hold no more."""
         import ray
 
         resources, labels = self._setup.needs()
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        fits = 0
-        for node in nodes:
-            if labels.items() <= node["Labels"].items():
-                fits += int(min(node["Resources"].get(name, 0) // need for name, need in resources.items() if need))
-        if not fits:
-            largest = {name: max(node["Resources"].get(name, 0) for node in nodes) for name in resources}
-            held = ", ".join(f"{name} {number:g}" for name, number in largest.items())
+        fitting = [node["Resources"] for node in nodes if labels.items() <= node["Labels"].items()]
+        room = sum(int(min(own.get(name, 0) // n for name, n in resources.items() if n)) for own in fitting)
+        if not room:
+            most = {name: max(node["Resources"].get(name, 0) for node in nodes) for name in resources}
             raise UsageError(
                 f"--ray {self._setup.ray}: no node holds a worker of {' '.join(self._setup.ray_needs) or 'cpus=1'}; "
-                f"most of {counted(len(nodes), 'node')}: {held}"
+                f"most of {counted(len(nodes), 'node')}: {', '.join(f'{name} {n:g}' for name, n in most.items())}"
             )
-        own = {name: need for name, need in resources.items() if name not in OWN_NAMES.values()}
-        worker = ray.remote(_Worker).options(
-            num_cpus=resources["CPU"],
-            num_gpus=resources.get("GPU", 0),
-            memory=resources.get("memory"),
-            resources=own,
-            label_selector=labels,
-            max_restarts=TRIES,
-            max_task_retries=TRIES,
-        )
-        while len(self._workers) < min(fits, parts):
-            self._workers.append(worker.remote(self._make, self._settings, self._paths))
+        cpus, gpus, memory = (resources.pop(name, None) for name in RESOURCES.values())
+        how = {"num_cpus": cpus, "num_gpus": gpus, "memory": memory, "resources": resources, "label_selector": labels}
+        worker = ray.remote(_Worker).options(**how, max_restarts=TRIES, max_task_retries=TRIES)
+        while len(self._workers) < min(room, count):
+            self._workers.append(worker.remote(*self._make))
 
-    def _results(self, starts: Iterable[Any], given: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
-        """Yield each start and its result as they come; a worker gets a part when it has made the one before."""
+    def _results(self, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """Yield each call with its result as they come; a worker gets the next one when it has made one."""
         import ray
 
-        todo, idle, running = deque(starts), list(self._workers), dict[Any, tuple[Any, Any]]()
+        self._start(len(calls))
+        todo, idle, running = deque(calls), list(self._workers), dict[Any, tuple[Any, Any]]()
         while todo or running:
             while todo and idle:
-                worker, start = idle.pop(), todo.popleft()
-                running[worker.run.remote(start, given, self._same, self._files)] = worker, start
+                worker, call = idle.pop(), todo.popleft()
+                running[worker.run.remote(self._files, self._same, *call)] = worker, call
             ready, _ = ray.wait(list(running), timeout=WAIT_S)
             if not ready:
-                self._start(0)
+                self._start(0)  # nodes may have left
                 continue
-            worker, start = running.pop(ready[0])
+            worker, call = running.pop(ready[0])
             idle.append(worker)
-            result = _result(ready[0])
-            if isinstance(result, _Missing):
-                self._files |= {path: _references(path) for path in result.paths if path not in self._files}
-                todo.appendleft(start)
+            if isinstance(result := _result(ready[0]), _Missing):
+                self._files |= {path: _stored(path) for path in result.paths if path not in self._files}
+                todo.appendleft(call)
             else:
-                yield start, result
+                yield call, result
 
 
 def _connect(address: str, folder: str) -> None:
-    """Connect to a cluster, or start one on this machine, whose files are below `folder`.
-
-    Raises:
-        UsageError: nothing answers there, or what answers is of another version.
-    """
-    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+    """Connect to a cluster, or start one on this machine, whose files are below `folder`."""
     import ray
 
-    how: dict[str, Any] = {"address": address}
+    os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
+    how: dict[str, Any] = {"include_dashboard": False, "_temp_dir": folder} if address == "local" else {}
     try:
-        if address == "local":
-            how |= {"include_dashboard": False, "_temp_dir": folder}
-        else:
+        if address != "local":
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), CONNECT_S).close()  # Ray itself waits for two minutes
-        ray.init(**how, log_to_driver=False, logging_level=logging.CRITICAL)
+        ray.init(address, **how, log_to_driver=False, logging_level=logging.CRITICAL)
     except (OSError, RuntimeError, ValueError, OverflowError, SystemExit, ray.exceptions.RayError) as error:
         raise UsageError(f"--ray {address}: cannot connect: {' '.join(str(error).split()):.300}") from error
 
 
 def _result(reference: Any) -> Any:
-    """Return the result of a worker.
-
-    Raises:
-        TreeoptError: it failed, or was lost too often.
-    """
+    """Return the result of a worker; raise TreeoptError if it failed, or was lost too often."""
     import ray
 
     try:
@@ -318,4 +256,4 @@ def _result(reference: Any) -> Any:
         reason = f"{type(error.cause).__name__}: {error.cause}"
     except ray.exceptions.RayError as error:
         reason = root_cause(str(error))
-    raise ExecutorError(f"a worker on Ray failed, {TRIES + 1} times if it was lost: {' '.join(reason.split()):.300}")
+    raise ExecutorError(f"a worker on Ray failed, or was lost {TRIES + 1} times: {' '.join(reason.split()):.300}")

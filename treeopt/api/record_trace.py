@@ -1,13 +1,13 @@
 """`treeopt.collect`: record what the target or an engine writes, and what a drafter gets right of it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt import defaults
 from treeopt.api.messages import Progress, silent, warn
-from treeopt.api.ray_workers import RaySetup, RayWorkers
+from treeopt.api.ray_workers import RaySetup, ray_workers
 from treeopt.api.run_models import Models, Prompts, Requests, Sampling, load_models, load_prompts
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.defaults import DRAWS, ENGINE_LENGTH
@@ -23,7 +23,6 @@ from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from executor.drafters.base.drafter import Drafter
-    from executor.recording.collect_trace import Recorder
     from executor.target.target_model import Target
 
 # Settings of a recording.
@@ -180,29 +179,28 @@ def _how(settings: CollectSettings, requests: Requests) -> dict[str, Any]:
     }
 
 
-def _recorder(settings: CollectSettings) -> "Recorder":
-    """Return what records parts in a worker."""
+def _recorder(settings: CollectSettings) -> tuple[Any, Any, Any]:
+    """Return what records in a worker; see `ray_workers`."""
     target, drafter, requests = _loaded(settings)
-    from executor.recording.collect_trace import Recorder
+    from executor.recording.collect_trace import recorder
 
-    return Recorder(target, drafter, requests.prompts, requests.tokens, **_how(settings, requests))
+    head, record = recorder(target, drafter, requests.prompts, requests.tokens, **_how(settings, requests))
+    return head, head.same, record
 
 
 def _on_ray(settings: CollectSettings, folder: Path | None, progress: Progress, *, merged: bool) -> Trace:
-    """Return the trace whose parts workers on Ray record."""
-    models, prompts = settings.models, settings.source.prompts
-    paths = {"target": models.target, "drafter": models.drafter, "prompts": prompts}
-    with RayWorkers(settings.cluster, _recorder, settings, paths) as workers:
-        head, size = workers.head
-        look(head[0], "provenance")["command"] = this_run()["command"]
-        with parts_in(folder), progress("collecting", head[2]) as advance:
+    """Return the trace whose shards workers on Ray record."""
+    with ray_workers(settings.cluster, _recorder, settings) as (head, parts):
+        look(head.meta, "provenance")["command"] = this_run()["command"]
+        with parts_in(folder), progress("collecting", head.requests) as advance:
 
-            def parts(starts: Iterable[int], meta: Any) -> Iterator[Trace]:
-                for trace in workers.parts(starts, meta or head[0]):
+            def shards(starts: range, meta: Any) -> Iterator[Trace]:
+                advance(starts.start)
+                for trace in parts(starts, meta or head.meta):
                     advance(trace.requests)
                     yield trace
 
-            return gather(head, size, parts, folder=folder, merged=merged)
+            return gather(head, shards, folder=folder, merged=merged)
 
 
 class _EngineTexts:

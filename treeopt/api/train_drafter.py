@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from executor.drafters.base.recipe import Recipe, recipes, replaced
 from treeopt import defaults
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.ray_workers import RaySetup, RayWorkers
+from treeopt.api.ray_workers import RaySetup, ray_workers
 from treeopt.api.run_models import Models, check_weights, leave_out, quiet_libraries, slow_type_warnings
 from treeopt.errors import UsageError
 from treeopt.results.kinds import Record
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from executor.prompts.message_parts import Report
     from executor.target.target_model import Target
-    from executor.train.self_distill import ChunkWriter, Writing
+    from executor.train.self_distill import Writing
     from executor.train.text_files import Rows, Text
     from executor.train.trainer import Job
     from executor.train.training_run import Trained
@@ -233,9 +233,7 @@ def _texts(
     with progress("writing", stretches(texts, tokenizer, writing)) as advance, ExitStack() as stack:
         write = None
         if settings.cluster.ray is not None:
-            paths = {"target": settings.models.target, "data": settings.data}
-            workers = stack.enter_context(RayWorkers(settings.cluster, _chunk_writer, settings, paths))
-            write = workers.head, workers.parts
+            write = stack.enter_context(ray_workers(settings.cluster, _chunk_writer, settings))
         return read_texts(rewritten(target, tokenizer, texts, settings.output, writing, write, progress=advance))
 
 
@@ -248,15 +246,17 @@ def _writing(settings: TrainSettings) -> "Writing":
     return Writing(prompt_tokens=max(1, settings.length // 4), seed=settings.seed, **given)
 
 
-def _chunk_writer(settings: TrainSettings) -> "ChunkWriter":
-    """Return what writes chunks in a worker."""
+def _chunk_writer(settings: TrainSettings) -> tuple[Any, Any, Any]:
+    """Return what writes in a worker; see `ray_workers`."""
     quiet_libraries()
     target, tokenizer = _load(settings.models.resolved())
     from executor.prompts.message_parts import Report
-    from executor.train.self_distill import ChunkWriter
+    from executor.train.self_distill import chunk_writer
     from executor.train.text_files import read_texts
 
-    return ChunkWriter(target, tokenizer, read_texts(settings.data, Report(settings.leave_out)), _writing(settings))
+    texts = read_texts(settings.data, Report(settings.leave_out))
+    head, write = chunk_writer(target, tokenizer, texts, _writing(settings))
+    return head, head[0], write
 
 
 def _rows(

@@ -7,10 +7,10 @@ written after the shard, so the folder agrees with the manifest however the writ
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,15 +56,23 @@ class _Note(Record, frozen=True):
     repeats: Integer
 
 
-Head = tuple[Mapping[str, Any], Mapping[str, Any], int]  # `meta`, settings and requests of a whole trace
+class Head(NamedTuple):
+    """What the shards of a trace have in common: its `meta`, other settings, its requests, and those per shard."""
+
+    meta: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    requests: int
+    size: int = 0
+
+    @property
+    def same(self) -> dict[str, Any]:
+        """Everything that must be equal for two shards to belong together."""
+        code = {key: look(self.meta, "provenance", key) for key in CODE}
+        return {**self.meta, **code, **self.settings, "provenance": None, "requests": self.requests}
+
+
 # Makes the shards that begin at these requests, in order, as the run with this `meta` did; None: any run.
-Parts = Callable[[Iterable[int], Mapping[str, Any] | None], Iterator[Trace]]
-
-
-def identity_of(meta: Mapping[str, Any], settings: Mapping[str, Any], requests: int) -> dict[str, Any]:
-    """Return everything of a trace's head that must be equal for two parts to belong together."""
-    code = {key: look(meta, "provenance", key) for key in CODE}
-    return {**meta, **code, **settings, "provenance": None, "requests": requests}
+Parts = Callable[[range, Mapping[str, Any] | None], Iterator[Trace]]
 
 
 class Shards:
@@ -157,7 +165,7 @@ class Shards:
         return resumed
 
     def _identity(self) -> dict[str, Any]:
-        return identity_of(self.meta, self.settings, self.requests)
+        return Head(self.meta, self.settings, self.requests).same
 
     def shard(self, number: int) -> Path:
         """Return the file of a shard."""
@@ -275,7 +283,6 @@ def _emptied(parts: list[Trace], meta: Mapping[str, Any]) -> Trace:
 
 def gather(
     head: Head,
-    size: int,
     parts: Parts,
     *,
     folder: Path | None,
@@ -283,32 +290,30 @@ def gather(
     writes: bool = True,
     merged: bool = True,
 ) -> Trace:
-    """Return the trace that parts of `size` requests make up; those that the folder holds are not made again.
+    """Return the trace of all shards; those that the folder holds are not made again.
 
     Args:
-        head: of the whole trace.
-        size: requests per part.
-        parts: makes them.
-        folder: where finished parts are stored; None: nowhere.
+        head: of the trace.
+        parts: makes shards.
+        folder: where they are stored; None: nowhere.
         progress: called with twice the requests that the folder holds.
-        writes: another process of this run writes the folder where this is False.
-        merged: False leaves the parts in the folder, and returns the trace that reads them from there.
+        writes: False where another process of this run writes the folder.
+        merged: False returns a trace that reads the folder when it is split.
 
     Raises:
         UsageError: the folder was begun with other settings.
         TraceError: the folder is damaged.
     """
-    shards = Shards(Path(), *head) if folder is None else Shards.begin(folder, *head)
-    kept = list(shards.read()) if not writes else []
+    shards = Shards(Path(), *head[:3]) if folder is None else Shards.begin(folder, *head[:3])
+    writes = writes and folder is not None
+    kept = [] if writes else list(shards.read())
     progress(2 * shards.done)
-    for trace in parts(range(shards.done, shards.requests, size), None if folder is None else shards.meta):
-        if folder is not None and writes:
-            shards.add(trace)
-        else:
-            kept.append(trace)
-    if folder is not None and writes:
-        return shards.whole() if merged else ShardedTrace(shards)
-    return shards.joined(kept)
+    starts = range(shards.done, shards.requests, head.size)
+    for trace in parts(starts, None if folder is None else shards.meta):
+        (shards.add if writes else kept.append)(trace)
+    if not writes:
+        return shards.joined(kept)
+    return shards.whole() if merged else ShardedTrace(shards)
 
 
 @contextmanager

@@ -19,8 +19,7 @@ import pytest
 from tests.helpers.command_line import refused, run
 from tests.helpers.command_line import tiny as tiny
 from treeopt.api import ray_workers
-from treeopt.api.ray_workers import RaySetup, _with_paths
-from treeopt.api.run_models import Models
+from treeopt.api.ray_workers import RaySetup
 from treeopt.errors import UsageError
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -28,13 +27,13 @@ MAIN = "from treeopt.cli import main; main()"
 TARGET, DRAFTER = ROOT / "data/models/stdlib-llama", ROOT / "data/models/stdlib-medusa"
 PROMPTS = ROOT / "data/prompts/stdlib.jsonl"
 COLLECT = ("trace", "collect", "--target", TARGET, "--drafter", DRAFTER, "--prompts", PROMPTS)
-COLLECT += ("--requests", "80", "--new-tokens", "12", "--batch", "2", "--temperature", "1")
+COLLECT += ("--requests", "64", "--new-tokens", "6", "--batch", "2", "--temperature", "1")
 TRAIN = ("train", "--recipe", "medusa1", "--target", TARGET, "--data", PROMPTS, "--self-distill")
 TRAIN += ("--distill-tokens", "6", "--length", "32", "--steps", "1", "--batch", "1")
 PROFILE = ("profile", "--target", TARGET, "--drafter", DRAFTER, "--prompts", PROMPTS, "--requests", "4", "--batch", "1")
 PROFILE += ("--max-nodes", "2", "--max-depth", "1", "--rounds", "2", "--steps", "2", "--new-tokens", "4")
 LOCAL = ("--ray", "local")
-PATIENCE_S = 240
+PATIENCE_S = 400
 
 
 @contextmanager
@@ -195,11 +194,13 @@ def test_files_that_a_worker_lacks_are_sent(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "put", lambda value: value)
     monkeypatch.setattr(ray, "get", lambda value: value)
     gone = tmp_path / "gone" / "llama"
-    files = {gone: ray_workers._references(TARGET)}
-    found = _with_paths(Models(target=gone), {"target": (gone,)}, files, tmp_path)
-    assert found.target.name == "llama"
+    files = {gone: ray_workers._stored(TARGET), gone / "p.jsonl": ray_workers._stored(PROMPTS)}
+    assert ray_workers._placed(TARGET, files, str(tmp_path)) == TARGET  # it is there
+    found = ray_workers._placed(gone, files, str(tmp_path))
+    assert found.name == "llama"
     for path in TARGET.rglob("*"):
-        assert path.is_dir() or (found.target / path.relative_to(TARGET)).read_bytes() == path.read_bytes()
+        assert path.is_dir() or (found / path.relative_to(TARGET)).read_bytes() == path.read_bytes()
+    assert ray_workers._placed(gone / "p.jsonl", files, str(tmp_path)).read_bytes() == PROMPTS.read_bytes()
 
 
 def test_setups_that_mean_nothing():
