@@ -10,6 +10,7 @@
 * `dflash/`: DFlash, a block from one forward.
 * `dspark/`: DSpark, the same with a Markov head.
 * `language_model/`: a small language model.
+* `pard/`: PARD, a language model by mask tokens.
 * `ngram/`: n-gram counts.
 * `suffix/`: suffix decoding.
 * `combined/`: a lookup, and a model where it proposes nothing.

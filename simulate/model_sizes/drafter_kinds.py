@@ -186,6 +186,7 @@ class Files:
         names: names of files that hold nothing else, most usual first.
         needs: tensors that all drafters of this kind have, as readers spell them.
         known_as: the layouts that are read, for the documentation.
+        whole: the tensors are a language model's; a field of config.json that only this kind has tells it.
     """
 
     recognise: Recognise
@@ -195,6 +196,7 @@ class Files:
     names: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     known_as: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,12 +210,14 @@ class Training:
         fields: fields of a recipe that other kinds lack.
         resumed: `module:function` of recipe and a drafter to start from, which it may change in place or replace;
             "": it is taken as it is.
+        begins_from: other kinds that training may start from.
     """
 
     recipes: tuple[Named, ...]
     untrained: str
     fields: tuple[str, ...] = ()
     resumed: str = ""
+    begins_from: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.acceptance_rules import may_accept_several
+from treeopt.acceptance_rule_entries import may_accept_several
 from treeopt.errors import TraceError, TreeError
 from treeopt.storage.atomic_files import why
 from treeopt.storage.object_addresses import address_of

@@ -171,9 +171,9 @@ def test_the_kind_is_the_traces(of_kind):
 
 
 def test_a_kind_without_a_price_is_refused_unless_another_is_named(of_kind):
-    choices = "hydra, language-model, medusa, mtp, ngram, p-eagle, "
-    refused(run(*of_kind("pard")), "there is no price for a pard drafter", "--kind", choices, code=2)
-    assert "records drafter kind pard, but medusa is priced" in done(*of_kind("pard", "--kind", "medusa")).output
+    choices = "hydra, language-model, medusa, mtp, ngram, p-eagle, pard, "
+    refused(run(*of_kind("hspec")), "there is no price for a hspec drafter", "--kind", choices, code=2)
+    assert "records drafter kind hspec, but medusa is priced" in done(*of_kind("hspec", "--kind", "medusa")).output
     refused(run(*of_kind(None)), "the trace does not record its drafter's kind", choices, code=2)
     refused(run(*of_kind("language-model")), "name its folder with --drafter", code=2)
 
@@ -368,9 +368,9 @@ def test_targets_and_traces_that_cannot_be_priced_are_refused(files, tmp_path):
     quantised = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
     (tmp_path / "config.json").write_text(json.dumps(quantised), "utf-8")  # before its bytes are asked for
     refused(run(*asked, tmp_path), "config.json: num_key_value_heads must be given for model_type gpt_oss")
-    refused(run(*asked, "8b", "--kind", "pard"), "'pard' is not one of combined, ", "`treeopt times`", code=2)
+    refused(run(*asked, "8b", "--kind", "hspec"), "'hspec' is not one of combined, ", "`treeopt times`", code=2)
     with pytest.raises(UsageError, match=r"kind must be one of combined, .*`treeopt times`"):
-        treeopt.whatif(files / "t.npz", target="8b", hardware="h100", kind="pard")
+        treeopt.whatif(files / "t.npz", target="8b", hardware="h100", kind="hspec")
     shape = json.loads((files / "config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps(shape | {"quantization": {"group_size": 64, "bits": 4}}), "utf-8")
     refused(run(*asked, tmp_path), "give the bytes of one with --weight-bytes", code=2)

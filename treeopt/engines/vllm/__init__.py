@@ -27,12 +27,12 @@ from treeopt.constraints import ChainOnly
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
 from treeopt.engines.export import Export, Fit, tiers
 from treeopt.storage.provenance import look
-from treeopt.traces.importers.counter_samples import CounterNames
+from treeopt.traces.importers.prometheus_counters import CounterNames
 
 TITLE = "vLLM 0.33.0"
 RATES = "acceptance by position needs vLLM 0.20 or later"
 SCHEDULES = "a length per range of batch sizes needs vLLM 0.24 or later"
-PARALLEL = "p-eagle"  # the kind of drafter that eagle3 runs with parallel_drafting
+PARALLEL = ("p-eagle", "pard")  # kinds of drafters that eagle3 and draft_model run with parallel_drafting
 SCHEDULED_ON_V1 = frozenset({"dflash", "draft_model", "eagle", "eagle3", "mtp", "ngram"})
 """Methods whose schedule model runner V1 follows."""
 
@@ -47,7 +47,7 @@ def write(job: ExportJob) -> Export:
     config: dict[str, Any] = {"method": job.method}
     if job.model is not None:
         config["model"] = job.model
-    if job.kind == PARALLEL and job.method == "eagle3":
+    if job.kind in PARALLEL:
         config["parallel_drafting"] = True
     config["num_speculative_tokens"] = longest
     if len(ranges) > 1:
@@ -118,10 +118,10 @@ ENTRY = Engine(
     methods={  # vllm/config/speculative.py; it fills in `model` itself where none is required (`__post_init__`)
         "custom_class": Method.of("custom_class", model="required"),
         "dflash": Method.of("dflash", model="required"),
-        "draft_model": Method.of("language-model", model="required"),
+        "draft_model": Method.of("language-model", "pard", model="required"),
         "dspark": Method.of("dspark"),
         "eagle": Method.of("eagle", model="required"),
-        "eagle3": Method.of("eagle", "eagle3", PARALLEL, model="required"),
+        "eagle3": Method.of("eagle", "eagle3", "p-eagle", model="required"),
         "mtp": Method.of("mtp"),
         "ngram": Method.of("prompt-lookup", "prompt-lookup:vllm"),
         "ngram_gpu": Method.of("prompt-lookup", "prompt-lookup:vllm"),
