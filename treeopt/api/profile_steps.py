@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from executor.profiling.profile_settings import Measuring
 from treeopt import defaults
 from treeopt.api.messages import Progress, silent
-from treeopt.api.ray_workers import RaySetup, ray_workers
+from treeopt.api.ray_workers import RaySetup, on_ray
 from treeopt.api.run_models import Models, Prompts, Sampling, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.defaults import BUDGET_S, POLICIES_S
@@ -31,7 +31,7 @@ class ProfileSettings(Settings):
 
 
 def _profiler(settings: ProfileSettings) -> tuple[None, dict[str, Any], Any]:
-    """Return what measures in a worker; see `ray_workers`."""
+    """Return what measures in a worker; see `on_ray`."""
     return None, {}, lambda start: profile(settings=settings)
 
 
@@ -58,7 +58,7 @@ def profile(*, settings: ProfileSettings, work: Path | None = None, progress: Pr
     measuring, engine = settings.measuring, settings.engine
     engine.refuse({"--budget": measuring.budget_s, "--ray": settings.cluster.ray})
     if settings.cluster.ray is not None:
-        with ray_workers(settings.cluster, _profiler, settings) as (_, parts):
+        with on_ray(settings.cluster, _profiler, settings) as (_, parts):
             measured: Profile = next(parts([0]))
             return measured
     rule, asks = settings.sampling, measuring.policies

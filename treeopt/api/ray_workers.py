@@ -129,7 +129,7 @@ def _stored(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def ray_workers(setup: RaySetup, make: Make, settings: Settings) -> Iterator[tuple[Any, Parts]]:
+def on_ray(setup: RaySetup, make: Make, settings: Settings) -> Iterator[tuple[Any, Parts]]:
     """Yield the head that a first worker makes, and what yields the parts that begin at given places, in order.
 
     Workers end with the context, and with `--ray local` all of Ray.

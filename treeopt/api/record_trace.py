@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt import defaults
 from treeopt.api.messages import Progress, silent, warn
-from treeopt.api.ray_workers import RaySetup, ray_workers
+from treeopt.api.ray_workers import RaySetup, on_ray
 from treeopt.api.run_models import Models, Prompts, Requests, Sampling, load_models, load_prompts
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.defaults import DRAWS, ENGINE_LENGTH
@@ -102,7 +102,8 @@ class CollectSettings(Settings):
     @property
     def length(self) -> int:
         """The draft length of an engine."""
-        return self.depth or (self.engine.urls[0][0] if len(self.engine.urls) == 1 else ENGINE_LENGTH)
+        lengths = {length for length, _ in self.engine.urls}
+        return self.depth or (lengths.pop() if len(lengths) == 1 else ENGINE_LENGTH)
 
 
 @takes(CollectSettings, "target", "drafter", "prompts")
@@ -135,11 +136,10 @@ def collect(
     if settings.models.drafter is None:
         requests, texts = load_prompts(settings.models, None, settings.source), _EngineTexts(settings)
         return texts.own_steps(requests, work, progress)
-    target, drafter, requests = _loaded(settings)
+    target, drafter, requests, how = _loaded(settings)
     from executor.recording.collect_trace import collect as record
     from executor.target.tensor_parallel import processes
 
-    how = _how(settings, requests)
     if engine.engine is not None:
         how["texts"] = written = _EngineTexts(settings).written(requests, work, progress)
         size = target.vocabulary
@@ -148,49 +148,43 @@ def collect(
             raise EngineError(
                 f"request {outside}: the engine wrote a token outside the target's {size}: does it run another model?"
             )
+    if engine.engine is not None or processes() > 1:
         folder = settings.parts  # the work file holds the texts
-    if processes() > 1:
-        folder = settings.parts
+    how |= {"folder": folder, "merged": merged}
     with parts_in(folder), progress("collecting", 2 * len(requests.tokens)) as advance:
-        return record(
-            target, drafter, requests.prompts, requests.tokens, folder=folder, merged=merged, progress=advance, **how
-        )
+        return record(target, drafter, requests.prompts, requests.tokens, progress=advance, **how)
 
 
-def _loaded(settings: CollectSettings) -> "tuple[Target, Drafter, Requests]":
-    """Load the models and the prompts."""
+def _loaded(settings: CollectSettings) -> "tuple[Target, Drafter, Requests, dict[str, Any]]":
+    """Return models, prompts, and the settings of the recording by their names there."""
     target, drafter = load_models(settings.models)
     requests = load_prompts(settings.models, target, settings.source, shortest=2)
     from executor.models.fingerprint import drafter_positions
 
     longest = [len(prompt) + settings.new_tokens for prompt in requests.tokens]
     warn(position_warnings(drafter_positions(target, drafter), longest, "may pass"))
-    return target, drafter, requests
-
-
-def _how(settings: CollectSettings, requests: Requests) -> dict[str, Any]:
-    """Return the settings of the recording by their names there."""
-    return {
+    how: dict[str, Any] = {
         **asdict(settings.sampling),
         **{name: getattr(settings, name) for name in RECORDED},
         "stride": settings.stride or 1,
         "draws": settings.draws or DRAWS,
         "stop": requests.stop,
     }
+    return target, drafter, requests, how
 
 
 def _recorder(settings: CollectSettings) -> tuple[Any, Any, Any]:
-    """Return what records in a worker; see `ray_workers`."""
-    target, drafter, requests = _loaded(settings)
+    """Return what records in a worker; see `on_ray`."""
+    target, drafter, requests, how = _loaded(settings)
     from executor.recording.collect_trace import recorder
 
-    head, record = recorder(target, drafter, requests.prompts, requests.tokens, **_how(settings, requests))
+    head, record = recorder(target, drafter, requests.prompts, requests.tokens, **how)
     return head, head.same, record
 
 
 def _on_ray(settings: CollectSettings, folder: Path | None, progress: Progress, *, merged: bool) -> Trace:
     """Return the trace whose shards workers on Ray record."""
-    with ray_workers(settings.cluster, _recorder, settings) as (head, parts):
+    with on_ray(settings.cluster, _recorder, settings) as (head, parts):
         look(head.meta, "provenance")["command"] = this_run()["command"]
         with parts_in(folder), progress("collecting", head.requests) as advance:
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from executor.drafters.base.recipe import Recipe, recipes, replaced
 from treeopt import defaults
 from treeopt.api.messages import Progress, note, silent, warn
-from treeopt.api.ray_workers import RaySetup, ray_workers
+from treeopt.api.ray_workers import RaySetup, on_ray
 from treeopt.api.run_models import Models, check_weights, leave_out, quiet_libraries, slow_type_warnings
 from treeopt.errors import UsageError
 from treeopt.results.kinds import Record
@@ -233,7 +233,7 @@ def _texts(
     with progress("writing", stretches(texts, tokenizer, writing)) as advance, ExitStack() as stack:
         write = None
         if settings.cluster.ray is not None:
-            write = stack.enter_context(ray_workers(settings.cluster, _chunk_writer, settings))
+            write = stack.enter_context(on_ray(settings.cluster, _chunk_writer, settings))
         return read_texts(rewritten(target, tokenizer, texts, settings.output, writing, write, progress=advance))
 
 
@@ -247,7 +247,7 @@ def _writing(settings: TrainSettings) -> "Writing":
 
 
 def _chunk_writer(settings: TrainSettings) -> tuple[Any, Any, Any]:
-    """Return what writes in a worker; see `ray_workers`."""
+    """Return what writes in a worker; see `on_ray`."""
     quiet_libraries()
     target, tokenizer = _load(settings.models.resolved())
     from executor.prompts.message_parts import Report
