@@ -74,40 +74,13 @@ def chunk_writer(
     return (_settings(target, prompts, writing), len(prompts), size), write
 
 
-def write_chunks(
-    head: Head,
-    parts: Parts,
-    output: Path,
-    *,
-    progress: Callable[[int], None] = lambda pieces: None,
-) -> None:
-    """Write the records of all chunks into `output`; `head` and `parts` are what `chunk_writer` returns.
-
-    What a work file beside `output` holds is not written again.
-
-    Raises:
-        UsageError: the work file belongs to other settings.
-    """
-    settings, count, size = head
-    with WorkFile(beside(output), settings) as work:
-        records: list[dict[str, Any]] = work.pieces("text", dict)
-        progress(len(records))
-        starts = range(len(records) // size * size, count, size)
-        for start, written in zip(starts, parts(starts), strict=True):
-            for record in written[max(0, len(records) - start) :]:
-                work.put("text", record)
-                records.append(record)
-                progress(1)
-    write_text(output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-    work.remove()
-
-
 def rewrite(
     target: Target,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[Text],
     output: Path,
     writing: Writing,
+    elsewhere: tuple[Head, Parts] | None = None,
     *,
     progress: Callable[[int], None] = lambda pieces: None,
 ) -> None:
@@ -123,6 +96,7 @@ def rewrite(
         texts: conversations, prompts, or texts of any length.
         output: the file; written when everything is done.
         writing: the settings.
+        elsewhere: the head and what writes the chunks in other processes, for the same target, texts and settings.
         progress: called with the number of texts finished.
 
     Raises:
@@ -130,11 +104,24 @@ def rewrite(
         ExecutorError: not even the first answer fits the target's context, or the target lacks a token of its prompt;
             names the text.
     """
-    head, write = chunk_writer(target, tokenizer, texts, writing)
-    write_chunks(head, partial(map, write), output, progress=progress)
+    if elsewhere is None:
+        head, write = chunk_writer(target, tokenizer, texts, writing)
+        elsewhere = head, partial(map, write)
+    (settings, count, size), parts = elsewhere
+    with WorkFile(beside(output), settings) as work:
+        records: list[dict[str, Any]] = work.pieces("text", dict)
+        progress(len(records))
+        starts = range(len(records) // size * size, count, size)
+        for start, written in zip(starts, parts(starts), strict=True):
+            for record in written[max(0, len(records) - start) :]:
+                work.put("text", record)
+                records.append(record)
+                progress(1)
     if target.cache is not None:
         target.cache.release()
         target.cache = None
+    write_text(output, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+    work.remove()
 
 
 def rewritten(
@@ -149,15 +136,13 @@ def rewritten(
 ) -> list[Path]:
     """Write the files below `folder`, see `rewrite`, and return them; each of several processes writes a share.
 
-    A finished file is not written again. `elsewhere` is what `chunk_writer` returned in others.
+    A finished file is not written again.
     """
     count = launched_processes()
     rank = int(os.environ["RANK"]) if count > 1 else 0
     files = [folder / f"self-distilled-{number + 1}-of-{count}.jsonl" for number in range(count)]
-    if elsewhere is not None and not files[0].exists():
-        write_chunks(*elsewhere, files[0], progress=progress)
     if not files[rank].exists():
-        rewrite(target, tokenizer, texts[rank::count], files[rank], writing, progress=progress)
+        rewrite(target, tokenizer, texts[rank::count], files[rank], writing, elsewhere, progress=progress)
     # Shares end at different times, and a group's usual patience is 10 minutes. Training will have the same group.
     PartialState(cpu=target.device.type == "cpu", timeout=timedelta(days=1)).wait_for_everyone()
     return files

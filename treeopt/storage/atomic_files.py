@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from treeopt.errors import visible
 from treeopt.storage.object_addresses import address_of, copy_object
 from treeopt.storage.user_files import open_regular, real_path
 
@@ -47,7 +48,7 @@ def whole(path: Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~umask)
         temporary.replace(goal)
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise OSError(error.errno, error.strerror or str(error), visible(str(path))) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
