@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +114,7 @@ class WhatIf:
         prices = None if settings.prices is None else prices_of_devices(settings.prices, places)
         recorded = look(trace.meta, "drafter", "positions")
         positions = recorded if drafter is None else context_limit(drafter)
-        beyond = _dynamic_trees(settings.engine) + context_warnings(settings.target, settings.context, positions)
+        beyond = _dynamic_trees(settings.limiting) + context_warnings(settings.target, settings.context, positions)
         return cls(trace, settings, places, settings.search, prices, tuple(beyond))
 
     def plan_files(self) -> list[str]:
@@ -141,7 +141,7 @@ class WhatIf:
 
         settings = self.settings
         trace, own_rules = ranks_and_rules(self.trace, settings.seed)
-        search = self.search.changed(rules=(*own_rules, *engine_rules(settings.engine, trace)))
+        search = self.search.changed(rules=(*own_rules, *engine_rules(settings.limiting, trace)))
         with progress("searching", len(self.places)) as done:
             scenarios = explore(trace, self.places, search, fit=settings.fit, done=done)
         found = (warning for each in scenarios if each.plan is not None for warning in each.plan.warnings)
@@ -215,12 +215,16 @@ class WhatIfRecord(Record):
             "provenance": this_run(),
         }
         parts: dict[str, list[Profile]] = {}
+        held: dict[str, dict[str, Any]] = {}
+        for place in question.places:
+            held.setdefault(place.device, {})[str(place.context)] = asdict(place.memory)
         for place in question.places:
             times: Any = place.cost
             if isinstance(times, Roofline):
                 times = tabulated(
                     times, batches=settings.batch, context=place.context, nodes=nodes, depth=depth, meta=meta
                 )
+            times = replace(times, meta={**times.meta, "memory": held[place.device]})
             parts.setdefault(place.device, []).append(times)
         return dict(zip(question.profile_files(), map(joined, parts.values()), strict=True))
 
@@ -259,7 +263,7 @@ def _bytes(settings: WhatIfSettings, drafter: Config | None) -> dict[str, float 
     from simulate.whatif.priced_devices import as_stored, bytes_per_weight
 
     stored, target_bytes = as_stored(settings.target), settings.weight_bytes
-    if not (stored.groups or stored.sizes) or settings.sizes is not None:
+    if not (stored.groups or stored.sizes) or settings.by_hand:
         target_bytes = bytes_per_weight(settings.target, target_bytes, "--weight-bytes")
     default = max(BYTES, target_bytes or BYTES)
     drafter_bytes = bytes_per_weight(drafter, settings.draft_bytes, "--draft-bytes", default=default)
