@@ -71,7 +71,7 @@ def worker_of(process, known):
         known |= descendants(process)
         for found in known.values():
             with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if found.cmdline()[:1] == ["ray::_Worker.run"]:
+                if "ray::_Worker" in " ".join((found.name(), *found.cmdline())):
                     return found
         time.sleep(0.2)
     raise AssertionError("no worker")
