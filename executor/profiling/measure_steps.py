@@ -78,38 +78,23 @@ class Timing(Protocol):
         """Leave the runner as it was."""
 
 
-def measure_profile(
-    runner: Runner,
-    prompts: Sequence[Tokens],
-    settings: Measuring,
-    *,
-    work: Path | None = None,
-    progress: Callable[[int], None] = lambda blocks: None,
-) -> Profile:
-    """Measure the profile of a runner.
-
-    Args:
-        runner: what decodes; not entered.
-        prompts: token ids of requests; enough of them to keep the largest batch busy.
-        settings: what is measured.
-        work: where finished blocks are stored; None: nowhere.
-        progress: called with 1 after every block.
-
-    Raises:
-        UsageError: settings without meaning, too few prompts, or a work file of another measurement.
-        EngineError: the engine fails.
-    """
-    with Measurement(runner, prompts, settings, work=work) as measurement:
-        return measurement.run(progress)
-
-
 class Measurement:
     """A measurement that is under way: its schedule, and the blocks that are done. Use it in a `with`."""
 
     def __init__(
         self, runner: Runner, prompts: Sequence[Tokens], settings: Measuring, *, work: Path | None = None
     ) -> None:
-        """Check the settings; see `measure_profile`."""
+        """Check the settings.
+
+        Args:
+            runner: what decodes; not entered.
+            prompts: token ids of requests; enough of them to keep the largest batch busy.
+            settings: what is measured.
+            work: where finished blocks are stored; None: nowhere.
+
+        Raises:
+            UsageError: settings without meaning, or too few prompts.
+        """
         self.runner, self._prompts, self._work_path = runner, prompts, work if runner.processes == 1 else None
         self._timing: Timing = load(runner.timing)(runner, prompts, settings.ordered())
         self.settings = self._timing.settings

@@ -7,7 +7,7 @@ Then all requests take one step.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -202,13 +202,23 @@ class Decoding:
         cost: CostModel,
         *,
         rows: int,
-        accepted: Mapping[Tree | None, Ints] | None = None,
         pad: bool = False,
     ) -> None:
-        """Replay the trees; see `serve`."""
+        """Replay the trees.
+
+        Args:
+            trace: the requests' texts, and which drafted tokens are right.
+            switching: trees.
+            cost: seconds of a step.
+            rows: most requests decoded together.
+            pad: a step of a batch size that the cost model lacks costs what the nearest one above does, up to `PAD`
+                times `rows`.
+
+        Raises:
+            TraceError: a tree is deeper or wider than the trace.
+        """
         self.trace, self.switching = trace, switching
-        by_tree = {tree: accepted_lengths(tree or EMPTY, trace) for tree in {*switching.trees} - {*(accepted or {})}}
-        by_tree |= accepted or {}
+        by_tree = {tree: accepted_lengths(tree or EMPTY, trace) for tree in {*switching.trees}}
         self._advance = np.array([by_tree[tree] + 1 for tree in switching.trees])
         self._cut: dict[tuple[bytes, bytes], Texts] = {}
         self.read_s: dict[int, float] = {}  # prefill seconds by tokens that are read together
@@ -273,44 +283,6 @@ class Decoding:
         return other
 
 
-def serve(
-    trace: Trace,
-    work: Workload,
-    switching: Switching,
-    cost: CostModel,
-    *,
-    rows: int,
-    prefill_s: float | Floats | Together = 0.0,
-    by_context: bool = True,
-    accepted: Mapping[Tree | None, Ints] | None = None,
-    pad: bool = False,
-) -> Served:
-    """Serve the workload until the last request has its last token.
-
-    Args:
-        trace: the requests' texts, and which drafted tokens are right.
-        work: arrivals.
-        switching: trees.
-        cost: seconds of a step.
-        rows: maximum number of requests decoded together.
-        prefill_s: seconds of prefill, of every request or of each, (n,), or of prompts that are read together; see
-            `simulate.runs.batch_run.run`.
-        by_context: price steps by the lengths of sequences, where prompts are known.
-        accepted: for each tree the drafted tokens that a step from each anchor accepts, int64 (P,); default: from the
-            ranks.
-        pad: a step of a batch size that the cost model lacks costs what the nearest one above does, up to `PAD` times
-            `rows`.
-
-    Raises:
-        UsageError: rows below 1, a workload with other requests or longer texts than the trace's, negative prefill, or
-            prefill by tokens for a workload without prompt lengths.
-        TraceError: a tree is deeper or wider than the trace.
-        CostError: names the number of requests that has no cost.
-    """
-    decoding = Decoding(trace, switching, cost, rows=rows, accepted=accepted, pad=pad)
-    return serve_day(decoding, work, rows=rows, prefill_s=prefill_s, by_context=by_context)
-
-
 def serve_day(
     decoding: Decoding,
     work: Workload,
@@ -319,7 +291,21 @@ def serve_day(
     prefill_s: float | Floats | Together = 0.0,
     by_context: bool = True,
 ) -> Served:
-    """Serve a day with trees that are prepared; see `serve`."""
+    """Serve the workload until the last request has its last token.
+
+    Args:
+        decoding: trees on the trace.
+        work: arrivals.
+        rows: most requests decoded together.
+        prefill_s: seconds of prefill, of every request or of each, (n,), or of prompts that are read together; see
+            `simulate.runs.batch_run.run`.
+        by_context: price steps by the lengths of sequences, where prompts are known.
+
+    Raises:
+        UsageError: rows below 1, a workload with other requests or longer texts than the trace's, negative prefill, or
+            prefill by tokens for a workload without prompt lengths.
+        CostError: names the number of requests that has no cost.
+    """
     import simpy
 
     if rows < 1:

@@ -12,11 +12,12 @@ import pytest
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, save_profile
 from simulate.runs.batch_run import run
 from simulate.runs.run_costs import FREE
-from simulate.runs.server import Switching, serve
+from simulate.runs.server import Switching
 from simulate.runs.server_load import draw_requests, poisson
 from simulate.runs.timeline import speedup
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
+from tests.helpers.served_days import serve
 from tests.helpers.strategies import drawn_trace, with_lengths
 from treeopt.planning.baselines import STATIC
 from treeopt.planning.search_pipeline import search
