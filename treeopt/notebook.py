@@ -157,14 +157,14 @@ def load_record(path: Path | str) -> Record:
         >>> type(treeopt.load_record("data/validations/medusa-cpu.json")).__name__
         'Validation'
     """
-    record: Record = _read(Path(path), [kind for kind in RESULTS.values() if kind.schemas and not kind.read])
+    record: Record = _read(Path(path), [kind for kind in RESULTS.values() if kind.schema and not kind.read])
     return record
 
 
 def _read(path: Path, kinds: Iterable[ResultKind]) -> Any:
     """Return the value of a JSON file of one of these kinds."""
     try:
-        record = parse(read_text(path), *(schema for kind in kinds for schema in kind.schemas))
+        record = parse(read_text(path), *(kind.schema for kind in kinds))
         return kind_of_schema(record["schema"]).of_record(record)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {why(error)}") from error

@@ -8,12 +8,13 @@ all alike. What a block is, and how blocks become a profile, is the runner's; se
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from executor.models.fingerprint import tokens_hash
 from executor.profiling.configurations import REQUIRED, Configuration
@@ -35,46 +36,57 @@ SHOWN = 6  # configurations that did not fit the budget, in words
 LOG = logging.getLogger("treeopt")
 
 
-class Timing(Protocol):
+Rounds = Sequence[Sequence[Sequence[tuple[int, Run]]]]  # of each round the groups, of each the runs in their order
+
+
+class Timing(ABC):
     """The timer of a runner's blocks, a context: `LoopBlocks` or `EngineWaves`, which say more."""
 
     settings: Measuring
 
     @property
+    @abstractmethod
     def ranked(self) -> list[tuple[int, Configuration]]:
         """All configurations with their importance, the most important first."""
 
+    @abstractmethod
     def order(self, configurations: Sequence[Configuration], number: int) -> list[list[Visit]]:
         """Return the blocks of a round in groups that are compared; a visit is an index, the round, and more."""
 
+    @abstractmethod
     def block(self, configuration: Configuration, number: int) -> Run:
         """Time one block of a round."""
 
+    @abstractmethod
     def expected(self, every: Sequence[Configuration]) -> tuple[Callable[[Configuration], float], float]:
         """Return what gives the seconds that a block is expected to take, and the seconds that looking took."""
 
-    def prefill(self, limit_s: float) -> Prefill | None:
-        """Measure the seconds of reading prompts."""
-
-    def disagree(
-        self, configurations: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
-    ) -> bool:
-        """Return whether the rounds differ so much that more of them are made."""
-
+    @abstractmethod
     def profile(
-        self,
-        configurations: Sequence[Configuration],
-        rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]],
-        *,
-        prefill: Prefill | None,
-        meta: dict[str, Any],
+        self, configurations: Sequence[Configuration], rounds: Rounds, *, prefill: Prefill | None, meta: dict[str, Any]
     ) -> Profile:
-        """Return the profile that the blocks make."""
+        """Return the profile that the blocks make.
+
+        Args:
+            configurations: the configurations.
+            rounds: the blocks, each with the index of its configuration.
+            prefill: seconds of reading prompts.
+            meta: provenance.
+        """
+
+    def prefill(self, limit_s: float) -> Prefill | None:
+        """Measure the seconds of reading prompts; None where they cannot be seen alone."""
+        return None
+
+    def disagree(self, configurations: Sequence[Configuration], rounds: Rounds) -> bool:
+        """Return whether the rounds differ so much that more of them are made."""
+        return False
 
     def __enter__(self) -> Self:
         """Prepare the runner."""
+        return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:  # noqa: B027 - most have nothing to undo
         """Leave the runner as it was."""
 
 

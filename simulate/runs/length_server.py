@@ -1,6 +1,6 @@
 """A simulated server, or a batch, in which a rule chooses the draft lengths of all requests anew at every step."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -30,7 +30,7 @@ CONTEXT = 16  # contexts that differ by less share their prices
 
 
 class LengthRun(ServerRun):
-    """The state of a run, and its two processes; each step is a stretch of its own."""
+    """The state of a run; each step is a stretch of its own."""
 
     def __init__(self, decoding: "LengthDecoding", work: Workload, *rest: Any) -> None:
         """Start before the first arrival."""
@@ -41,25 +41,21 @@ class LengthRun(ServerRun):
         self.before = np.full((max(self.rule.age, 1), len(work.tokens)), -1)  # anchors of the last steps, oldest first
         self.emitted: list[tuple[Ints, Ints]] = []
 
-    def run(self, environment: Any, queue: Any) -> Generator[Any, Any, None]:
+    def run(self) -> None:
         """Admit requests and take steps until no request is left."""
         while (self.written < self.work.tokens).any():
-            joined = yield from self._admit(environment, queue)
-            if joined:
-                self.admitted += len(joined)
-                self.joined[joined] = self.step
-                yield from self._prefill(environment, joined)
-                self.due += [(0, request) for request in joined]
+            joined = self._admit()
+            self.due += [(0, request) for request in joined]
             running = np.array([request for _, request in self.due])
             seconds, tokens = self._step(running)
-            self.log.append((environment.now, [seconds], 1, 0))
+            self.log.append((self.now, [seconds], 1, 0))
             self.emitted.append((running, tokens))
             self.step += 1
-            yield environment.timeout(seconds)
+            self.now += seconds
             self.written[running] += tokens
-            self.first_s[joined] = environment.now
+            self.first_s[joined] = self.now
             ended = running[self.written[running] == self.work.tokens[running]]
-            self.done_s[ended], self.ended[ended] = environment.now, self.step
+            self.done_s[ended], self.ended[ended] = self.now, self.step
             for request in ended.tolist():
                 self.rule.ended(int(self.work.tokens[request]), int(self.step - self.joined[request]))
             self.due = [(0, request) for _, request in self.due if self.written[request] < self.work.tokens[request]]

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -208,11 +207,6 @@ def test_a_server_that_cannot_be_is_refused(files, tmp_path):
     fed = words(files, "--batch", "2", "--requests-file", log)
     refused(command(*fed), "its requests have no `arrived_s`: give --arrivals", code=2)
     refused(command(*fed, "--prompt-tokens", "9"), "give one of --prompt-tokens and --requests-file", code=2)
-
-
-def test_without_simpy_a_server_says_what_it_needs(files, monkeypatch):
-    monkeypatch.setitem(sys.modules, "simpy", None)
-    refused(command(*words(files, "--batch", "2", "--arrivals", "3")), "needs simpy: pip install 'treeopt[serving]'")
 
 
 # --- refusals
