@@ -37,7 +37,6 @@ from treeopt.results.words import (
     method_advice,
     never_ran,
     other_model,
-    percent,
     replayed_on,
     shape_words,
     shown,
@@ -260,7 +259,9 @@ def _notes(entry: PlanEntry, first: int | None) -> list[str]:
             f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]{meaning}"
         )
     for price in entry.prices:
-        lines.append(f"{price.rule} ({price.source}) alone costs {percent(price.share)} % of tokens per second")
+        lines.append(
+            f"{price.rule} ({price.source}) alone costs {ranged(price.share, 1, scale=100).text} % of tokens per second"
+        )
     return lines
 
 

@@ -225,13 +225,12 @@ def _printed(rates: Sequence[str], words: str, steps: int | None, where: str = "
         values = [float(rate.strip().removesuffix("%")) for rate in rates]
     except ValueError:
         raise TraceError(f"{where}: rates must be numbers, found {list(rates)!r:.60}") from None
-    if any(marked) != all(marked):
+    stated = all(marked) or "%" in words
+    percent = stated or max(values) > 1
+    if any(marked) != all(marked) or (not stated and 0 < min(values) <= 1 < max(values) <= 100):
         raise TraceError(f"{where}: rates mix per cent and shares: {', '.join(rates)[:60]}")
-    percent = all(marked) or "%" in words or max(values) > 1
     if max(values) > 100:
         raise TraceError(f"{where}: {max(values):g} is no rate: are these counts? Divide them by the number of drafts")
-    if percent and not all(marked) and "%" not in words and min(values) <= 1 < max(values) and min(values) > 0:
-        raise TraceError(f"{where}: rates mix per cent and shares: {', '.join(rates)[:60]}")
     scale = 100 if percent else 1
     if _CONDITIONAL.search(words):
         raise TraceError(_conditional([f"{value / scale:g}" for value in values]))
