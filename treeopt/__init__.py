@@ -4,7 +4,7 @@
 first used, so that importing treeopt takes no time. The rooms, in the order of import:
 
 * `errors`, `registry`, `settings`, `defaults`: the errors, registries of kinds, settings of questions, their defaults.
-* `acceptance_rules`: the rules that decide which drafted tokens are accepted, by name.
+* `acceptance_rule_entries`: the rules that decide which drafted tokens are accepted, by name.
 * `tree`, `cost_model`: the tree, the protocol of step times.
 * `value_methods`: methods that values share: HTML for notebooks, plots, files.
 * `storage`, `statistics`: files and provenance; estimates with intervals.

@@ -65,7 +65,11 @@ class InfeasibleError(TreeoptError):
 
 
 class EngineError(TreeoptError):
-    """An engine that cannot express a topology, does not start, or fails; the message holds its own words."""
+    """An engine that cannot express a topology, or fails; the message holds its own words."""
+
+
+class EngineStartError(EngineError):
+    """An engine that does not start."""
 
 
 class ExecutorError(TreeoptError):

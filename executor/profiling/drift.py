@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from executor.profiling.configurations import Configuration
 from executor.runners.runner import Run
-from simulate.profiles.cell_tables import Cell
+from simulate.profiles.measured_cells import Cell
 from treeopt.statistics.clustered_estimate import TRIMMED_ERROR, trimmed_mean
 
 FEWEST = 8  # configurations

@@ -17,7 +17,7 @@ from executor.profiling.profile_settings import Measuring
 from executor.runners.engine_runner import EngineRunner, draft_of
 from executor.runners.runner import Requests, Run, Tokens, Visit, joined
 from simulate.profiles.calibration import engine_cell, engine_profile
-from simulate.profiles.cell_tables import Cell
+from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import Prefill
 from treeopt.defaults import ENGINE_LENGTH, ENGINE_ROUNDS

@@ -36,7 +36,7 @@ from executor.verification.replayed_acceptance import Imposed
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.calibration import profile_of
-from simulate.profiles.cell_tables import Cell
+from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import Prefill, ladder
 from treeopt.defaults import ROUNDS

@@ -14,7 +14,7 @@ import numpy as np
 from executor.runners.runner import Requests, RequestSteps, Run, Runner, Shape
 from treeopt.engines import ENGINES
 from treeopt.engines.driver import Draft, Driver, EngineRequest, EngineStep
-from treeopt.errors import EngineError, counted
+from treeopt.errors import EngineError, EngineStartError, counted
 from treeopt.policies import DynamicTree
 from treeopt.storage.provenance import this_run
 from treeopt.tree import Tree
@@ -144,6 +144,8 @@ class EngineRunner(Runner):
         assert draft is not None, "callers ask `why_not`"
         try:
             return list(self.driver.decode(requests, draft=draft, concurrency=len(requests))), False
+        except EngineStartError:
+            raise
         except EngineError as error:
             LOG.warning("%s; the requests are decoded once more", error)
             return list(self.driver.decode(requests, draft=draft, concurrency=len(requests))), True

@@ -1,7 +1,7 @@
 """Acceptance rules: their common interface, the greedy rule, and a rule made by name.
 
 A rule draws candidates from the drafter's scores and decides by the target's logits which of them are accepted. What
-each rule accepts, and which one is not lossless, stands in `treeopt.acceptance_rules`.
+each rule accepts, and which one is not lossless, stands in `treeopt.acceptance_rule_entries`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor
 from executor.verification.longest_accepted_path import Accepted, best_of, follow
 from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft
-from treeopt.acceptance_rules import RULES
+from treeopt.acceptance_rule_entries import RULES
 from treeopt.errors import UsageError
 from treeopt.registry import load
 from treeopt.tree import Tree

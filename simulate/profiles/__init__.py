@@ -1,11 +1,10 @@
 """Profiles: measured step times of one target and drafter on one device, and the error to expect from them.
 
 * `measured_arms`: step times from tokens per second without speculation and with one fixed length.
-* `profile`: the measured cost model, and its JSON file.
-* `step_tables`: tables of seconds at one batch size and context: chains by depth, levels by width, steps by tokens;
-  refusals of sizes outside them, instead of an extrapolation.
+* `profile`: the measured cost model, refusals of sizes outside it instead of an extrapolation, and its JSON file.
+* `step_tables`: tables of seconds at one batch size and context: chains by depth, levels by width, steps by tokens.
 * `basis`: step time as a fitted sum of terms (tokens, tiles, K/V, masks, experts), to interpolate over.
-* `cell_tables`: the tables that cells make, shrunk towards a fitted basis.
+* `measured_cells`: a measured cell, and the tables that cells make, shrunk towards a fitted basis.
 * `calibration`: cells to a profile with its error at sizes left out; chains of engines, whose times do not
   separate drafting.
 * `engine_times_csv`: step times of an inference engine, read from a CSV table.

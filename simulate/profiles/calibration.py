@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.mixture_of_experts import Experts
-from simulate.profiles.cell_tables import Cell, CellTables, at_committed, commit_seconds, over_plain
+from simulate.profiles.measured_cells import Cell, CellTables, at_committed, commit_seconds, over_plain
 from simulate.profiles.profile import NORMAL_95, Profile
 from simulate.profiles.step_tables import BatchTimes, Growing, fit_growing
 from simulate.roofline.data_sheets import SAME_CLASS_ERROR

@@ -1,6 +1,6 @@
 """Step times of an inference engine, read from a CSV table: a profile of chains.
 
-Comma-separated values under a header, one measurement per line:
+Values under a header, separated by commas, tabs, semicolons or bars (Markdown), one measurement per line:
 
 * `batch`, requests that are decoded at a time; `drafted`, tokens of the chain, 0 for plain decoding; every batch size
   and context has lines for 0 and 1;
@@ -27,7 +27,7 @@ import numpy as np
 
 from simulate.profiles.benchmark_results import rows_of
 from simulate.profiles.calibration import engine_cell, engine_profile
-from simulate.profiles.cell_tables import Cell
+from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import checksum, why
@@ -39,6 +39,7 @@ STEP = ("step_ms",)
 RATE = ("tokens_s", "committed")
 TPOT = ("tpot_ms", "committed")
 FASTER = 0.95  # of a plain step: measurements are noisy, but a step that drafts and verifies takes no less
+SHORTER, MUCH = 0.99, 3  # of a step with fewer drafts; of a plain step, for one draft: beyond are doubts
 MOST = {
     "batch": 2**20,
     "drafted": 512,
@@ -77,7 +78,7 @@ def read_times(*paths: Path, device: str, context: tuple[int, int] | None = None
     path, lines = paths[0], [line for part in paths for line in _lines(part, contexts=context is None)]
     low, high = _context_range(path, lines, context)
     cells = _cells(lines, middle=(low + high) / 2)
-    meta = {
+    meta: dict[str, Any] = {
         "imported": {
             "format": "times",
             "file": ", ".join(part.name for part in paths),
@@ -87,7 +88,8 @@ def read_times(*paths: Path, device: str, context: tuple[int, int] | None = None
         "provenance": {name: value for name, value in this_run().items() if name not in HERE},
     }
     _check_chains(path, lines)
-    _check_steps(path, lines)
+    if doubt := _check_steps(path, lines):
+        meta["imported"]["doubt"] = doubt
     return engine_profile(cells, context=(low, high), meta=meta)
 
 
@@ -130,20 +132,28 @@ def _check_chains(path: Path, lines: Sequence[_Line]) -> None:
             )
 
 
-def _check_steps(path: Path, lines: Sequence[_Line]) -> None:
-    """Raise CostError for a step with drafts that takes less time than a plain one."""
+def _check_steps(path: Path, lines: Sequence[_Line]) -> str:
+    """Raise CostError for a step with drafts that takes less time than a plain one; return a doubt about others."""
+    doubt = ""
     for batch, context in dict.fromkeys((line.batch, line.context) for line in lines):
         here = [line for line in lines if (line.batch, line.context) == (batch, context)]
-        plain_s = float(np.median([line.step_s for line in here if line.drafted == 0]))
+        plain_s = longest_s = float(np.median([line.step_s for line in here if line.drafted == 0]))
         for drafted in sorted({line.drafted for line in here} - {0}):
             step_s = float(np.median([line.step_s for line in here if line.drafted == drafted]))
             if step_s < FASTER * plain_s:
                 raise CostError(
                     f"{path}: batch {batch}, {drafted} drafted: a step of {1e3 * step_s:.3g} ms is shorter than a "
                     f"plain one of {1e3 * plain_s:.3g} ms, though it also drafts and verifies. Is it the time per "
-                    "output token (TPOT, or GuideLLM's ITL)? Name the column tpot_ms and add `committed`; step_ms is "
-                    "the time between a request's outputs"
+                    "output token (TPOT, or GuideLLM's ITL)? Name the column tpot_ms and add `committed`, bonus "
+                    "counted; step_ms is the time between a request's outputs, tokens_s of all requests"
                 )
+            if step_s < SHORTER * longest_s or (drafted == 1 and step_s > MUCH * plain_s):
+                doubt = (
+                    f"batch {batch}: a step takes {1e3 * step_s:.3g} ms with {drafted} drafted, {1e3 * longest_s:.3g} "
+                    "ms with fewer: is it noise, time per token (TPOT), or made of tokens_s of one request"
+                )
+            longest_s = max(longest_s, step_s)
+    return doubt
 
 
 def _lines(path: Path, *, contexts: bool) -> list[_Line]:
@@ -155,7 +165,9 @@ def _lines(path: Path, *, contexts: bool) -> list[_Line]:
     if text.lstrip().startswith(("{", "[")):
         rows = enumerate(rows_of(path, text, contexts=contexts), start=1)
         return [_line(row, f"{path}: result {number}", STEP) for number, row in rows]
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
+    table = [line.strip().strip("|") if "|" in line else line for line in text.splitlines()]
+    mark = next((mark for mark in "|\t;" if table and mark in table[0]), ",")
+    reader = csv.DictReader(table, skipinitialspace=True, delimiter=mark)
     names = [name.strip() for name in reader.fieldnames or ()]
     reader.fieldnames = names
     columns = _columns(path, names)
@@ -165,7 +177,7 @@ def _lines(path: Path, *, contexts: bool) -> list[_Line]:
             if None in row:
                 count = len(names) + len(row[None])
                 raise CostError(f"{path}: line {reader.line_num} has {count} cells, the header {len(names)} columns")
-            if any(row.values()):
+            if any(cell and cell.strip("-: ") for cell in row.values()):
                 lines.append(_line(row, f"{path}: line {reader.line_num}", columns))
     except csv.Error as error:
         raise CostError(f"{path}: line {reader.line_num}: {error}") from error
@@ -208,7 +220,7 @@ def _line(row: Mapping[str, Any], where: str, columns: tuple[str, ...]) -> _Line
         return _Line(batch, drafted, _plausible(_positive(row, STEP[0], where) / 1e3, where), context)
     committed = 1.0 if drafted == 0 and not (row[RATE[1]] or "").strip() else _number(row, RATE[1], where)
     if not 1 <= committed <= drafted + 1:
-        raise CostError(f"{where}: `committed` must be 1 to {drafted + 1}, found {committed:g}")
+        raise CostError(f"{where}: `committed` must be 1 to {drafted + 1}, bonus counted, found {committed:g}")
     value = _positive(row, columns[0], where)
     step_s = value / 1e3 * committed if columns == TPOT else batch * committed / value
     return _Line(batch, drafted, _plausible(step_s, where), context)

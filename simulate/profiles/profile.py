@@ -4,13 +4,16 @@ step = draft(batch, levels) + rest(batch, tokens), both by context. Dynamic tree
 where it was measured (`Growing`). At measured sizes the time is the measured one, dips and breaks included, as far as
 it was more than noise (`calibrate`). Between them the ratio of the measurement to the fitted `Basis` is interpolated,
 so that a tile's edge stays where it is; without a basis the time itself is interpolated. A batch size between two
-measured ones is priced from both, with a wider interval (`refuse_unmeasured`). Sizes outside the measured ones raise
-CostError.
+measured ones is priced from both, with a wider interval (`error_between`). Straight lines through two batch sizes are
+wrong by up to a quarter of step / plain step at twice the larger one, and by up to 43 % at four times it, mostly too
+fast (the shipped profiles, tests/simulate/profiles/test_batches_between.py). So sizes outside the measured ones are
+refused with a CostError, which holds the command that measures them.
 """
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,16 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulate.model_sizes.drafter_kinds import known_kind
 from simulate.profiles.basis import Basis, fit_basis
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
-from simulate.profiles.step_tables import (
-    Points,
-    Prefill,
-    batch_shares,
-    error_between,
-    interpolate,
-    outside_of,
-    outside_text,
-    way_to_measure,
-)
+from simulate.profiles.step_tables import Points, Prefill, interpolate
 from treeopt.cost_model import CostParts, StepShape, far
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import why, write_text
@@ -62,12 +56,19 @@ class ProfileRecord(Record, frozen=True, tag_field="schema", tag="treeopt.profil
 
 
 SCHEMA = "treeopt.profile/2"
-DOUBTFUL = 0.9  # share of the growth of the batch by which a plain step may grow: reading the weights does not grow
+DOUBTFUL = (
+    0.9  # share of the growth of the batch by which a plain step may grow: reading weights does not grow or shrink
+)
 SHORT_S = 1e-4  # no plain step is shorter
+NEW_FILE = "profile.json"  # named by the command that measures a profile again
 NORMAL_95 = 1.96
 # Standard deviation between measuring runs of step time / plain step time (README, "Predicted against measured").
 RUN = 0.018
 BETWEEN_RUNS = NORMAL_95 * math.sqrt(2) * RUN  # half-width of the 95 % interval of the difference of two runs
+# Largest error of step / plain step at a batch size that was left out and interpolated, the basis fitted without it:
+# over all sizes and all pairs around them in data/profiles and data/gpu (tests/simulate/profiles/test_batches_between).
+ONE_THREAD = 0.092
+OTHER_DEVICES = 0.156  # a GPU, or several threads of a processor
 
 
 @dataclass(frozen=True)
@@ -157,18 +158,22 @@ class Profile(ValueMethods):
 
     @property
     def doubts(self) -> Sequence[str]:
-        """Doubts about imported times: a plain step that grows with the batch, or that takes no time."""
+        """Doubts about imported times: the import's, a plain step that the batch belies, or that takes no time."""
         if look(self.meta, "imported") is None:
             return ()
         plain = {times.batch: times.plain_s for times in sorted(self.batches, key=lambda times: -times.context)}
         smallest, largest = min(plain), max(plain)
         if plain[smallest] < SHORT_S:
             return (f"a plain step takes {1e3 * plain[smallest]:.3g} ms at batch {smallest}: were seconds given as ms",)
-        if largest < 2 * smallest or plain[largest] <= plain[smallest] * largest / smallest * DOUBTFUL:
-            return ()
+        why = "in proportion or more: was tokens_s that of one request, not of all"
+        if plain[largest] < plain[smallest] * DOUBTFUL:
+            why = "less: was it divided by the batch"
+        elif largest < 2 * smallest or plain[largest] <= plain[smallest] * largest / smallest * DOUBTFUL:
+            doubt = look(self.meta, "imported", "doubt")
+            return (doubt,) if isinstance(doubt, str) else ()
         return (
             f"a plain step takes {1e3 * plain[smallest]:.3g} ms at batch {smallest} and {1e3 * plain[largest]:.3g} ms "
-            f"at batch {largest}, in proportion or more: was tokens_s that of one request, not of all",
+            f"at batch {largest}, {why}",
         )
 
     def caveats(self, *, context: int | None = None, trace: Any = None, batches: Sequence[int] = ()) -> list[str]:
@@ -349,6 +354,103 @@ class Profile(ValueMethods):
         """Return the context nearest to `context` of those measured at a batch size."""
         contexts = [times.context for times in self.batches if times.batch == batch]
         return contexts[0] if context is None else min(max(context, contexts[0]), contexts[-1])
+
+
+def outside_of(batches: Sequence[int], sizes: Collection[int]) -> list[int]:
+    """Return the batch sizes that lie outside those that were measured.
+
+    >>> outside_of((1, 2, 8), (1, 4))
+    [8]
+    """
+    return [batch for batch in batches if not min(sizes) <= batch <= max(sizes)]
+
+
+def outside_text(batches: Sequence[int], sizes: Collection[int]) -> str:
+    """Return that batch sizes lie outside a profile.
+
+    >>> outside_text((8, 16), (1, 4))
+    'batch 8, 16 lie outside the profile, which measured batch 1, 4'
+    """
+    outside, measured = (", ".join(map(str, numbers)) for numbers in (batches, sizes))
+    return (
+        f"batch {outside} {'lies' if len(batches) == 1 else 'lie'} outside the profile, which measured batch {measured}"
+    )
+
+
+def way_to_measure(meta: Mapping[str, Any], sizes: Collection[int], *, option: str = "--batch") -> tuple[str, str]:
+    """Return how a profile gets further batch sizes or contexts, in words, and the command.
+
+    Words of the command in capitals are for the user to replace.
+
+    Args:
+        meta: provenance of the profile, which holds the command that made it.
+        sizes: all batch sizes that it shall have, or contexts.
+        option: `--context` for contexts.
+
+    >>> recorded = {"command": "treeopt profile --target t --batch 1,4 --drafter d --output old.json"}
+    >>> way_to_measure({"provenance": recorded}, (1, 4, 8))
+    ('profile again with all of them', 'treeopt profile --target t --drafter d --batch 1,4,8 --output profile.json')
+    """
+    values = ",".join(map(str, sorted(set(sizes))))
+    if look(meta, "imported") is not None:
+        table = look(meta, "imported", "file") or "the table"
+        return f"add their step times to {table} and read it again with `treeopt times`", ""
+    words = str(look(meta, "provenance", "command") or "").split()
+    words[:1] = ["treeopt" if word.endswith("__main__.py") else word.rpartition("/")[2] for word in words[:1]]
+    if words[:2] == ["treeopt", "whatif"] and any(word.startswith("--profiles") for word in words):
+        return "predict all of them", " ".join([*_without(words, option, "--output"), option, values])
+    if words[:2] != ["treeopt", "profile"]:
+        name = look(meta, "engine", "name") or "ENGINE"
+        engine = f" --engine {name}" if look(meta, "engine") is not None else ""
+        words = f"treeopt profile{engine} --target TARGET --drafter DRAFTER --prompts PROMPTS".split()
+    kept = _without([word for word in words if word != "--force"], option, "--output")
+    return "profile again with all of them", " ".join([*kept, option, values, "--output", NEW_FILE])
+
+
+def _without(words: Sequence[str], *options: str) -> Iterator[str]:
+    """Yield the words of a command line without these options and their values."""
+    skipped = False
+    for word in words:
+        option, equals, _ = word.partition("=")
+        if skipped:
+            skipped = False
+        elif option in options:
+            skipped = not equals
+        else:
+            yield word
+
+
+def batch_shares(batch: int, sizes: Collection[int]) -> tuple[tuple[float, int], ...]:
+    """Return the measured batch sizes that price a batch size, with their shares: itself, or the two around it.
+
+    Shares are those of a straight line in the batch size.
+
+    Args:
+        batch: batch size to price.
+        sizes: batch sizes that were measured, on both sides of it.
+
+    >>> batch_shares(2, (1, 4)), batch_shares(4, (1, 4))
+    (((0.6666666666666667, 1), (0.3333333333333333, 4)), ((1.0, 4),))
+    """
+    measured = sorted(set(sizes))
+    if batch in measured:
+        return ((1.0, batch),)
+    above = bisect_left(measured, batch)
+    low, high = measured[above - 1], measured[above]
+    share = (batch - low) / (high - low)
+    return ((1 - share, low), (share, high))
+
+
+def error_between(device: str) -> float:
+    """Return the half-width of the 95 % interval that interpolation between batch sizes adds to step / plain step.
+
+    Args:
+        device: device of the profile, as its provenance names it.
+
+    >>> error_between("cpu, 1 threads") < error_between("NVIDIA H200")
+    True
+    """
+    return ONE_THREAD if device == "cpu, 1 threads" else OTHER_DEVICES
 
 
 def over_basis(times: BatchTimes, basis: Basis) -> Points:

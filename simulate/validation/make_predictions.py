@@ -15,7 +15,7 @@ from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import Profile, load_profile
 from simulate.runs.run_costs import FEW
 from simulate.validation.predictions import Predictions, Runs, closed_forms, load_predictions, whole_runs
-from treeopt.acceptance_rules import draws_candidates
+from treeopt.acceptance_rule_entries import draws_candidates
 from treeopt.comparison.trees_of_size import USUAL, Size, sized_trees
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import StepShape, far

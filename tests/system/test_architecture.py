@@ -28,7 +28,7 @@ PACKAGES = ("treeopt", "simulate", "executor")
 
 # The room rule: a room imports rooms that stand before it, in its own package or in one before; never a later one.
 ROOMS = """
-treeopt: errors registry settings acceptance_rules defaults storage value_methods tree statistics traces
+treeopt: errors registry settings acceptance_rule_entries defaults storage value_methods tree statistics traces
     traces.importers traces.importers.sources tree_files policies
     cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
     plans planning comparison engines engines.connections engines.* monitoring results terminal charts report
@@ -265,7 +265,7 @@ def test_rooms_hold_at_most_twenty_files():
 def test_no_two_modules_share_a_name():
     """But drafters, engines and commands, which are named after what they are."""
     may = (
-        "treeopt.acceptance_rules.",
+        "treeopt.acceptance_rule_entries.",
         "treeopt.engines.",
         "treeopt.results.",
         "treeopt.cli.commands.",

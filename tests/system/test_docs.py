@@ -38,7 +38,7 @@ from tests.helpers.console_blocks import (
     workplace,
 )
 from tests.helpers.slow_params import slow_unless
-from treeopt.acceptance_rules import RULES
+from treeopt.acceptance_rule_entries import RULES
 from treeopt.cli import main
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in PAGES}

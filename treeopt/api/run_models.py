@@ -11,7 +11,7 @@ import numpy as np
 from executor.prompts.message_parts import PARTS
 from executor.target import NUMBER_TYPES, QUANTIZED
 from treeopt import defaults
-from treeopt.acceptance_rules import RULES
+from treeopt.acceptance_rule_entries import RULES
 from treeopt.api.messages import note, warn
 from treeopt.defaults import RANDOM_REQUESTS
 from treeopt.errors import UsageError, counted

@@ -108,8 +108,8 @@ def tune(*, settings: TuneSettings, work: Path | None = None, progress: Progress
         UsageError: settings that do not go together, too few prompts, or a budget too small for a comparison.
         EngineError: the engine does not start, or fails; in its own words.
     """
-    runner, tuner, tokens = _prepared(settings)
     quiet_libraries()
+    runner, tuner, tokens = _prepared(settings)
     from executor.models.fingerprint import tokens_hash
     from executor.profiling.tuned_settings import TunedRuns
     from executor.runners.runner import resumable

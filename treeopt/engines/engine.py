@@ -26,7 +26,7 @@ from treeopt.plans.plan import Plan, PlanEntry
 from treeopt.registry import load
 from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
 from treeopt.storage.provenance import look
-from treeopt.traces.importers.counter_samples import CounterNames
+from treeopt.traces.importers.prometheus_counters import CounterNames
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

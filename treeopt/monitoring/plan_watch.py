@@ -6,6 +6,7 @@ other, which the test does not allow for.
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -223,3 +224,21 @@ class PlanWatch:
         if running is None or not batches[0] / REACH <= running <= batches[-1] * REACH:
             return None
         return float(np.interp(running, batches, [entry.choice.step_s for entry in self._entries]))
+
+
+def write_gauges(record: Mapping[str, Any], path: Path) -> None:
+    """Write a record of a watch as gauges for Prometheus' textfile collector, whole or not at all."""
+    from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+    registry = CollectorRegistry()
+    Gauge("treeopt_watch_changed", "1 if something changed.", registry=registry).set(record["changed"])
+    tested = Gauge("treeopt_watch_test_changed", "1 if this figure changed.", ["test"], registry=registry)
+    ratio = Gauge("treeopt_watch_ratio", "Observed over planned.", ["test"], registry=registry)
+    up = Gauge("treeopt_watch_server_up", "1 if the server answered.", ["url"], registry=registry)
+    for test in record["tests"]:
+        tested.labels(test["name"]).set(test["verdict"] in ("fell", "rose"))
+        if test["ratio"] is not None:
+            ratio.labels(test["name"]).set(test["ratio"])
+    for server in record["servers"]:
+        up.labels(server["url"]).set(server["state"] in ("ok", "idle", "restarted"))
+    write_to_textfile(str(path), registry)

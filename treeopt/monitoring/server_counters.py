@@ -4,7 +4,7 @@ from dataclasses import astuple, dataclass
 from itertools import zip_longest
 
 from treeopt.errors import TraceError
-from treeopt.traces.importers.counter_samples import of_model
+from treeopt.traces.importers.prometheus_counters import of_model
 from treeopt.traces.importers.sources.counters import counter_names, totals_by_engine
 
 

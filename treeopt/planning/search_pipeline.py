@@ -27,7 +27,7 @@ from treeopt.planning.search_warnings import (
     unpriced_policies,
 )
 from treeopt.planning.tree_candidates import Proposals, proof_of
-from treeopt.planning.tree_choice import preferred_tree
+from treeopt.planning.tree_choice import Chosen, choose, faster_trees
 from treeopt.plans.plan import Plan, PlanEntry, Price, Switch
 from treeopt.policies import Policy
 from treeopt.replay.objective import THROUGHPUT, WORST_DOMAIN
@@ -39,7 +39,6 @@ from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
 
 BASELINES = {"Medusa's tree": MEDUSA, "EAGLE-1's tree": EAGLE}
-Chosen = Mapping[int, Tree | None]  # by batch size; None decodes plainly
 Configuration = Tree | Policy | None
 
 
@@ -194,25 +193,6 @@ def _preferred_batch(
         return None, tuple(too_slow)
     throughput = judge.objective is THROUGHPUT
     return max(within, key=lambda batch: within[batch] * (batch if throughput else 1)), tuple(too_slow)
-
-
-def choose(judge: Judge, settings: SearchSettings, proposals: Proposals) -> Chosen:
-    """Return the tree of each batch size; None where not speculating is better."""
-    tried = {size: proposals.trees(size) for size in settings.batch}
-    return {size: preferred_tree(judge, trees, size, settings) for size, trees in tried.items()}
-
-
-def faster_trees(
-    judge: Judge, settings: SearchSettings, proposals: Proposals, chosen: Chosen
-) -> dict[str, dict[str, float]]:
-    """Return by batch size the fastest tree on the fitted requests, where a smaller one or none was preferred to it."""
-    passed: dict[str, dict[str, float]] = {}
-    for size, tree in chosen.items():
-        best = max(proposals.trees(size), key=lambda tree: judge.rate(tree, size), default=None)
-        gain = 0.0 if best is None else judge.rate(best, size) / judge.rate(tree, size) - 1
-        if best is not None and gain > 0:
-            passed[str(size)] = {"nodes": best.nodes, "depth": best.depth, "gain": gain}
-    return passed
 
 
 def prices(judge: Judge, settings: SearchSettings) -> dict[int, tuple[Price, ...]]:

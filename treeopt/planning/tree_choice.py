@@ -1,14 +1,35 @@
 """The choice between trees: the fastest, or of those as fast the steadiest and smallest, or none."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from treeopt.errors import CostError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.search_warnings import FEW_REQUESTS
+from treeopt.planning.tree_candidates import Proposals
 from treeopt.tree import Tree
 
 STEADIER = 0.05  # most of the speed that is given up for a higher lower bound
+Chosen = Mapping[int, Tree | None]  # by batch size; None decodes plainly
+
+
+def choose(judge: Judge, settings: SearchSettings, proposals: Proposals) -> Chosen:
+    """Return the tree of each batch size; None where not speculating is better."""
+    tried = {size: proposals.trees(size) for size in settings.batch}
+    return {size: preferred_tree(judge, trees, size, settings) for size, trees in tried.items()}
+
+
+def faster_trees(
+    judge: Judge, settings: SearchSettings, proposals: Proposals, chosen: Chosen
+) -> dict[str, dict[str, float]]:
+    """Return by batch size the fastest tree on the fitted requests, where a smaller one or none was preferred to it."""
+    passed: dict[str, dict[str, float]] = {}
+    for size, tree in chosen.items():
+        best = max(proposals.trees(size), key=lambda tree: judge.rate(tree, size), default=None)
+        gain = 0.0 if best is None else judge.rate(best, size) / judge.rate(tree, size) - 1
+        if best is not None and gain > 0:
+            passed[str(size)] = {"nodes": best.nodes, "depth": best.depth, "gain": gain}
+    return passed
 
 
 def preferred_tree(judge: Judge, trees: Sequence[Tree], batch: int, settings: SearchSettings) -> Tree | None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from treeopt.acceptance_rules import recorded_rule, takes_chains_only
+from treeopt.acceptance_rule_entries import recorded_rule, takes_chains_only
 from treeopt.constraints import ChainOnly, Constraint, ContiguousRanks, broken
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import accepted_lengths

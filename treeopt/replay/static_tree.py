@@ -6,7 +6,7 @@ The walk itself (position 0, then on by accepted + 1) is in `treeopt.replay.walk
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.acceptance_rules import draws_candidates, may_accept_several
+from treeopt.acceptance_rule_entries import draws_candidates, may_accept_several
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import TraceError
 from treeopt.replay.walk import StepCounts, Walk, count, total_counts, walk_steps

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.acceptance_rules import takes_chains_only
+from treeopt.acceptance_rule_entries import takes_chains_only
 from treeopt.errors import counted
 from treeopt.planning.learning_curve import WIDE, LearningCurve
 from treeopt.replay.sampled_rules import with_drawn_ranks

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.acceptance_rules import draws_candidates, may_accept_several
+from treeopt.acceptance_rule_entries import draws_candidates, may_accept_several
 from treeopt.traces.trace import Trace
 
 BINS = 10

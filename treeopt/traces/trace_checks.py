@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.acceptance_rules import may_accept_several
+from treeopt.acceptance_rule_entries import may_accept_several
 from treeopt.errors import TraceError, TreeError
 from treeopt.storage.user_files import found
 from treeopt.traces.candidates import Candidates, check_candidates

@@ -6,7 +6,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
@@ -85,24 +84,4 @@ ENTRY = DrafterKind(
         known_as="z-lab's, SpecForge's and vLLM's, speculators'",
     ),
     training=Training((DFLASH,), f"{__name__}.drafter:untrained", fields=("layers", "anchors")),
-)
-
-# Slot 0 scores too, and rank 256 (arXiv 2607.05147).
-DSPARK_RECIPE = replace(DFLASH, name="dspark", kind="dspark", depths=7, markov_rank=256)
-DSPARK = replace(
-    ENTRY,
-    name="dspark",
-    title="DSpark",
-    words=("dspark",),
-    fields=(),
-    priority=2,
-    named="",
-    files=replace(
-        ENTRY.files or Files(recognise, "", ""),
-        recognise=lambda names: any(name.endswith("markov_head.markov_w1.weight") for name in names),
-        layouts=(),
-        needs=("fc.weight", "hidden_norm.weight", "markov_head.markov_w1.weight"),
-        known_as="SpecForge's and vLLM's",
-    ),
-    training=Training((DSPARK_RECIPE,), f"{__name__}.drafter:untrained", fields=("layers", "anchors", "markov_rank")),
 )

@@ -1,5 +1,29 @@
-"""DSpark: DFlash's block with a Markov head; its network, files and recipe stand in `executor.drafters.dflash`."""
+"""DSpark: DFlash's block with a Markov head; its network and files stand in `executor.drafters.dflash`."""
 
-from executor.drafters.dflash import DSPARK
+from dataclasses import replace
 
-ENTRY = DSPARK
+from executor.drafters.dflash import DFLASH, recognise
+from executor.drafters.dflash import ENTRY as BLOCK
+from simulate.model_sizes.drafter_kinds import Files, Training
+
+# Slot 0 scores too, and rank 256 (arXiv 2607.05147).
+RECIPE = replace(DFLASH, name="dspark", kind="dspark", depths=7, markov_rank=256)
+ENTRY = replace(
+    BLOCK,
+    name="dspark",
+    title="DSpark",
+    words=("dspark",),
+    fields=(),
+    priority=2,
+    named="",
+    files=replace(
+        BLOCK.files or Files(recognise, "", ""),
+        recognise=lambda names: any(name.endswith("markov_head.markov_w1.weight") for name in names),
+        layouts=(),
+        needs=("fc.weight", "hidden_norm.weight", "markov_head.markov_w1.weight"),
+        known_as="SpecForge's and vLLM's",
+    ),
+    training=Training(
+        (RECIPE,), "executor.drafters.dflash.drafter:untrained", fields=("layers", "anchors", "markov_rank")
+    ),
+)

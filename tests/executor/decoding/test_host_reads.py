@@ -34,7 +34,7 @@ from tests.helpers.models import VOCABULARY, random_heads, random_prompts, small
 from tests.helpers.slow_growth import AWARE, CALIBRATION
 from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import drawn_trace
-from treeopt.acceptance_rules import RULES
+from treeopt.acceptance_rule_entries import RULES
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.tree import EMPTY, Tree
 

@@ -32,7 +32,7 @@ from executor.verification.typical_acceptance import Typical
 from tests.helpers.models import SMALL, noisy
 from tests.helpers.slow_growth import AWARE, CALIBRATION
 from tests.helpers.slow_params import slow_unless
-from treeopt.acceptance_rules import RULES
+from treeopt.acceptance_rule_entries import RULES
 from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.tree import Tree

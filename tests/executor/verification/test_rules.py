@@ -20,7 +20,7 @@ from executor.verification.tree_tensors import Draft, Topology
 from executor.verification.typical_acceptance import Typical
 from tests.executor.verification.test_lossless import fed_places
 from tests.helpers.strategies import trees
-from treeopt.acceptance_rules import RULES
+from treeopt.acceptance_rule_entries import RULES
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.tree import Tree
 

@@ -7,8 +7,15 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, over_basis
-from simulate.profiles.step_tables import OTHER_DEVICES, error_between
+from simulate.profiles.profile import (
+    BETWEEN_RUNS,
+    OTHER_DEVICES,
+    BatchTimes,
+    Profile,
+    error_between,
+    load_profile,
+    over_basis,
+)
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped

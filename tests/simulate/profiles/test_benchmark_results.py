@@ -78,6 +78,7 @@ def test_several_files_are_one_table_and_state_their_contexts(tmp_path):
         ({"something": 1}, f"result 1: is no benchmark's that is read: {COLUMNS}"),
         ([3], f"is JSON, but no results of a benchmark: {COLUMNS}"),
         ([], f"holds no chain and no plain step: {COLUMNS}"),
+        (served(64, 0, completed=8), "8 requests never fill max_concurrency"),
         (served(1, 0, max_concurrency=None), "max_concurrency must be a number: serve with --max-concurrency"),
         (served(1, 0, spec_decode_acceptance_length=2.1), "does not say how many tokens are drafted"),
         (served(1, 3) | {"spec_decode_draft_tokens": 5000}, "2.5 tokens per draft is no chain"),

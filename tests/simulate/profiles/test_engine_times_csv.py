@@ -107,9 +107,11 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
     [
         ("", "there is no column batch, drafted, tokens_s, committed; it needs batch, drafted and step_ms, or"),
         ("batch,drafted,step_ms\n1,0,2\n1,2.5,3", "line 3: `drafted` must be an integer, found '2.5'"),
-        ("batch;drafted;step_ms\n1;0;2", "separated by commas, its header is batch;drafted;step_ms"),
+        ("batch drafted step_ms\n1 0 2", "separated by commas, its header is batch drafted step_ms"),
+        ("batch;drafted;step_ms\n1;0;10,5", "line 2: `step_ms` must be a number, found '10,5'"),
+        ("batch,drafted,tpot_ms,committed\n1,0,10,\n1,1,6.6,0.8", "`committed` must be 1 to 2, bonus counted"),
         ("batch,drafted,step_ms\n1,0,1e-9", "line 2: a step of 1e-12 seconds is not possible"),
-        ("batch,drafted,tokens_s,committed\n1,0,90,2", "line 2: `committed` must be 1 to 1, found 2"),
+        ("batch,drafted,tokens_s,committed\n1,0,90,2", "line 2: `committed` must be 1 to 1, bonus counted, found 2"),
         ("batch,drafted,step_ms\n1,0,10\n1,1,6.67\n", "is shorter than a plain one of 10 ms, though it also drafts"),
         ('[{"max_concurrency": 1, "mean_itl_ms": 10.2}]', "batch 1: there is no line with `drafted` 1"),
     ],
@@ -139,6 +141,32 @@ def test_time_per_output_token_is_that_of_a_step_over_its_tokens(tmp_path):
     steps.write_text("batch,drafted,step_ms\n1,0,10\n1,1,12\n1,3,14\n")
     one, other = (read_times(path, device=DEVICE, context=(512, 2048)) for path in (tokens, steps))
     assert [time for _, time in one.batches[0].rest] == pytest.approx([time for _, time in other.batches[0].rest])
+
+
+def test_pasted_tables_are_read(tmp_path):
+    path = tmp_path / "pasted.md"
+    for text in (
+        "| batch | drafted | step_ms |\n|---|:---:|---|\n| 1 | 0 | 10 |\n| 1 | 1 | 12 |\n",
+        "batch\tdrafted\tstep_ms\n1\t0\t10\n1\t1\t12\n",
+    ):
+        path.write_text(text)
+        profile = read_times(path, device=DEVICE, context=(512, 512))
+        assert (profile.batches[0].plain_s, profile.doubts) == (0.01, ())
+
+
+@pytest.mark.parametrize(
+    ("rows", "doubt"),
+    [
+        ("1,0,10\n1,1,9.8\n1,3,9.7\n", "9.7 ms with 3 drafted, 10 ms with fewer"),
+        ("8,0,12\n8,1,12.5\n8,3,11.8\n", "11.8 ms with 3 drafted, 12.5 ms with fewer"),
+        ("8,0,11.4\n8,1,103\n", "103 ms with 1 drafted, 11.4 ms with fewer"),
+        ("1,0,20\n1,1,24\n8,0,10\n8,1,12\n", "at batch 8, less: was it divided by the batch"),
+    ],
+)
+def test_times_that_no_step_can_have_are_doubted(tmp_path, rows, doubt):
+    path = tmp_path / "t.csv"
+    path.write_text(f"batch,drafted,step_ms\n{rows}")
+    assert doubt in read_times(path, device=DEVICE, context=(512, 512)).doubts[0]
 
 
 def test_a_plain_step_that_grows_faster_than_the_batch_is_doubted(tmp_path):

@@ -99,12 +99,13 @@ def test_settings_that_do_not_go_together(tmp_path, words, message):
 
 
 def test_an_engine_that_cannot_start_leaves_nothing_half_written(tmp_path):
-    """One line, no work file without content, no process."""
+    """One line, no work file without content, no empty folder, no process."""
     words = ["--engine", "vllm", "--engine-python", sys.executable, "--method", "ngram", "--engine-timeout", "30"]
     said = run(*TUNE, *words, "--output", tmp_path / "out")
     assert said.exit_code == 1
     assert "No module named 'vllm'" in error_of(said)
-    assert not list((tmp_path / "out").iterdir())
+    assert "once more" not in said.output
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_server_that_dies_keeps_what_was_measured(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from typing import Any
 import click
 from click_didyoumean import DYMGroup
 
-from treeopt.acceptance_rules import takes_chains_only
+from treeopt.acceptance_rule_entries import takes_chains_only
 from treeopt.api import record_trace
 from treeopt.api.file_loading import imported
 from treeopt.api.record_trace import CollectSettings

@@ -1,5 +1,6 @@
 """`treeopt tune`: the best draft length of an engine, by measuring."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -61,8 +62,12 @@ def tune(settings: TuneSettings, output: Path | None, *, dry_run: bool, as_json:
     output_files.check_output(output / RESULT if output.is_dir() else output, force=force)
     output.mkdir(exist_ok=True)
     work = beside(output / RESULT)
-    tuned = tune_engine.tune(settings=settings, work=work, progress=printing.progress)
-    files = _write(tuned, output)
+    try:
+        tuned = tune_engine.tune(settings=settings, work=work, progress=printing.progress)
+        files = _write(tuned, output)
+    finally:
+        with suppress(OSError):  # it holds something
+            output.rmdir()
     work.unlink(missing_ok=True)
     if as_json:
         printing.print_json(tuned.record)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,8 @@ def watch(settings: WatchSettings, plan: Path, textfile: Path | None, *, as_json
 
     With --once the exit code is 3 if something changed, 0 if not, 1 if no server answers.
     """
+    from treeopt.monitoring.plan_watch import write_gauges
+
     output_files.check_output(textfile, "--textfile", force=True)
     output_files.check_output(settings.state, "--state", force=True)
     shown: Any = None
@@ -50,21 +51,3 @@ def watch(settings: WatchSettings, plan: Path, textfile: Path | None, *, as_json
             printing.show("watch", record)
         if settings.once and record["changed"]:
             sys.exit(CHANGED)
-
-
-def write_gauges(record: Mapping[str, Any], path: Path) -> None:
-    """Write the state of a watch as Prometheus gauges, whole or not at all."""
-    from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
-
-    registry = CollectorRegistry()
-    Gauge("treeopt_watch_changed", "1 if something changed.", registry=registry).set(record["changed"])
-    tested = Gauge("treeopt_watch_test_changed", "1 if this figure changed.", ["test"], registry=registry)
-    ratio = Gauge("treeopt_watch_ratio", "Observed over planned.", ["test"], registry=registry)
-    up = Gauge("treeopt_watch_server_up", "1 if the server answered.", ["url"], registry=registry)
-    for test in record["tests"]:
-        tested.labels(test["name"]).set(test["verdict"] in ("fell", "rose"))
-        if test["ratio"] is not None:
-            ratio.labels(test["name"]).set(test["ratio"])
-    for server in record["servers"]:
-        up.labels(server["url"]).set(server["state"] in ("ok", "idle", "restarted"))
-    write_to_textfile(str(path), registry)

@@ -20,7 +20,7 @@ from treeopt.engines.connections import engine_supervisor
 from treeopt.engines.connections.completions_client import CompletionsClient, in_flight
 from treeopt.engines.connections.worker_process import kept_log
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
-from treeopt.errors import EngineError, UsageError
+from treeopt.errors import EngineError, EngineStartError, UsageError
 
 POLL_S = 0.2
 STOP_S = engine_supervisor.GRACE_S + 10
@@ -66,14 +66,14 @@ class ServerProcess:
         """Wait until `ready` returns True.
 
         Raises:
-            EngineError: the server ended, or the time is over; with its last lines. The server is stopped.
+            EngineStartError: the server ended, or the time is over; with its last lines. The server is stopped.
         """
         deadline_s = time.monotonic() + timeout_s
         while not ready():
             if not self.runs:
-                self._fail("ended while it started")
+                self._fail("ended while it started", EngineStartError)
             if time.monotonic() > deadline_s:
-                self._fail(f"did not answer within {timeout_s:.0f} s (--engine-timeout)")
+                self._fail(f"did not answer within {timeout_s:.0f} s (--engine-timeout)", EngineStartError)
             time.sleep(POLL_S)
 
     @property
@@ -106,10 +106,10 @@ class ServerProcess:
             self._process.wait()
         shutil.rmtree(self._log.parent, ignore_errors=True)
 
-    def _fail(self, what: str) -> None:
+    def _fail(self, what: str, kind: type[EngineError] = EngineError) -> None:
         self.stop()
         log = kept_log(self._tail) if self._tail.strip() else ""
-        raise EngineError(f"{self.name} {what}: {root_cause(self._tail) or 'it printed nothing'}{log}")
+        raise kind(f"{self.name} {what}: {root_cause(self._tail) or 'it printed nothing'}{log}")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from treeopt.engines.connections import step_worker
 from treeopt.engines.connections.step_worker import PROTOCOL
 from treeopt.engines.connections.worker_process import GRACE_S, WorkerProcess
 from treeopt.engines.driver import EngineRequest, EngineStep
-from treeopt.errors import EngineError
+from treeopt.errors import EngineError, EngineStartError
 
 
 class StepWorker(ABC):
@@ -184,13 +184,16 @@ class StepWorker(ABC):
         """Load a pipeline unless it is loaded.
 
         Raises:
-            EngineError: the engine's own words.
+            EngineStartError: the engine's own words.
         """
         if pipeline in self._loaded:
             return
         worker = self._live_worker()
         worker.send({"op": "load", "pipeline": pipeline, **self.load_order(pipeline)})
-        self.loaded(self._answer(worker))
+        try:
+            self.loaded(self._answer(worker))
+        except EngineError as error:
+            raise EngineStartError(str(error)) from error
         self._loaded.add(pipeline)
 
     def _answer(self, worker: WorkerProcess) -> dict[str, Any]:

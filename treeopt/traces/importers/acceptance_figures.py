@@ -87,7 +87,7 @@ def _acceptance(text: str) -> AcceptanceFigure:
         return AcceptanceFigure(meaning, from_positions(rates, max(len(rates), LENGTH)))
     if re.search(r"[^\d\W]", re.sub(r"(?<=\d)[eE](?=[-+\d])", "", text)):
         raise UsageError(f"--acceptance {text!r}: no such curve; published are {', '.join(published_acceptance())}")
-    value, drafted = _at(text, "--acceptance", FORMS)
+    value, drafted = _at(text.strip("[]()"), "--acceptance", FORMS)
     parts = [part.strip() for part in value.removesuffix(",").split(",")]
     if len(parts) > MAX_DEPTH:
         raise UsageError(f"--acceptance names {len(parts)} positions, at most {MAX_DEPTH}")
@@ -96,7 +96,8 @@ def _acceptance(text: str) -> AcceptanceFigure:
     rates = [_number(part, text) for part in parts]
     for place, rate in enumerate(rates):
         if not 0 <= rate <= 1:
-            raise UsageError(f"--acceptance {text}: position {place} must be in 0 to 1 (or end with %), got {rate:g}")
+            ways = "75% is per cent, decimals stand behind a point, tokens per step are --accepted-length L@K"
+            raise UsageError(f"--acceptance {text}: position {place} must be in 0 to 1, got {rate:g}: {ways}")
     if drafted is not None:
         if len(rates) > 1:
             raise UsageError(f"--acceptance {text}: @ goes with one rate; rates by position name their number already")
@@ -107,12 +108,14 @@ def _acceptance(text: str) -> AcceptanceFigure:
         meaning = f"a token is accepted with {rates[0]:.3g} given the one before, on average over the first {REFERENCE}"
         return AcceptanceFigure(meaning, from_sum(_given_the_one_before, rates[0], LENGTH))
     for place, (before, rate) in enumerate(pairwise(rates), 1):
-        if rate > before:
+        if rate > before or 0 < rates[0] == rates[-1] < 1:
             products = ",".join(f"{product:.3g}" for product in np.cumprod(rates))
             raise UsageError(
-                f"--acceptance {text}: position {place} is accepted more often than the one before it: give shares of "
-                f"all steps; if each is given the one before, they are {products}"
+                f"--acceptance {text}: position {place} is accepted as often as the one before it or more: give shares "
+                f"of all steps; if each is given the one before, they are {products}"
             )
+    if rates[0] == 1 > rates[-1]:
+        raise UsageError(f"--acceptance {text}: position 0 is always accepted: leave out the 1 of the step itself")
     meaning = f"{len(rates)} positions are as given, shares of all steps"
     return AcceptanceFigure(meaning, from_positions(rates, max(len(rates), LENGTH)))
 

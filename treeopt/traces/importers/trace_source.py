@@ -275,8 +275,9 @@ def nothing_known(text: str) -> str:
     named = [f"{engine}: {ask(engine)}" for engine in engines if engine.split()[0].lower() in text.lower()]
     wanted = f"take of {'; '.join(named)}" if named else f"{GUIDE} says which output to take of each engine"
     return (
-        f"it has no acceptance by position or step, which means and totals do not determine: {wanted}; or give the "
-        "accepted length L with K draft tokens to search or whatif, `--accepted-length L@K`"
+        f"it has no acceptance by position or step in a form that is read, and means do not determine it: {wanted}; or "
+        "give search or whatif shares of all steps by position, `--acceptance 0.8,0.6`, or L tokens per step with K "
+        "draft tokens, `--accepted-length L@K`"
     )
 
 

@@ -92,6 +92,9 @@ def test_published_lengths_lie_in_the_interval_that_their_length_at_3_gives():
     [
         ("1.2", "position 0 must be in 0 to 1"),
         ("0.5,0.6", "if each is given the one before, they are 0.5,0.3"),
+        ("0.8,0.8,0.8", "if each is given the one before, they are 0.8,0.64,0.512"),
+        ("1.0,0.8,0.6", "leave out the 1 of the step itself"),
+        ("2.8", "tokens per step are --accepted-length L@K"),
         ("0.5@", "behind @ stands the number of draft tokens"),
         ("0.5@99", "behind @ stands the number of draft tokens, 1 to 64"),
         ("0.5,0.4@2", "@ goes with one rate"),

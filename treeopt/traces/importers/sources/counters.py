@@ -10,7 +10,7 @@ from dataclasses import replace
 from treeopt.errors import TraceError
 from treeopt.registry import load
 from treeopt.traces.importers.chain_counts import Chain, chain_from_counts, with_undrafted
-from treeopt.traces.importers.counter_samples import (
+from treeopt.traces.importers.prometheus_counters import (
     CounterNames,
     Key,
     by_position,
@@ -19,7 +19,7 @@ from treeopt.traces.importers.counter_samples import (
     samples_of,
     total,
 )
-from treeopt.traces.importers.trace_source import Content, Output, TraceSource, ask
+from treeopt.traces.importers.trace_source import GUIDE, Content, Output, TraceSource, ask
 
 ENGINES = "treeopt.engines:ENGINES"  # whose entries name their counters
 ONE_POSITION = "only position 0 is counted, where its C++ runtime puts drafts of any position: true if it drafts one"
@@ -73,14 +73,15 @@ def totals_by_engine(samples: Mapping[Key, float]) -> tuple[str, int, list[int]]
 def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
     """Return the counters of engines, by the engine's names.
 
-    Collectors write an underscore for the colon, and put names of their own before (`ray_vllm_spec_decode_...`).
+    Collectors write an underscore for the colon, put names of their own before (`ray_vllm_spec_decode_...`), and may
+    leave out `_total`.
     """
     totals: dict[Key, float] = {}
     for names in counter_names().values():
         written = re.compile(re.escape(names.prefix).replace(":", "[:_]"))
         for (name, labels), value in samples.items():
-            if (match := written.search(name)) and name.endswith("_total"):
-                totals[names.prefix + name[match.end() :], labels] = value
+            if (match := written.search(name)) and not name.endswith(("_created", "_rate", "_efficiency", "_length")):
+                totals[names.prefix + name[match.end() :].removesuffix("_total") + "_total", labels] = value
             elif name in (names.generated, names.ended):
                 totals[name, labels] = value
     return totals
@@ -97,7 +98,7 @@ def _engine(counts: Mapping[Key, float]) -> str:
     if len(busy) != 1:
         raise TraceError(
             f"must hold one engine's counters of speculative decoding, found {' and '.join(busy) or 'none'}"
-            + (": keep the lines of one" if busy else "")
+            + (": keep the lines of one" if busy else f": gauges of means do not determine it; see {GUIDE}")
         )
     return busy[0]
 

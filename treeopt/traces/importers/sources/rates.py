@@ -8,6 +8,7 @@ by position of Modular MAX. Rates are shares of all steps; conditional ones are 
 
 import csv
 import io
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,25 +30,34 @@ _LINE = re.compile(
     + _NUMBER
     + r"\s*%?)*\s*[\])]?)\s*$"
 )
-_ONE = re.compile(rf"(?i)\b(token|position|pos)\.? ?#?(\d{{1,2}})\s*[:=]\s*({_NUMBER}\s?%?)")
+_ONE = re.compile(rf"(?i)\b(token|position|pos)\.? ?#?(\d{{1,2}})\s*[:=]\s*({_NUMBER}(?:,\d{{1,6}})?\s?%?)")
 _DISTRIBUTION = re.compile(r"(?i)accepted tokens distribution\W{1,4}((?:\d{1,2}: ?'?[\d.]{1,20}%'?,? ?)+)")
 _HISTOGRAM = re.compile(
     r'acceptance_rate_per_position_(sum|count)\{[^}\n]{0,200}?position="(\d{1,2})"[^}\n]{0,200}\}\s+'
     r"([\d.]{1,20}(?:e[+-]?\d+)?)"
 )
-_COLUMN = re.compile(r"(?i)(?:accept\w*@|(?:accept\w* )?(?:at )?(?:pos(?:ition)?|token) ?#?)(\d{1,2})")
-_HEADER = re.compile(r"\s*[A-Za-z][\w @#/()%.-]*(?:,\s*[A-Za-z][\w @#/()%.-]*)+\s*")
-_STEPS = re.compile(r"(?i)(?:num_drafts|number of draft(?: proposal)?s|draft proposals|rounds)\W{1,40}(\d[\d,]{0,17})")
-_STEPS_NAME = re.compile(r"(?i)(?:\w*num_drafts|rounds|drafts|steps)")
+_COLUMN = re.compile(
+    r"(?i)(?:accept\w*@|(?:accept\w* )?(?:at )?(?:pos(?:ition)?|token)[ _]?#?)(\d{1,2})(?:[ _]accept\w*)?"
+)
+_HEADER = re.compile(r"\s*[A-Za-z][\w @#/()%.-]*(?:[,;\t]\s*[A-Za-z][\w @#/()%.-]*)+\s*")
+_COUNT = r"\"?[ \t]*[:=|][ \t|:=]{0,40}(\d[\d,]{0,17}+)(?!\.\d{3}\b)"
+_STEPS = (
+    r'(?im)(?:num_drafts|number of draft(?: proposal)?s|draft proposals|(?:^\s*|")(?:rounds|drafts|steps))' + _COUNT
+)
+_ACCEPTED = r"(?i)accepted[ _]tokens" + _COUNT
 _OF_DRAFTED = re.compile(r"(?i)accepted/total draft tokens: (\d{1,15})/(\d{1,15})")
-_MEAN = re.compile(rf"(?i)mean accept(?:ance|ed) length\W{{1,10}}({_NUMBER})")
+_MEAN = re.compile(rf"(?i)accept(?:ance|ed)?[ _]len(?:gth)?\"?[ \t]*[:=][ \t:=]{{0,40}}({_NUMBER})")
+_PERCENT = re.compile(r"(?i)\(\s*%|pct|per ?cent")
 _OTHER = re.compile(
     r"(?i)latency|loss|accuracy|agreement|dropout|average|mean|range|time|perplexity|length|accepted[ _]tokens"
 )
 _CONDITIONAL = re.compile(r"(?i)conditional|given (?:that )?(?:the )?(?:one|previous|token|before)")
 _KINDS = re.compile(r"(?i)drafter|draft_model|method|model")
+Counts = tuple[int | None, ...]
+NOT_STATED: Counts = (None, None, None)
 NEARBY = 400  # characters before a rate in which acceptance must be spoken of
 APART = 0.06  # by how much rates may add up to another mean than the text states: both are rounded
+ALWAYS = "position 0 is always accepted: if the list begins with the step itself, leave its 1 out"
 SHARES = "rates are shares of all steps, not of the steps that accepted the position before"
 EQUAL = "the {} rows do not say how many steps they cover: each counts the same"
 
@@ -67,22 +77,34 @@ def read_rates(content: Content) -> Chain:
     lengths = {len(row.rates) for row in rows}
     if len(lengths) > 1:
         raise TraceError(f"it has rates of {min(lengths)} to {max(lengths)} positions: keep those of one length")
-    means = _MEAN.findall(content.text)
-    total = 1 + sum(rows[0].rates)
-    if len(rows) == len(means) == 1 and abs(float(means[0]) - total) > APART:
-        raise TraceError(f"it says a mean length of {means[0]}, but its rates add up to {total:.2f} tokens a step")
+    if len(rows) == 1:
+        _check_mean(rows[0].rates, content.text, "it")
     if len(rows) > 1 and any(not row.steps for row in rows):
         shares = np.mean([row.rates for row in rows], axis=0)
         return Chain(tuple(shares.tolist()), assumed=(SHARES, EQUAL.format(len(rows))))
     chain = printed_chain(rows)
-    return replace(chain, assumed=(SHARES, *chain.assumed))
+    more = (ALWAYS,) if chain.survival[0] == 1 > chain.survival[-1] else ()
+    return replace(chain, assumed=(SHARES, *more, *chain.assumed))
+
+
+def _check_mean(rates: Sequence[float], text: str, where: str) -> None:
+    """Raise TraceError if the one mean length that a text states is not what the rates make, bonus counted or not."""
+    means, total = _MEAN.findall(text), 1 + sum(rates)
+    if len(means) == 1 and min(abs(float(means[0]) - total), abs(float(means[0]) - total + 1)) > APART:
+        raise TraceError(f"{where} says a mean length of {means[0]}, but its rates add up to {total:.2f} tokens a step")
+
+
+def _counts(text: str) -> Counts:
+    """Return the steps and accepted tokens that a text states once, None for the others and for drafted tokens."""
+    stated = (re.findall(pattern, text) for pattern in (_STEPS, _ACCEPTED))
+    return (*(int(found[0].replace(",", "")) if len(found) == 1 else None for found in stated), None)
 
 
 def _rows(content: Content) -> Iterator[Printed]:
     """Yield each row of rates, with its steps where they are printed."""
     text = content.text
     if means := _of_histograms(text):
-        yield Printed.checked(means, 0.0, (None, None, None), "the histograms")
+        yield Printed.checked(means, 0.0, NOT_STATED, "the histograms")
     elif totals := list(_DISTRIBUTION.finditer(text)):
         yield _of_distribution(text, totals[-1])
     elif content.values is not None:
@@ -90,9 +112,8 @@ def _rows(content: Content) -> Iterator[Printed]:
     elif table := list(_of_tables(text)):
         yield from table
     else:
-        stated = _STEPS.findall(text)
-        steps = int(stated[0].replace(",", "")) if len(stated) == 1 else None
-        lines = [row for line in text.splitlines() if (row := _of_line(line, steps))] or list(_of_ones(text, steps))
+        counts = _counts(text)
+        lines = [row for line in text.splitlines() if (row := _of_line(line, counts))] or list(_of_ones(text, counts))
         if len(lines) > 1:
             raise TraceError(f"it has {len(lines)} lists of rates by position: keep one")
         yield from lines
@@ -112,6 +133,8 @@ def _of_histograms(text: str) -> list[float]:
 def _of_distribution(text: str, found: re.Match[str]) -> Printed:
     """Return the rates of a distribution of accepted lengths, from 0 on, which counts since the engine started."""
     shares = [float(share) / 100 for share in re.findall(r": ?'?([\d.]+)%", found[1])]
+    if abs(sum(shares) - 1) > 0.01:
+        raise TraceError(f"the distribution of accepted tokens adds up to {sum(shares):.1%}: are lengths missing?")
     rates = [min(sum(shares[length:]), 1.0) for length in range(1, len(shares))]
     line = text[text.rfind("\n", 0, found.start()) + 1 : found.end()]
     counts = _OF_DRAFTED.search(line)
@@ -122,16 +145,16 @@ def _of_distribution(text: str, found: re.Match[str]) -> Printed:
 def _of_json(content: Content) -> Iterator[Printed]:
     """Yield the lists of objects whose name speaks of acceptance by position."""
     for record in content.records:
-        steps = [value for name, value in record.items() if _STEPS_NAME.fullmatch(name) and type(value) is int]
+        counts = _counts(json.dumps({name: value for name, value in record.items() if type(value) in (int, float)}))
         for name, value in record.items():
             if isinstance(value, list) and value and "accept" in name.lower() and _BY_POSITION.search(name):
                 if re.search(r"(?i)accepted[ _]tokens", name):  # counts
-                    value = [rate / steps[0] for rate in value] if steps and steps[0] else []
+                    value = [rate / counts[0] for rate in value] if counts[0] else []
                 if value:
-                    yield _printed([str(rate) for rate in value], name, steps[0] if steps else None)
+                    yield _printed([str(rate) for rate in value], name, counts)
 
 
-def _of_line(line: str, steps: int | None) -> Printed | None:
+def _of_line(line: str, counts: Counts) -> Printed | None:
     """Return the rates of a line that names acceptance by position, and has nothing but numbers behind the name."""
     found = _LINE.match(line.strip())
     if found is None or not _BY_POSITION.search(found["words"]) or "accept" not in found["words"].lower():
@@ -141,22 +164,23 @@ def _of_line(line: str, steps: int | None) -> Printed | None:
         return None
     if _OTHER.search(words) and not re.search(r"(?i)acceptance rate|accept rate", words):
         return None
-    return _printed(_RATE.findall(re.sub(r"\s+%", "%", found["rates"])), words, steps)
+    return _printed(_RATE.findall(re.sub(r"\s+%", "%", found["rates"])), words, counts)
 
 
-def _of_ones(text: str, steps: int | None) -> Iterator[Printed]:
+def _of_ones(text: str, counts: Counts) -> Iterator[Printed]:
     """Yield the rates that follow a position each, `position 0: 0.8`, where acceptance is spoken of shortly before."""
     rates: list[str] = []
-    first = 0
+    first, words = 0, ""
     for found in _ONE.finditer(text):
         spoken, position = text[max(found.start() - NEARBY, 0) : found.start()], int(found[2])
         line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
         if _OTHER.search(line) or ("accept" not in spoken.lower() and not rates):
             continue
         if position <= 1 and rates and position == first:
-            yield _printed(rates, spoken, steps)
+            yield _printed(rates, words, counts)
             rates = []
         if not rates:
+            words = spoken[spoken.lower().rfind("accept") :]
             first = 1 if position == 1 and found[1].lower() != "token" else 0  # engines number tokens from 0
         if position != first + len(rates):
             raise TraceError(f"position {position} stands where position {first + len(rates)} is expected")
@@ -164,26 +188,29 @@ def _of_ones(text: str, steps: int | None) -> Iterator[Printed]:
         if _CONDITIONAL.search(spoken):
             raise TraceError(_conditional(rates))
     if rates:
-        yield _printed(rates, "", steps)
+        yield _printed(rates, words, counts)
 
 
 def _of_tables(text: str) -> Iterator[Printed]:
     """Yield the rows of CSV and of tables drawn with bars that hold rates by position."""
     bars = [line for line in text.splitlines() if line.count("|") > 2 and re.search(r"\w", line)]
-    rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in bars]
+    rows = [[cell.strip(" *`\t") for cell in line.strip().strip("|").split("|")] for line in bars]
     if not rows and _HEADER.fullmatch(text.strip().split("\n", 1)[0]):
-        rows = list(csv.reader(io.StringIO(text.strip())))
+        mark = next(mark for mark in "\t;," if mark in text.strip().split("\n", 1)[0])
+        rows = list(csv.reader(io.StringIO(text.strip()), delimiter=mark))
     header, *rest = rows or [[]]
     if column := _column_of_positions(header, rest):
-        yield _printed(column, "", None)
+        yield _printed(column, "", NOT_STATED)
         return
     kinds = {row[place] for place, name in enumerate(header) if _KINDS.search(name) for row in rest if len(row) > place}
     found = []
     for number, row in enumerate(rest, 1):
         cells = dict(zip(header, row, strict=False))
         if rates := _rates_of(cells, text):
-            counts = [cell for name, cell in cells.items() if _STEPS_NAME.fullmatch(name) and cell.isdecimal()]
-            found.append(_printed(rates, " ".join(header), int(counts[0]) if counts else None, f"row {number}"))
+            stated = "\n".join(f"{name}: {cell}" for name, cell in cells.items())
+            words = " ".join(name for name in header if "accept" in name.lower() or _COLUMN.fullmatch(name))
+            found.append(_printed(rates, words, _counts(stated), f"row {number}"))
+            _check_mean(found[-1].rates, stated, f"row {number}")
     labels = sum(1 for name in header if _KINDS.search(name))
     if len(found) > 1 and len(kinds) > labels:
         raise TraceError("it has rows of several models or drafters: keep those of one")
@@ -218,25 +245,31 @@ def _rates_of(cells: Mapping[str, str], text: str) -> list[str]:
     return _RATE.findall(lists[0]) if len(lists) == 1 else []
 
 
-def _printed(rates: Sequence[str], words: str, steps: int | None, where: str = "it") -> Printed:
+def _printed(rates: Sequence[str], words: str, counts: Counts, where: str = "it") -> Printed:
     """Return a row from its words; rates are all per cent or all shares."""
     marked = [rate.strip().endswith("%") for rate in rates]
     try:
         values = [float(rate.strip().removesuffix("%")) for rate in rates]
     except ValueError:
-        raise TraceError(f"{where}: rates must be numbers, found {list(rates)!r:.60}") from None
-    stated = all(marked) or "%" in words
-    percent = stated or max(values) > 1
-    if any(marked) != all(marked) or (not stated and 0 < min(values) <= 1 < max(values) <= 100):
+        raise TraceError(f"{where}: rates must be numbers with a decimal point, found {list(rates)!r:.60}") from None
+    if any(marked) != all(marked):
         raise TraceError(f"{where}: rates mix per cent and shares: {', '.join(rates)[:60]}")
+    named = _PERCENT.search(words) is not None
+    percent = all(marked) or max(values) > 1
     if max(values) > 100:
-        raise TraceError(f"{where}: {max(values):g} is no rate: are these counts? Divide them by the number of drafts")
+        what = "are these counts? Divide them by the drafts; decimals stand behind a point"
+        raise TraceError(f"{where}: {max(values):g} is no rate: {what}")
+    if not all(marked) and not named and 0 < min(values) <= 1 < max(values):
+        raise TraceError(f"{where}: rates mix per cent and shares: {', '.join(rates)[:60]}")
+    if named and not percent and max(values) > 0:
+        raise TraceError(f"{where}: are rates of at most {max(values):g} per cent or shares? Write % behind each")
     scale = 100 if percent else 1
     if _CONDITIONAL.search(words):
         raise TraceError(_conditional([f"{value / scale:g}" for value in values]))
     digits = min(len(rate.strip().removesuffix("%").partition(".")[2]) for rate in rates)
     shares = [value / scale for value in values]
-    return Printed.checked(shares, 0.5 * 10.0**-digits / scale, (steps, None, None), where)
+    counts = NOT_STATED if 0 < (counts[0] or 0) <= len(rates) else counts  # `steps` may be the length of drafts
+    return Printed.checked(shares, 0.5 * 10.0**-digits / scale, counts, where)
 
 
 def _conditional(rates: Sequence[str]) -> str:

@@ -19,8 +19,8 @@ DEEPSPEC = """\
 +----------+------------+---------------+---------------+---------------+
 | dataset  | accept_len | accept_rate@0 | accept_rate@1 | accept_rate@2 |
 +----------+------------+---------------+---------------+---------------+
-| gsm8k    | 2.80       | 0.8500        | 0.6500        | 0.4500        |
-| mt-bench | 2.80       | 0.7500        | 0.5500        | 0.3500        |
+| gsm8k    | 2.95       | 0.8500        | 0.6500        | 0.4500        |
+| mt-bench | 2.65       | 0.7500        | 0.5500        | 0.3500        |
 """
 IK_LLAMA = """\
 | task | rounds |    accepted |    rate | pos accept        |
@@ -59,6 +59,10 @@ NEMO = '{"num_drafts": 2000, "acceptance_rate": 60.0, "per_position_acceptance_r
         ("acceptance rate at position 1: 80%, at position 2: 60%, at position 3: 40%", None),
         ("| Position | acceptance rate | note |\n|---|---|---|\n| 0 | 0.8 | |\n| 1 | 0.6 | |\n| 2 | 0.4 | |\n", None),
         ("acceptance at token 0: 0.80\nacceptance at token 1: 0.60\nacceptance at token 2: 0.40\n", None),
+        ("Drafts: 2000\nPer-position acceptance (%):\n Position 0:  80.0\n Position 1: 60.0\n Position 2: 40.0", 2000),
+        ('{"steps": 3, "per_position_acceptance": [0.8, 0.6, 0.4]}', None),
+        ("position\tacceptance_rate\n0\t0.8\n1\t0.6\n2\t0.4\n", None),
+        ("k,pos_0,pos_1,pos_2,accept_length\n3,0.8,0.6,0.4,2.8\n", None),
     ],
 )
 def test_rates_are_read(text, steps):
@@ -83,6 +87,16 @@ def test_rows_are_pooled_by_their_steps():
         ("Conditional acceptance per position: 0.80, 0.75\n", "give `--acceptance 0.8,0.6`"),
         ("A per-position acceptance: 0.8, 0.6\nB per-position acceptance: 0.7, 0.5\n", "it has 2 lists"),
         ("Mean acceptance length: 3.50\nPer-position acceptance: 0.8, 0.6, 0.4\n", "add up to 2.80 tokens a step"),
+        ("Per-position acceptance (%):\n Position 0:  0.90\n Position 1:  0.60\n", "per cent or shares? Write %"),
+        ("Acceptance rate at token 0: 0,80\nAcceptance rate at token 1: 0,60\n", "numbers with a decimal point"),
+        ("position;acceptance_rate\n0;0,8\n1;0,6\n", "numbers with a decimal point"),
+        (
+            "| accept@0 | accept@1 | Mean acceptance length |\n|---|---|---|\n| 0.8 | 0.6 | 3.80 |\n",
+            "row 1 says a mean length",
+        ),
+        (PULL_REQUEST.replace("3,600", "4,600"), "positions are missing"),
+        (NEMO.replace("60.0", '60, "accepted_tokens": 4600'), "positions are missing"),
+        (ATOM.format(6, 9).replace("3: '40", "3: '30"), "adds up to 90.0%"),
         ("Per-position acceptance: p1=0.80 p2=0.60\n", "no acceptance by position or step"),
         ("draft acceptance\nPer-position latency (ms): 12.0, 10.5\n", "no acceptance by position or step"),
         ("0.8\n0.6\n0.4\n", "--format table --column survival"),
@@ -106,9 +120,10 @@ def test_shares_of_all_steps_in_a_table(tmp_path):
     turned_away(tmp_path, path, "table", "--column", "survival", words=("one rate for each position",), code=2)
 
 
-def test_counters_behind_another_prefix(tmp_path):
+@pytest.mark.parametrize("end", ["_total", ""])
+def test_counters_under_other_names(end):
     text = "".join(
-        f'ray_vllm_spec_decode_{name}_total{{model_name="m"{label}}} {value}\n'
+        f'ray_vllm_spec_decode_{name}{end}{{model_name="m"{label}}} {value}\n'
         for name, label, value in (
             ("num_drafts", "", 2000),
             ("num_draft_tokens", "", 6000),
@@ -118,3 +133,7 @@ def test_counters_behind_another_prefix(tmp_path):
     )
     found = reading(text)
     assert (found.kind, found.engine, found.chain.survival) == ("counters", "vllm", (0.8, 0.6, 0.4))
+
+
+def test_a_first_rate_of_one_is_named():
+    assert "leave its 1 out" in chain_of("Per-position acceptance: 1.0, 0.8, 0.6").assumed[1]

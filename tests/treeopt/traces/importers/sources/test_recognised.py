@@ -114,9 +114,9 @@ def test_the_output_that_is_wanted_is_named():
     with pytest.raises(TraceError) as refused:
         read_output('{"tensorrt-llm": {"acceptanceLength": 2.5}}', {})
     assert str(refused.value) == (
-        "it has no acceptance by position or step, which means and totals do not determine: take of TensorRT-LLM: "
-        "responses with per_request_spec_decode_stats; or give the accepted length L with K draft tokens to search or "
-        "whatif, `--accepted-length L@K`"
+        "it has no acceptance by position or step in a form that is read, and means do not determine it: take of "
+        "TensorRT-LLM: responses with per_request_spec_decode_stats; or give search or whatif shares of all steps by "
+        "position, `--acceptance 0.8,0.6`, or L tokens per step with K draft tokens, `--accepted-length L@K`"
     )
 
 

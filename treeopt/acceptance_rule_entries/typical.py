@@ -1,6 +1,6 @@
 """The rule `typical`: Medusa's typical acceptance."""
 
-from treeopt.acceptance_rules import AcceptanceRule
+from treeopt.acceptance_rule_entries import AcceptanceRule
 
 ENTRY = AcceptanceRule(
     name="typical",

@@ -1,4 +1,4 @@
-"""Tables of step times made from measured cells: chains by depth, levels by width, steps by tokens.
+"""Measured cells, and the tables of step times that they make: chains by depth, levels by width, steps by tokens.
 
 With a fitted basis the steps are shrunk towards it, as far as noise explains their distance.
 """

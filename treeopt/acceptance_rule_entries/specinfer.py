@@ -1,6 +1,6 @@
 """The rule `specinfer`: SpecInfer's rule."""
 
-from treeopt.acceptance_rules import AcceptanceRule
+from treeopt.acceptance_rule_entries import AcceptanceRule
 
 ENTRY = AcceptanceRule(
     name="specinfer",

@@ -1,6 +1,6 @@
 """The rule `leviathan`: Leviathan's rule, speculative sampling of a chain."""
 
-from treeopt.acceptance_rules import AcceptanceRule
+from treeopt.acceptance_rule_entries import AcceptanceRule
 
 ENTRY = AcceptanceRule(
     name="leviathan",

@@ -38,7 +38,7 @@ class AcceptanceRule:
     several: bool = False
 
 
-RULES: Registry[AcceptanceRule] = Registry("rule", "treeopt.acceptance_rules", group="treeopt.acceptance_rules")
+RULES: Registry[AcceptanceRule] = Registry("rule", "treeopt.acceptance_rule_entries", group="treeopt.acceptance_rules")
 
 
 def recorded_rule(name: object) -> AcceptanceRule | None:

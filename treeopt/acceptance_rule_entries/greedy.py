@@ -1,6 +1,6 @@
 """The rule `greedy`: the greedy rule."""
 
-from treeopt.acceptance_rules import AcceptanceRule
+from treeopt.acceptance_rule_entries import AcceptanceRule
 
 ENTRY = AcceptanceRule(
     name="greedy",

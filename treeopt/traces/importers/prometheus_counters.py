@@ -1,4 +1,4 @@
-"""Samples of speculative decoding's counters, in any container: by name and labels, their differences and sums.
+"""Prometheus counters of speculative decoding, in any container: by name and labels, their differences and sums.
 
 Containers are Prometheus text (also behind what `kubectl logs`, a quotation or a log puts before each line) and the
 objects of vLLM's `LLM.get_metrics()` as JSON. Names are as the text has them.

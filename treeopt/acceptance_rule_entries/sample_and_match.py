@@ -1,6 +1,6 @@
 """The rule `sample-and-match`: sampling the target and matching."""
 
-from treeopt.acceptance_rules import AcceptanceRule
+from treeopt.acceptance_rule_entries import AcceptanceRule
 
 ENTRY = AcceptanceRule(
     name="sample-and-match",

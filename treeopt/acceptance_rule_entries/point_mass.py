@@ -1,6 +1,6 @@
 """The rule `point-mass`: EAGLE-2's and EAGLE-3's rule."""
 
-from treeopt.acceptance_rules import AcceptanceRule
+from treeopt.acceptance_rule_entries import AcceptanceRule
 
 ENTRY = AcceptanceRule(
     name="point-mass",
