@@ -30,7 +30,7 @@ CONTEXT = 16  # contexts that differ by less share their prices
 
 
 class LengthRun(ServerRun):
-    """The state of a run; each step is a stretch of its own."""
+    """The state of a run; each step is a stretch of its own, except with one length and no contexts."""
 
     def __init__(self, decoding: "LengthDecoding", work: Workload, *rest: Any) -> None:
         """Start before the first arrival."""
@@ -43,6 +43,9 @@ class LengthRun(ServerRun):
 
     def run(self) -> None:
         """Admit requests and take steps until no request is left."""
+        if self.decoding.length is not None and not self.by_context:
+            super().run()
+            return
         while (self.written < self.work.tokens).any():
             joined = self._admit()
             self.due += [(0, request) for request in joined]
@@ -85,6 +88,8 @@ class LengthRun(ServerRun):
 
     def _timeline(self, tree_index: Ints, arrived_s: Floats) -> Timeline:
         """Return the times of all requests and steps."""
+        if not self.emitted:
+            return super()._timeline(tree_index, arrived_s)
         request, tokens = (np.concatenate(part) for part in zip(*self.emitted, strict=True))
         step = np.repeat(np.arange(len(self.emitted)), [len(running) for running, _ in self.emitted])
         order = np.lexsort((step, request))
@@ -128,14 +133,23 @@ class LengthDecoding(Decoding):
         Raises:
             TraceError: the chain is deeper than the trace.
         """
-        depth = rule().depth
-        chain = Tree.chain(depth)
-        super().__init__(trace, Switching((chain,)), cost, rows=rows, pad=pad)
+        known = rule()
+        depth = known.depth
+        self.length = known.length if isinstance(known, Scheduled) and trace.drafted is None else None
+        super().__init__(
+            trace, Switching((Tree.chain(depth if self.length is None else self.length),)), cost, rows=rows, pad=pad
+        )
         self.rule, self.survival = rule, survival[:, :depth]
-        self.accepted = accepted_lengths(chain, trace)
+        self.accepted = accepted_lengths(Tree.chain(depth), trace)
         self.proposed = np.full(trace.anchors, depth) if trace.drafted is None else trace.drafted.astype(np.int64)
         self.times = times or times_of(cost, depth, pad_to=PAD * rows if pad else 0)
         self.shortest = int(getattr(cost, "context", (0, 0))[0])
+        self.seconds = [cache(self._chain_s)]
+
+    def _chain_s(self, batch: int, context: int | None) -> float:
+        """Return the seconds of a step with the rule's one length."""
+        times, length = self.times(batch, context), self.length
+        return float(times.draft_s[length] + times.verify_s[batch * length]) if length else times.plain_s
 
     @property
     def drafts(self) -> bool:
