@@ -29,8 +29,8 @@ from simulate.profiles.step_tables import BatchTimes as BatchTimes
 from simulate.profiles.step_tables import Points, Prefill, interpolate
 from treeopt.cost_model import CostParts, StepShape, far
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, parse
+from treeopt.storage.atomic_files import write_text
+from treeopt.storage.json_records import parse, reading
 from treeopt.storage.provenance import GREEDY, look, rule_in, same_choosing
 from treeopt.storage.typed_records import AtLeastOne, Count, Index, NotNegative, Record, read_record
 from treeopt.storage.user_files import read_text
@@ -479,12 +479,5 @@ def load_profile(path: Path) -> Profile:
     Raises:
         CostError: missing or broken; names file and field.
     """
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CostError(f"{path}: cannot be read: {why(error)}") from error
-    try:
-        record = read_record(parse(text, SCHEMA), ProfileRecord)
-        return Profile(**structs.asdict(record))
-    except (RecordError, CostError) as error:
-        raise CostError(f"{path}: {error}") from error
+    with reading(path, CostError):
+        return Profile(**structs.asdict(read_record(parse(read_text(path), SCHEMA), ProfileRecord)))

@@ -80,11 +80,9 @@ class LengthRun(ServerRun):
         lengths = np.minimum(chosen.lengths, decoding.proposed[anchors])
         drafted_s = times.draft_s[chosen.levels] + times.verify_s[lengths.sum()]
         seconds = drafted_s if chosen.levels else times.plain_s
-        tokens = np.minimum(np.minimum(decoding.accepted[anchors], lengths) + 1, self._left(running))
+        left = self.work.tokens[running] - self.written[running]
+        tokens = np.minimum(np.minimum(decoding.accepted[anchors], lengths) + 1, left)
         return float(seconds + chosen.extra_s), tokens
-
-    def _left(self, running: Ints) -> Ints:
-        return np.asarray(self.work.tokens[running] - self.written[running])
 
     def _timeline(self, tree_index: Ints, arrived_s: Floats) -> Timeline:
         """Return the times of all requests and steps."""

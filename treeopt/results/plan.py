@@ -356,13 +356,9 @@ def _conditions(plan: Plan) -> list[Line]:
     return conditions(visible, detail)
 
 
-def _title(plan: Plan) -> str:
-    return f"Plan for batch {', '.join(str(entry.batch) for entry in plan.entries)}"
-
-
 ENTRY = ResultKind(
     name="plan",
-    title=_title,
+    title=lambda plan: f"Plan for batch {', '.join(str(entry.batch) for entry in plan.entries)}",
     models=lambda plan: look(plan.meta, "trace"),
     question="Which tree, and how fast?",
     place=1,
