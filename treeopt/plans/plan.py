@@ -137,7 +137,7 @@ class PlanEntry:
 class Switch:
     """Where a running engine changes between the configurations of two neighbouring batch sizes."""
 
-    # Between `down` and `up` it stays with the one it runs: neither is known to be better there by more than the margin.
+    # Between `down` and `up` it stays with the one it runs: neither is known to be better by more than the margin.
     small: Count
     large: Count
     up: Annotated[Integer, Meta(description="change to the larger one's when the batch reaches this size")]
