@@ -74,6 +74,7 @@ def test_adaptive_verification_equals_forty_lines(trace, rows, oracle, seed):
 def test_stretches_of_one_length_equal_its_single_steps(trace, rows, length, data):
     arrived_s = np.sort(data.draw(st.lists(st.floats(0, 2), min_size=trace.requests, max_size=trace.requests)))
     work = Workload(arrived_s, np.arange(trace.requests), trace.lengths)
+    length = min(length, trace.depth)
     decoding = decoding_of(trace, f"fixed:{length}" if length else "none", rows=rows)
     together = serve_day(decoding, work, rows=rows).timeline
     decoding.length = None
