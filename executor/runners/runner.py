@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from simulate.model_sizes.device_memory import DeviceMemory
 from treeopt.defaults import NEW_TOKENS
 from treeopt.errors import UsageError, counted
 from treeopt.policies import Policy
@@ -211,6 +212,10 @@ class Runner(ABC):
     @property
     def weights_read(self) -> tuple[int, int] | None:
         """Weights read by a drafter forward and by a plain step of the target; None where they are not known."""
+        return None
+
+    def memory(self, context: int) -> DeviceMemory | None:
+        """Return the memory that the models take with sequences of `context` tokens; None where it is not known."""
         return None
 
     @abstractmethod

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from executor.device import free_bytes, to_device
 from executor.target.architectures import is_recurrent, query_group
 from executor.target.attention_backends import keep_shapes
-from executor.target.causal_model import HEAD, CausalModel, Outputs, Taps
+from executor.target.causal_model import HEAD, CausalModel, Outputs, Taps, pick_rows
 from executor.target.kv_cache import Layout, TreeCache, cache_argument, layout_of
 from executor.target.packed_linears import unpack_linears
 from executor.target.positions import windows
@@ -273,6 +273,21 @@ class Target(CausalModel):
             use_cache=True,
             **{self._cache_name: self.cache},
         )
+
+    def node_scores(self, tokens: Tensor, positions: Tensor, ancestors: Tensor, rows: Tensor) -> Tensor:
+        """Score nodes by a forward without the cache, through which gradients flow: (batch, n, vocabulary).
+
+        Args:
+            tokens: int64 (batch, nodes), parents before children.
+            positions: int64 (batch, nodes).
+            ancestors: bool (batch, nodes, nodes), row is below or equal to column.
+            rows: int64 (batch, n), the nodes that are scored.
+        """
+        places = positions if self.context_limit is None else positions.clamp(max=self.context_limit - 1)
+        mask = self.masks.nodes(ancestors, next(self.model.parameters()).dtype)
+        last = self._decoder(input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False)[0]
+        self._features.drop()
+        return self.scored(pick_rows(last, rows))
 
     @torch.no_grad()
     def rewind(self, tokens: Tensor, lengths: Tensor, counts: Tensor) -> None:

@@ -215,6 +215,10 @@ class ForwardMasks:
 
         return self._for_each_kind(build)
 
+    def nodes(self, ancestors: Tensor, dtype: torch.dtype) -> Mask | dict[str, Mask | None]:
+        """Masks of trees without committed tokens, of which all nodes are fed, bool (batch, nodes, nodes)."""
+        return self._for_each_kind(lambda window: additive(within_window(ancestors, window), dtype)[:, None])
+
     def _for_each_kind(self, build: Callable[[int | None], Mask]) -> Mask | dict[str, Mask | None]:
         masks: dict[str, Any] = {kind: build(window) for kind, window in self.windows.items()}
         chosen: Mask | dict[str, Mask | None] = masks.get("", masks | dict.fromkeys(RECURRENT))

@@ -5,6 +5,7 @@ text: p is the softmax of its logits at t + k, and its feature there is f_{t+k}.
 (Medusa-2): all of its weights, or LoRA adapters that are merged at the end.
 """
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -226,8 +227,10 @@ class Lesson(nn.Module):
         logits, features = outputs.logits.detach(), outputs.features
         read = self._noisy(features) if self.training else features
         options: dict[str, Any] = {"detached": True} if self.recipe.detached else {}
-        rows = self._drawn(tokens)
-        options |= {} if rows is None else {"rows": rows}
+        rows, kept = self._drawn(tokens), list[int]()
+        if rows is not None:
+            kept = [math.ceil(self.recipe.share(k) * rows.shape[1]) for k in range(1, self.depths + 1)]
+            options |= {"rows": rows} | ({"kept": kept} if self.recipe.depth_share < 1 else {})
         if getattr(self.drafter, "router", None) is not None:  # in training, scores cover the whole vocabulary
             self.drafter.routed = not self.training  # type: ignore[assignment]
         depths = min(self.depths, tokens.shape[1] - 2)
@@ -241,10 +244,8 @@ class Lesson(nn.Module):
                 tokens, known = place[tokens], place[logits.argmax(-1)] >= 0
                 logits = logits.index_select(-1, level.ids)
             anchors = tokens.shape[1] - 1 - k
-            learnt = mask[:, 1 : 1 + anchors] & mask[:, 1 + k :]
-            if self.training and self.recipe.depth_share < 1:
-                learnt = learnt & (torch.rand(learnt.shape, device=learnt.device) < self.recipe.share(k))
-            supervised = _Supervised(learnt if rows is None else pick_rows(learnt, rows), rows)
+            learnt, some = mask[:, 1 : 1 + anchors] & mask[:, 1 + k :], None if rows is None else rows[:, : kept[k - 1]]
+            supervised = _Supervised(pick_rows(learnt, some), some)
             same = [hidden[:, k - j : k - j + anchors] for j, hidden in enumerate(earlier, 1)]
             yield Anchors(
                 scores=supervised(level.own[:, :anchors], picked=rows is not None),
@@ -260,11 +261,11 @@ class Lesson(nn.Module):
                 earlier.append(level.hidden.detach())
 
     def _drawn(self, tokens: Tensor) -> Tensor | None:
-        """Return the anchors that a step of training learns from, int64 (batch, n), drawn at random; None for all."""
+        """Return the anchors that a step of training learns from, int64 (batch, n), in random order; None for all."""
         batch, last = tokens.shape[0], tokens.shape[1] - 1 - min(self.depths, tokens.shape[1] - 2)
-        if not (self.training and 0 < self.recipe.anchors < last):
+        if not self.training or (not 0 < self.recipe.anchors < last and self.recipe.depth_share == 1):
             return None
-        return torch.rand(batch, last, device=tokens.device).argsort(-1)[:, : self.recipe.anchors]
+        return torch.rand(batch, last, device=tokens.device).argsort(-1)[:, : self.recipe.anchors or last]
 
     def _routes(self, hidden: Tensor | None, anchors: int, supervised: "_Supervised") -> Tensor | None:
         if not self.recipe.router_ce_weight or hidden is None:

@@ -71,11 +71,12 @@ def continued(recipe: Recipe, drafter: Drafter, target: Target) -> Any:
         ExecutorError: the drafter is of another kind, or less deep than the recipe.
         UsageError: the recipe contradicts its parts.
     """
-    if drafter.kind != recipe.kind:
+    training = _training(recipe)
+    if drafter.kind not in (recipe.kind, *training.begins_from):
         raise ExecutorError(f"recipe {recipe.name} trains {recipe.kind}, this drafter is {drafter.kind}")
     if drafter.max_depth < recipe.depths:
         raise ExecutorError(f"recipe {recipe.name} has {recipe.depths} depths, the drafter drafts {drafter.max_depth}")
-    resumed, ready = _training(recipe).resumed, copy.deepcopy(drafter)
+    resumed, ready = training.resumed, copy.deepcopy(drafter)
     ready = load(resumed)(recipe, ready) if resumed else ready
     assert isinstance(ready, nn.Module)
     return _ready(ready, target)

@@ -4,13 +4,16 @@ Counts bytes as stored. Not counted: activations, padding of pages and states, p
 keeps for later, a drafter's embedding, experts that a token of the drafter does not pick, norms.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 
 SHARE = 0.92  # gpu_memory_utilization, the default of vLLM 0.32 (vllm/config/cache.py)
+GROWING = ("sequence", "drafted")  # with the context
 HEAD_BYTES = 2  # quantised models (AWQ, GPTQ) keep their LM heads in bf16
 
 
@@ -27,6 +30,7 @@ class DeviceMemory:
             2608.20961).
         total: of the device; None where it is not known.
         share: share of `total` that the engine takes.
+        groups: groups of devices, each with sequences of its own.
 
     >>> memory = DeviceMemory(weights=50, drafter=8, sequence=2, drafted=1, snapshot=1, total=100)
     >>> memory.batch(), memory.batch(3)
@@ -40,6 +44,7 @@ class DeviceMemory:
     snapshot: float
     total: float | None = None
     share: float = SHARE
+    groups: int = 1
 
     @classmethod
     def of(
@@ -50,13 +55,14 @@ class DeviceMemory:
         context: int,
         heads: int = 1,
         devices: int = 1,
+        tensor: int = 0,
         weight_bytes: float = 2.0,
         draft_bytes: float = 2.0,
         kv_bytes: float = 2.0,
         total: float | None = None,
         share: float = SHARE,
     ) -> "DeviceMemory":
-        """Return the memory of models on each of `devices` devices; sizes of numbers and `heads` are as of `Roofline`.
+        """Return the memory of models on each device; devices, `heads` and sizes of numbers are as of `Roofline`.
 
         A sequential drafter is assumed to share an LM head of the size of the target's. A head's blocks count as often
         as they are applied; for Hydra++'s single block this is more than is stored.
@@ -64,11 +70,13 @@ class DeviceMemory:
         Raises:
             CostError: the devices cannot share the heads.
         """
-        forward, drafts = Forward.of(target).shared(devices), drafter.shared(devices)
+        forward, drafts = Forward.of(target).shared(devices, tensor), drafter.shared(devices, tensor)
         rows, ends = target.vocab * target.hidden, max(weight_bytes, HEAD_BYTES)
         head = rows * (ends if target.head_bytes is None else target.head_bytes)
         embedding = rows * (ends if target.embedding_bytes is None else target.embedding_bytes)
-        weights = target.weight_bytes(weight_bytes) + head + (0 if target.tied else embedding)
+        dense = target.weight_bytes(weight_bytes, experts=0)
+        experts = target.weight_bytes(weight_bytes) - dense
+        weights = (dense + head + (0 if target.tied else embedding)) * forward.groups + experts
         heads = heads if drafts.parallel and not drafts.slots else min(heads, 1 + len(drafts.deeper))
         several = drafts.parallel and not drafts.shared_head
         own_heads = not drafts.slots and (several or bool(drafts.deeper))  # each has an LM head of its own
@@ -88,12 +96,30 @@ class DeviceMemory:
             forward.state_bytes,
             total,
             share,
+            forward.groups,
         )
 
+    @classmethod
+    def at(cls, records: Mapping[str, Mapping[str, Any]], context: int) -> "DeviceMemory | None":
+        """Return the memory at a context, between the records of contexts that a profile has; None outside them.
+
+        >>> one, two = ({"weights": 5, "drafter": 1, "sequence": size, "drafted": 0, "snapshot": 0} for size in (2, 4))
+        >>> DeviceMemory.at({"100": one, "200": two}, 150).sequence
+        3.0
+        """
+        known = {int(tokens): record for tokens, record in records.items()}
+        below = max((tokens for tokens in known if tokens <= context), default=None)
+        above = min((tokens for tokens in known if tokens >= context), default=None)
+        if below is None or above is None:
+            return None
+        share = 0.0 if above == below else (context - below) / (above - below)
+        grown = {name: known[below][name] + share * (known[above][name] - known[below][name]) for name in GROWING}
+        return cls(**{**known[below], **grown})
+
     def batch(self, nodes: int = 0) -> int | None:
-        """Return the largest batch that fits; `nodes` are verified for each sequence, with 0 no drafter is loaded."""
+        """Return the largest batch that all devices hold; `nodes` are verified per sequence, with 0 without drafter."""
         if self.total is None:
             return None
         room = self.share * self.total - self.weights - (self.drafter if nodes else 0)
         sequence = self.sequence + (self.drafted + nodes * self.snapshot if nodes else 0)
-        return max(0, int(room // max(sequence, 1)))
+        return self.groups * max(0, int(room // max(sequence, 1)))

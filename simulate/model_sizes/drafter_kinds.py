@@ -56,11 +56,11 @@ class DrafterShape:
     shared_head: bool = False
     slots: int = 0
 
-    def shared(self, devices: int) -> "DrafterShape":
+    def shared(self, devices: int, tensor: int = 0) -> "DrafterShape":
         """Return the part of each of several devices; see `Forward.shared`."""
-        opening = None if self.opening is None else self.opening.shared(devices)
-        deeper = tuple(forward.shared(devices) for forward in self.deeper)
-        return replace(self, level=self.level.shared(devices), opening=opening, deeper=deeper)
+        opening = None if self.opening is None else self.opening.shared(devices, tensor)
+        deeper = tuple(forward.shared(devices, tensor) for forward in self.deeper)
+        return replace(self, level=self.level.shared(devices, tensor), opening=opening, deeper=deeper)
 
     def at(self, depth: int) -> Forward:
         """Return the forward of the level that has `depth` levels before it."""
@@ -186,6 +186,7 @@ class Files:
         names: names of files that hold nothing else, most usual first.
         needs: tensors that all drafters of this kind have, as readers spell them.
         known_as: the layouts that are read, for the documentation.
+        whole: the tensors are a language model's; a field of config.json that only this kind has tells it.
     """
 
     recognise: Recognise
@@ -195,6 +196,7 @@ class Files:
     names: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     known_as: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,12 +210,14 @@ class Training:
         fields: fields of a recipe that other kinds lack.
         resumed: `module:function` of recipe and a drafter to start from, which it may change in place or replace;
             "": it is taken as it is.
+        begins_from: other kinds that training may start from.
     """
 
     recipes: tuple[Named, ...]
     untrained: str
     fields: tuple[str, ...] = ()
     resumed: str = ""
+    begins_from: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -373,9 +377,8 @@ def named_drafter(config: Fields) -> tuple[str, str, DrafterKind | None] | None:
         kind = DRAFTERS[found] if (found := _kind_in(name)) else None
         if kind is not None and (kind.files is None or not kind.files.needs):
             kind = None  # such as an n-gram, which language models have embeddings of
-        unknown, general = (
-            next((title for part, title in parts.items() if part in _plain(name)), None) for parts in (_UNKNOWN, _ANY)
-        )
+        unknown = _unknown(_plain(name))
+        general = next((title for part, title in _ANY.items() if part in _plain(name)), None)
         if title := unknown or (kind and kind.title) or general:
             return name, title, None if unknown else kind
     return None
@@ -388,11 +391,14 @@ def _check_known(config: Fields) -> None:
     Traceback (most recent call last):
     treeopt.errors.CostError: architectures: Domino has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): ...
     """
-    known = {word for kind in DRAFTERS.values() for word in kind.words}
-    words = class_words(config)
-    kind = next((kind for part, kind in _UNKNOWN.items() if part in words and part not in known), None)
-    if kind is not None:
+    if (kind := _unknown(class_words(config))) is not None:
         raise CostError(f"architectures: {kind} has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): {OWN_SWEEP}")
+
+
+def _unknown(words: str) -> str | None:
+    """Return the title of a kind that is known by name alone, and is not registered either; None without one."""
+    known = {word for kind in DRAFTERS.values() for word in kind.words}
+    return next((title for part, title in _UNKNOWN.items() if part in words and part not in known), None)
 
 
 def _stated_kind(config: Fields) -> str | None:

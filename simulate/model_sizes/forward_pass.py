@@ -27,6 +27,8 @@ class Forward:
         hidden: width of the residual stream, to which a layer's attention and MLP each add.
         whole: (copies, outputs, inputs) of matrices that are not divided over devices: each device applies all of them.
         devices: devices that share the forward; the sizes are those of one device.
+        tensor: devices that share each matrix, if experts stay whole and stand on one of the devices each (expert
+            parallelism); 0: all devices share every matrix.
 
     >>> Forward(matrices=((2, 8, 4),), head=(16, 4)).weights
     128
@@ -41,6 +43,7 @@ class Forward:
     hidden: int = 0
     whole: tuple[Matrix, ...] = ()
     devices: int = 1
+    tensor: int = 0
     head_groups: Experts | None = None
     head_bytes: float | None = None
 
@@ -71,9 +74,15 @@ class Forward:
         """Return the forward with a window in every layer."""
         return replace(self, attention=tuple((n, replace(each, window=window)) for n, each in self.attention))
 
-    def shared(self, devices: int) -> "Forward":
+    @property
+    def groups(self) -> int:
+        """Groups of devices with sequences of their own: 1 if all share every matrix."""
+        return self.devices // (self.tensor or self.devices)
+
+    def shared(self, devices: int, tensor: int = 0) -> "Forward":
         """Return the part of each of several devices that share every layer (Megatron-LM, arXiv 1909.08053, §3).
 
+        With `tensor` groups of so many devices share the layers, and all devices the experts.
         Matrices, heads and the vocabulary are divided; keys and values are divided up to one head per device, latent
         ones not at all.
         Simplified, within 1.3 % of a step: activations are counted as if every matrix were divided by its outputs;
@@ -90,28 +99,23 @@ class Forward:
         """
         if devices == 1:
             return self
-        attention = []
+        attention, split = [], tensor or devices
         for count, each in self.attention:
-            if each.heads % devices or (each.kv_heads % devices and devices % each.kv_heads):
+            if each.heads % split or (each.kv_heads % split and split % each.kv_heads):
                 raise CostError(
-                    f"{devices} devices cannot share {each.heads} query heads and {each.kv_heads} key and value heads"
+                    f"{split} devices cannot share {each.heads} query heads and {each.kv_heads} key and value heads"
                 )
-            heads, kv_heads = each.heads // devices, -(-each.kv_heads // devices)
+            heads, kv_heads = each.heads // split, -(-each.kv_heads // split)
             attention.append((count, replace(each, heads=heads, kv_heads=kv_heads)))
         return replace(
             self,
-            matrices=tuple((n, -(-outputs // devices), *rest) for n, outputs, *rest in self.matrices),
-            head=None if self.head is None else (-(-self.head[0] // devices), self.head[1]),
+            matrices=tuple((n, -(-outputs // split), *rest) for n, outputs, *rest in self.matrices),
+            head=None if self.head is None else (-(-self.head[0] // split), self.head[1]),
             attention=tuple(attention),
-            routed=tuple(
-                replace(
-                    group,
-                    expert_matrices=tuple(replace(m, outputs=-(-m.outputs // devices)) for m in group.expert_matrices),
-                )
-                for group in self.routed
-            ),
-            state_bytes=self.state_bytes / devices,
+            routed=self.routed if tensor else tuple(group.divided(devices) for group in self.routed),
+            state_bytes=self.state_bytes / split,
             devices=devices,
+            tensor=tensor,
         )
 
     @property

@@ -1,13 +1,12 @@
 """The header of a GGUF file: the model that it holds as the fields of a config.json, and the bytes of its tensors.
 
-Names of fields and tensors are llama.cpp's (`gguf/constants.py`). A tensor's bytes are those up to the next one. The
-package `gguf` reads a vocabulary token by token in most of a minute.
+Names of fields, tensors and types are llama.cpp's (`gguf/constants.py`). The package `gguf` reads a vocabulary token by
+token in most of a minute.
 """
 
 import struct
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -53,6 +52,13 @@ TENSORS = {  # parts of tensors' names -> the matrix that holds them
     "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
     **dict.fromkeys(("attn_kv_b", "attn_k_b", "attn_v_b"), "self_attn.kv_b_proj"),
 }
+_SIZES = (  # of a tensor's type (GGML_QUANT_SIZES): bytes of 256 numbers, and the numbers of the types that have them
+    *((36, 41), (50, 19), (54, 34), (56, 29), (66, 16), (66, 35), (74, 17), (82, 22), (84, 10), (98, 18), (110, 11)),
+    *((110, 21), (136, 23), (136, 39), (144, 2), (144, 12), (144, 20), (144, 40), (160, 3), (176, 6), (176, 13)),
+    *((192, 7), (210, 14), (256, 24), (272, 8), (292, 15), (320, 9), (512, 1), (512, 25), (512, 30), (1024, 0)),
+    *((1024, 26), (2048, 27), (2048, 28)),
+)
+BYTES = {kind: size / 256 for size, kind in _SIZES}
 _NUMBERS = dict(zip(range(13), ("B", "b", "H", "h", "I", "i", "f", "?", "", "", "Q", "q", "d"), strict=True))
 _TEXT, _LIST, MOST = 8, 9, 2**32
 
@@ -72,7 +78,7 @@ def read_gguf(path: Path) -> dict[str, Any]:
         raise CostError(f"the header of this GGUF file cannot be read: {error}") from error
 
 
-def _config(fields: Mapping[str, Any], tensors: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+def _config(fields: Mapping[str, Any], tensors: Mapping[str, tuple[int, float]]) -> dict[str, Any]:
     """Return the fields of a config.json."""
     name = str(fields.get("general.architecture"))
     if recurrent := [key for key in fields if key.startswith((f"{name}.ssm.", f"{name}.wkv."))]:
@@ -109,7 +115,7 @@ def _config(fields: Mapping[str, Any], tensors: Mapping[str, tuple[int, int]]) -
     }
 
 
-def _header(file: BinaryIO) -> tuple[Mapping[str, Any], Mapping[str, tuple[int, int]]]:
+def _header(file: BinaryIO) -> tuple[Mapping[str, Any], Mapping[str, tuple[int, float]]]:
     """Return the fields, and the numbers and bytes of each tensor."""
     size = file.seek(0, 2)
     file.seek(0)
@@ -117,20 +123,20 @@ def _header(file: BinaryIO) -> tuple[Mapping[str, Any], Mapping[str, tuple[int, 
         raise ValueError("it must begin with GGUF and version 2 or 3")
     count, pairs = _number(file, "Q"), _number(file, "Q")
     fields = {_text(file): _value(file, _number(file, "I")) for _ in range(min(pairs, MOST))}
-    places: dict[str, tuple[int, int]] = {}
+    tensors: dict[str, tuple[int, float]] = {}
+    end = 0.0
     for _ in range(min(count, MOST)):
         name, numbers = _text(file), 1
         for _ in range(_number(file, "I")):
             numbers *= _number(file, "Q")
-        _number(file, "I")  # its type
-        places[name] = numbers, _number(file, "Q")
+        if (kind := _number(file, "I")) not in BYTES:
+            raise ValueError(f"the bytes of tensors of type {kind} are not known")
+        tensors[name] = numbers, numbers * BYTES[kind]
+        end = max(end, _number(file, "Q") + tensors[name][1])
     step = int(fields.get("general.alignment", 32))
-    end = size - -(-file.tell() // step) * step
-    starts = sorted({start for _, start in places.values()} | {end})
-    if starts[-1] != end:
+    if -(-file.tell() // step) * step + end > size:
         raise ValueError("it is cut off")
-    after = dict(pairwise(starts))
-    return fields, {name: (numbers, after[start] - start) for name, (numbers, start) in places.items()}
+    return fields, tensors
 
 
 def _alike(value: Any) -> Any:

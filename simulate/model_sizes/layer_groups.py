@@ -1,7 +1,7 @@
 """Groups of like layers: what they multiply, read and keep. No model family, no time."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,11 @@ class LayerGroup:
         """Return the weights of a layer's matrices; with `active` of the experts that one token picks."""
         experts = 0 if self.experts is None else self.experts.active if active else self.experts.count
         return _weights(self.matrices) + experts * _weights(self.expert_matrices)
+
+    def divided(self, devices: int) -> "LayerGroup":
+        """Return the group with the part of each expert that one of several devices has."""
+        parts = tuple(replace(each, outputs=-(-each.outputs // devices)) for each in self.expert_matrices)
+        return replace(self, expert_matrices=parts)
 
     def weights(self, *, active: bool = False) -> int:
         """Return the weights of one layer; with `active` of the experts that one token picks."""

@@ -181,14 +181,14 @@ class Shape:
         attention = ((group.count, group.attention) for group in self.layer_groups if group.attention is not None)
         return sum(count * each.kv_width for count, each in attention) * positive("element_bytes", element_bytes)
 
-    def weight_bytes(self, default: float, *, active: bool = False) -> float:
+    def weight_bytes(self, default: float, *, experts: int | None = None) -> float:
         """Return the bytes of all layers' weights as stored, those of no stated size having `default` bytes.
 
-        With `active` only of the experts that one token picks.
+        Of a layer's experts so many count; None: all.
         """
-        total = default * self.hidden
+        total, counted = default * self.hidden, experts
         for group in self.layer_groups:
-            experts = 0 if group.experts is None else group.experts.active if active else group.experts.count
+            experts = 0 if group.experts is None else group.experts.count if counted is None else counted
             for copies, matrices in ((1, group.matrices), (experts, group.expert_matrices)):
                 for each in matrices:
                     size = default if each.stored is None else each.stored

@@ -160,7 +160,8 @@ class _Fields:
 
     def count(self, *names: str) -> int:
         """Return a size, 0 where it is missing, null or 0."""
-        return self.size(*names) if self.get(*names) else 0
+        value = self.get(*names)
+        return 0 if value is None or (type(value) is int and value == 0) else self.size(*names)
 
     def switch(self, name: str, default: bool = False) -> bool:
         """Return a boolean."""
@@ -235,6 +236,8 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes) -> dict[str, Any]:
         "embedding_bytes": stored.of("embed_tokens") if stored.sizes else None,
     }
     _refuse_unread(fields, layers)
+    if stored.groups and not any(m.stored for group in groups for m in (*group.matrices, *group.expert_matrices)):
+        raise CostError("quantization_config names no matrix of this model: give the bytes of a weight by hand")
     if family.tied and "tie_word_embeddings" not in text:
         notes.append("tie_word_embeddings is missing: the LM head counts as the embedding, as in the family's class")
     return sizes | {"notes": (*notes, *stored.notes)}
@@ -492,7 +495,7 @@ class _Reader:
 def _refuse_unread(fields: _Fields, layers: int) -> None:
     """Raise CostError for the first field that was not read and may change what is counted."""
     unread = [(name, value) for name, value in fields.config.items() if name not in fields.seen and value]
-    lists = {name for name, value in unread if isinstance(value, list) and len(value) >= max(layers, 2)}
+    lists = {name for name, value in unread if isinstance(value, list | Mapping) and len(value) >= max(layers, 2)}
     for name, _ in sorted(unread, key=lambda field: field[0] not in lists):
         harmless = "quant" in name or (_HARMLESS.search(name) and not _ID_LISTS.search(name))
         if not harmless and (name in lists or _WEIGHTY.search(name)):

@@ -11,6 +11,7 @@ from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 
 KEYS = {"params": "", "active": "", "kv_bytes": "", "layers": FIELDS[2], "hidden": FIELDS[0], "vocab": FIELDS[5]}
+SPREAD = "spread"  # stated with them: lambda of `Experts.touched`
 PICKED = 8  # experts that a token is assumed to pick
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from simulate.model_sizes.hf_config import text_part
+from simulate.model_sizes.hf_config import positive, text_part
 from treeopt.errors import CostError
 
 HALF = ("mlp.gate", "attn_hc", "ffn_hc", "self_attn.indexer.weights_proj", "linear_attn.in_proj_ba", "self_attn.b_proj")
 _FORMATS = {"mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "fp8": 1.0}
+WIDEST = 64  # bits of a weight
 _ATTENTION = ("self_attn", "linear_attn")
 _SPELLINGS = {  # in checkpoints -> here
     "shared_expert.": "shared_experts.",
@@ -98,27 +99,30 @@ def _groups(both: Mapping[str, Any]) -> list[tuple[float, Sequence[str]]]:
         found: list[tuple[float, Sequence[str]]] = []
         for group in groups.values():
             targets = [str(name) for name in group.get("targets") or ["Linear"]]
-            found.append((_width(group.get("weights") or {}), () if "Linear" in targets else targets))
+            found.append((_width(group.get("weights")), () if "Linear" in targets else targets))
         return found
     method = str(both.get("quant_method") or "").lower()
     if method in ("", "modelopt"):
         method = str(both.get("quant_algo") or "").lower()
     if method == "fp8":
-        block = both.get("weight_block_size")
+        block = [positive("weight_block_size", size) for size in both.get("weight_block_size") or ()]
         return [(1 + (4 / (block[0] * block[1]) if block else 0), ())]
     if method in _FORMATS:
         return [(_FORMATS[method], ("mlp.experts",) if method == "mxfp4" else ())]
     if method in ("awq", "gptq"):
-        bits, size = int(both.get("bits") or both.get("w_bit") or 4), int(both.get("group_size") or 128)
+        bits = positive("bits", both.get("bits") or both.get("w_bit") or 4, most=WIDEST)
+        size = int(both.get("group_size") or 128)
         return [(bits / 8 + (2 + bits / 8) / size if size > 0 else bits / 8, ())]
     if method == "bitsandbytes":
         return [(0.5 + 4 / 64 if both.get("load_in_4bit") else 1.0, ())]
     return []
 
 
-def _width(weights: Mapping[str, Any]) -> float:
-    """Return the bytes of a weight with its scales, of a group of compressed-tensors or ModelOpt."""
-    bits, size = int(weights.get("num_bits") or 16), int(weights.get("group_size") or 0)
+def _width(weights: Mapping[str, Any] | None) -> float:
+    """Return the bytes of a weight with its scales, of a group of compressed-tensors or ModelOpt; 2 without weights."""
+    if weights is None:
+        return 2.0
+    bits, size = positive("num_bits", weights.get("num_bits"), most=WIDEST), int(weights.get("group_size") or 0)
     scale = 2.0 if weights.get("type") == "int" else 1.0  # fp8 or powers of two for floats
     return bits / 8 + (scale / size if size > 0 else 0)
 

@@ -58,7 +58,10 @@ class Link:
         return np.asarray(self.latency_s + np.minimum(one_phase, two_phases))
 
     def gather_s(self, size: ArrayLike, *, devices: int) -> Floats:
-        """Return the seconds of an all-gather of `size` bytes, of which each device has an equal part."""
+        """Return the seconds of an all-gather of `size` bytes, of which each device has an equal part.
+
+        An all-to-all, in which each device sends `size` bytes in equal parts to all, takes as long.
+        """
         sent = np.asarray(size, dtype=np.float64) / (self.share * self.bandwidth)
         return np.asarray(self.latency_s + (devices - 1) / devices * sent)
 
@@ -179,7 +182,7 @@ def find_hardware(name: str, *, path: Path | str | None = None) -> Hardware:
         return devices[matches[0]]
     raise CostError(
         f"hardware must be one of {', '.join(matches or devices)}; got {name!r}; another device needs its "
-        "--bandwidth, --flops and --like"
+        "--data-sheet and --like"
     )
 
 

@@ -4,6 +4,7 @@ Attention reads each sequence's keys and values once and the tree mask, and mult
 Rates come from the data sheet and from the constants fitted to the device's class (`data/hardware.json`).
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -211,7 +212,7 @@ class Kernels:
         return Attention(self.kv_bytes, self.kv_rate, self.flop_rate)
 
     def forward(self, forward: Forward, rows: Floats, logits: Floats, *, batch: int, context: int) -> Split:
-        """Return the seconds of a forward.
+        """Return the seconds of a forward; of several groups of devices the one with the most sequences counts.
 
         Args:
             forward: the forward.
@@ -220,19 +221,23 @@ class Kernels:
             batch: sequences.
             context: tokens of each sequence in the cache.
         """
+        everywhere, own = rows, math.ceil(batch / forward.groups)
+        rows, logits = rows * own / batch, logits * own / batch
         total = Split.fixed(self.launches * forward.layers * (self.attention_s + self.layer_s), rows)
         for copies, outputs, inputs, *stored in (*forward.matrices, *forward.whole):
             total += self.products.stored(*stored).seconds(copies, outputs, inputs, rows)
         for group in forward.routed:
             assert group.experts is not None
-            touched = group.experts.touched(rows, spread=self.spread, sequences=batch)
+            holders = forward.devices if forward.tensor else 1
+            touched = group.experts.touched(everywhere, spread=self.spread, sequences=batch) / holders
             for each in group.expert_matrices:
-                sizes, active = (group.count, each.outputs, each.inputs), group.experts.active
-                total += self.products.stored(each.stored).seconds(*sizes, rows, matrices=touched, active=active)
+                sizes, products = (group.count, each.outputs, each.inputs), self.products.stored(each.stored)
+                active = group.experts.active / holders
+                total += products.seconds(*sizes, everywhere, matrices=touched, active=active)
         total += self.head(forward, logits)
         if forward.devices > 1:
             total += self._exchange(forward, rows, logits)
-        attention_s = self.attention.work_s(forward, rows / batch, batch=batch, context=context)
+        attention_s = self.attention.work_s(forward, rows / own, batch=own, context=context)
         return total + Split(np.zeros_like(rows), attention_s)
 
     def head(self, forward: Forward, logits: Floats) -> Split:
@@ -252,13 +257,25 @@ class Kernels:
         return total + Split(np.zeros_like(logits), read_again)
 
     def _exchange(self, forward: Forward, rows: Floats, logits: Floats) -> Split:
-        """Return the seconds of exchange: a sum after each layer's attention and MLP, and the parts of the logits."""
-        link, devices = self.device.link, forward.devices
+        """Return the seconds of exchange: a sum after each layer's attention and MLP, and the parts of the logits.
+
+        Between several groups each token goes to the devices of its experts, which return their results (DeepSeek-V3,
+        arXiv 2412.19437, section 3.2.2): k experts stand on N (1 - (1 - 1 / N)^k) of N devices. All experts are taken
+        to be needed equally often, and what is sent to be bf16.
+        """
+        link, devices, split = self.device.link, forward.devices, forward.tensor or forward.devices
         assert link is not None
-        sum_s = link.sum_s(rows * forward.hidden * ACTIVATION_BYTES, devices=devices)
-        exchanges, total_s = 2 * forward.layers, 2 * forward.layers * sum_s
-        if forward.head is not None:
-            logit_bytes = logits * forward.head[0] * devices * ACTIVATION_BYTES
-            exchanges, total_s = exchanges + 1, total_s + link.gather_s(logit_bytes, devices=devices)
+        size = rows * forward.hidden * ACTIVATION_BYTES
+        routed = [group for group in forward.routed if forward.groups > 1]
+        exchanges = 2 * forward.layers - sum(group.count for group in routed) if split > 1 else 0
+        total_s = exchanges * link.sum_s(size, devices=split)
+        for group in routed:
+            assert group.experts is not None
+            copies = devices * (1 - (1 - 1 / devices) ** group.experts.active)
+            exchanges += 2 * group.count
+            total_s = total_s + 2 * group.count * link.gather_s(copies * size / split, devices=devices)
+        if forward.head is not None and split > 1:
+            logit_bytes = logits * forward.head[0] * split * ACTIVATION_BYTES
+            exchanges, total_s = exchanges + 1, total_s + link.gather_s(logit_bytes, devices=split)
         fixed_s = np.full_like(rows, exchanges * link.latency_s)
         return Split(fixed_s + exchanges * self.exchange_s, total_s - fixed_s)

@@ -45,6 +45,8 @@ class Roofline:
             at any size.
         draft_bytes: bytes per weight of the drafter.
         devices: devices of one node that share every layer of target and drafter (tensor parallelism).
+        tensor: devices of a group that shares every layer and has sequences of its own, while the experts are spread
+            over all devices (expert parallelism); 0: all devices share everything.
         kv_bytes: bytes of a number in the cache.
         spread: lambda of `Experts.touched`; 0.6 is fitted to SpecBundle's Qwen3-30B-A3B and 235B-A22B (105 speedups).
         committed: tokens per sequence that a step commits where a shape does not state them: the drafter reads them
@@ -69,6 +71,7 @@ class Roofline:
     captured: tuple[int, ...] = ()
     draft_bytes: float = 2.0
     devices: int = 1
+    tensor: int = 0
     observed_rows: int = 0
 
     def __post_init__(self) -> None:
@@ -90,6 +93,8 @@ class Roofline:
         """Check the number of devices, and that their interconnect is known."""
         if not 1 <= self.devices <= MOST:
             raise CostError(f"devices must be 1 to {MOST}, those of one node, got {self.devices}")
+        if self.tensor and (self.target.experts is None or self.devices % self.tensor):
+            raise CostError("experts can be spread over devices in equal groups, of a target that has experts")
         if self.devices > 1 and self.device.link is None:
             known = ", ".join(name for name, device in load_hardware().items() if device.link)
             raise CostError(
@@ -99,8 +104,22 @@ class Roofline:
 
     @property
     def label(self) -> str:
-        """Name of the device, with the number of devices if there are several."""
-        return self.device.name if self.devices == 1 else f"{self.devices} x {self.device.name}"
+        """Name of the device, with the number of devices and degrees of parallelism if there are several."""
+        degrees = f" tp{self.tensor}ep{self.devices}" if self.tensor else ""
+        return self.device.name if self.devices == 1 else f"{self.devices} x {self.device.name}{degrees}"
+
+    @property
+    def sharing(self) -> str:
+        """How several devices share the models; "" for one."""
+        if self.devices == 1 or self.device.link is None:
+            return ""
+        shares = "share every layer of target and drafter"
+        if self.tensor:
+            shares = (
+                f"share the layers in {self.forward.groups} groups with sequences of their own and hold whole experts, "
+                "which are taken to be needed equally often (no measured step was compared)"
+            )
+        return f"{shares}; their exchange: {self.device.link.source}"
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -126,13 +145,13 @@ class Roofline:
     def forward(self) -> Forward:
         """The target's forward on one device."""
         with _named("target"):
-            return Forward.of(self.target).shared(self.devices)
+            return Forward.of(self.target).shared(self.devices, self.tensor)
 
     @cached_property
     def drafts(self) -> DrafterShape:
         """The drafter's forwards on one device."""
         with _named("drafter"):
-            return self.drafter.shared(self.devices)
+            return self.drafter.shared(self.devices, self.tensor)
 
     @property
     def separable(self) -> bool:
@@ -147,8 +166,10 @@ class Roofline:
     @property
     def _read_bytes(self) -> float:
         """Bytes of the weights that a forward of one token reads."""
+        picked = None if self.target.experts is None else self.target.experts.active
+        layers = self.target.weight_bytes(self.weight_bytes, experts=picked)
         head = self.kernels.head_bytes if self.target.head_bytes is None else self.target.head_bytes
-        return self.target.weight_bytes(self.weight_bytes, active=True) + head * self.target.vocab * self.target.hidden
+        return layers + head * self.target.vocab * self.target.hidden
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -211,6 +232,7 @@ class Roofline:
 
     def _move_s(self, batch: int) -> float:
         """Return the seconds of moving the keys and values of one committed token per sequence."""
+        batch = math.ceil(batch / self.forward.groups)
         return 2 * batch * self.forward.kv_elements * self.kv_bytes / self.kernels.kv_rate
 
     def error(self, shape: StepShape) -> float:
@@ -284,7 +306,8 @@ class Roofline:
         place: dict[str, Any] = {"batch": batch, "context": self._context(context)}
         step = self.draft_kernels.forward(forward, logits + committed_rows, logits, **place)
         if self.drafter.shared_head and depth:
-            heads = [self.draft_kernels.head(forward, rows) for rows in (logits, depth * logits, (depth + 1) * logits)]
+            own = logits / forward.groups
+            heads = [self.draft_kernels.head(forward, rows) for rows in (own, depth * own, (depth + 1) * own)]
             step += Split(-heads[0].fixed_s, heads[2].work_s - heads[1].work_s - heads[0].work_s)
         if opening is not None:
             step += self.draft_kernels.forward(opening, batch * kept, logits, **place)

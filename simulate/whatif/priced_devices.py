@@ -9,7 +9,7 @@ from typing import Any
 from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_by_layers, kind_of_drafter
 from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, parsed, quant_method
 from simulate.model_sizes.model_shape import Shape
-from simulate.model_sizes.sizes_by_hand import llama_of, shape_by_hand
+from simulate.model_sizes.sizes_by_hand import SPREAD, llama_of, shape_by_hand
 from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
 from simulate.profiles.profile import Profile
 from simulate.roofline.data_sheets import Hardware, Link, checked, constants_of, find_hardware, own_hardware
@@ -31,10 +31,12 @@ class Counted:
 
     Attributes:
         count: devices that share every layer.
+        tensor: see `Roofline.tensor`.
         device: data sheet of one.
     """
 
     count: int
+    tensor: int
     device: Hardware
 
 
@@ -131,9 +133,9 @@ def target_shape(settings: WhatIfSettings, *, as_stored: bool = False) -> Shape:
     Raises:
         CostError: a field is wrong, missing or not covered; names file and field.
     """
-    if settings.sizes is None:
+    if not settings.by_hand:
         return Shape.from_config(settings.target, as_stored=as_stored)
-    return shape_by_hand(settings.target, settings.sizes)
+    return shape_by_hand(settings.target, settings.by_hand)
 
 
 def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], list[str]]:
@@ -159,7 +161,7 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
     linked = _linked(everywhere, settings.link)
     devices, source = linked[: len(devices)], linked[len(devices) :]
     shape = target_shape(settings, as_stored=settings.weight_bytes is None)
-    like_target = settings.target if settings.sizes is None else llama_of(shape)
+    like_target = llama_of(shape) if settings.by_hand else settings.target
     config = like_target if settings.drafter is None else settings.drafter
     drafts = drafter_shape(config, kind=settings.kind, target=shape)
     warnings = [*shape.notes, *assumptions(settings.drafter, drafts, kind=settings.kind, target=shape)]
@@ -168,22 +170,25 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
             warnings.append(f"{device.name}: {unsure[1]}")
     bytes_of = {name: getattr(settings, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes")}
     sizes: dict[str, Any] = {name: value for name, value in bytes_of.items() if value is not None}
-    sizes |= {} if settings.spread is None else {"spread": settings.spread}
+    sizes |= {name: size for name, size in (settings.sizes or {}).items() if name == SPREAD}
 
     def overheads(devices: int) -> Overheads:
         if settings.engine is None:
             return Overheads()
         assert settings.kind is not None
-        return Overheads.of(settings.engine, kind=settings.kind, version=settings.engine_version, devices=devices)
+        engine, _, version = settings.engine.partition("==")
+        return Overheads.of(engine, kind=settings.kind, version=version or None, devices=devices)
 
     def roofline(devices: Counted, option: str = "--hardware") -> Roofline:
         host = overheads(devices.count)
         try:
-            return Roofline(shape, drafts, devices.device, like=known, devices=devices.count, overheads=host, **sizes)
+            degrees: dict[str, Any] = {"devices": devices.count, "tensor": devices.tensor}
+            return Roofline(shape, drafts, devices.device, like=known, overheads=host, **degrees, **sizes)
         except CostError as error:
             if devices.count == 1:
                 raise
             name = "-".join(devices.device.name.lower().split())
+            name += f":tp{devices.tensor}ep{devices.count}" if devices.tensor else ""
             raise CostError(f"{option} {devices.count}x{name}: {error}") from error
 
     places, observed = [], [Observed.parse(text) for text in settings.observed]
@@ -214,7 +219,7 @@ def prices_of_devices(prices: Mapping[str, float], places: Sequence[Place]) -> d
     for word, price in prices.items():
         if not PRICES[0] <= price <= PRICES[1]:
             raise UsageError(f"--price must be from {PRICES[0]:g} to {PRICES[1]:g} per hour, got {word}={price:g}")
-        count, name = _count_and_name(word)
+        count, _, name = _count_and_name(word)
         if count > 1:
             raise UsageError(f"--price takes the price of one device: name {name}, not {word}")
         name = next((single for single in singles if single.casefold() == name.casefold()), name)
@@ -250,23 +255,20 @@ def context_warnings(target: Config, contexts: Sequence[int], positions: Any = N
 
 def _devices(settings: WhatIfSettings, like: Hardware | None) -> list[Counted]:
     """Return known devices, or one in the caller's own figures."""
-    bandwidth, flops = settings.bandwidth, settings.flops
     named = list(dict.fromkeys(_count_and_name(word) for word in settings.hardware))
-    if (bandwidth is None) != (flops is None):
-        raise UsageError("--bandwidth and --flops need each other")
-    if bandwidth is None or flops is None:
-        return list(dict.fromkeys(Counted(count, find_hardware(name)) for count, name in named))
+    if not settings.data_sheet:
+        return list(dict.fromkeys(Counted(count, tensor, find_hardware(name)) for count, tensor, name in named))
     if like is None or len(named) > 1:
-        raise UsageError("--bandwidth and --flops describe one device: name it with --hardware, and --like another")
-    ((count, name),) = named
-    return [Counted(count, own_hardware(name, bandwidth=bandwidth * 1e9, flops=flops * 1e12, like=like))]
+        raise UsageError("--data-sheet describes one device: name it with --hardware, and --like another")
+    ((count, tensor, name),), (bandwidth, flops) = named, settings.data_sheet
+    return [Counted(count, tensor, own_hardware(name, bandwidth=bandwidth * 1e9, flops=flops * 1e12, like=like))]
 
 
 def _measured_on(word: str) -> Counted:
     """Return the devices that a profile was measured on."""
-    count, name = _count_and_name(word)
+    count, tensor, name = _count_and_name(word)
     try:
-        return Counted(count, find_hardware(name))
+        return Counted(count, tensor, find_hardware(name))
     except CostError as error:
         raise UsageError(f"--measured-on: {error}") from error
 
@@ -286,11 +288,19 @@ def _linked(devices: list[Counted], link: Sequence[float]) -> list[Counted]:
     ]
 
 
-def _count_and_name(word: str) -> tuple[int, str]:
-    """Return the number of devices and the name of one.
+def _count_and_name(word: str) -> tuple[int, int, str]:
+    """Return the number of devices, `Roofline.tensor` and the name of one.
 
-    >>> _count_and_name("4xh100"), _count_and_name("RTX 4090")
-    ((4, 'h100'), (1, 'RTX 4090'))
+    Raises:
+        UsageError: experts on other devices than all.
+
+    >>> _count_and_name("4xh100"), _count_and_name("8xh100:tp2ep8"), _count_and_name("RTX 4090")
+    ((4, 0, 'h100'), (8, 2, 'h100'), (1, 0, 'RTX 4090'))
     """
-    several = re.fullmatch(r"([1-9]\d{0,3})\s*x\s*(.+)", word.strip(), re.IGNORECASE)
-    return (int(several[1]), several[2]) if several else (1, word.strip())
+    several = re.fullmatch(r"([1-9]\d{0,3})\s*x\s*([^:]+)(?::tp(\d{1,3})ep(\d{1,3}))?", word.strip(), re.IGNORECASE)
+    if several is None:
+        return 1, 0, word.strip()
+    count, tensor, experts = int(several[1]), int(several[3] or 0), several[4]
+    if experts and (int(experts) != count or not tensor or count % tensor):
+        raise UsageError(f"{word}: experts are spread over all {count} devices, and tp divides them: :tp1ep{count}")
+    return count, tensor, several[2]

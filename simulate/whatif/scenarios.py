@@ -42,7 +42,7 @@ class Scenario:
         error: error of the choice's step over a plain step, part of the speedup's interval; 0 if nothing is drafted.
         fits: True if the choice fits the device's memory; None if its size is not known.
         plan: the plan of all batch sizes that the choice comes from.
-        exchange: source of the figures for the exchange between several devices; "" for one device.
+        sharing: how several devices share the models; "" for one device.
         memory: memory that the models take at this context; None: not known.
     """
 
@@ -55,7 +55,7 @@ class Scenario:
     error: float = 0.0
     fits: bool | None = None
     plan: Plan | None = None
-    exchange: str = ""
+    sharing: str = ""
     memory: DeviceMemory | None = None
 
     @property
@@ -80,7 +80,7 @@ class Place:
         memory: memory that target and drafter take of each device.
         single: name of one device, if there are several; "": `device`.
         count: number of devices.
-        exchange: source of the figures for the exchange between several devices; "" for one device.
+        sharing: how several devices share the models; "" for one device.
     """
 
     device: str
@@ -89,7 +89,7 @@ class Place:
     memory: DeviceMemory
     single: str = ""
     count: int = 1
-    exchange: str = ""
+    sharing: str = ""
 
     @classmethod
     def of(
@@ -111,10 +111,9 @@ class Place:
             heads=heads,
             total=model.device.memory_bytes if memory is None else memory * 1e9,
             share=SHARE if memory is None else 1.0,
-            **{name: getattr(model, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes", "devices")},
+            **{name: getattr(model, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes", "devices", "tensor")},
         )
-        exchange = model.device.link.source if model.device.link and model.devices > 1 else ""
-        devices = (model.device.name, model.devices, exchange)
+        devices = (model.device.name, model.devices, model.sharing)
         return cls(model.label, context, model if cost is None else cost, held, *devices)
 
 
@@ -144,9 +143,7 @@ def explore(
         asked = search.changed(batch=tuple(sorted({*search.batch, *largest})))
         plan = search_pipeline.search(trace, place.cost, settings=asked, context=place.context)
         deepest = plan.meta["search"]["max_depth"]
-        if (most := memory.batch(max(_nodes(entry.choice) for entry in plan.entries))) is not None:
-            holds = {"device": place.device, "context": place.context, "share": memory.share, "batch": most}
-            plan = replace(plan, meta={**plan.meta, "holds": holds})
+        plan = held(plan, memory, device=place.device, context=place.context)
         for entry in plan.entries:
             size = {"batch": entry.batch, "context": place.context}
             tree = entry.choice.tree
@@ -160,7 +157,7 @@ def explore(
                 0.0 if tree is None else place.cost.error(StepShape.of(tree, **size)),
                 _holds(memory, entry.batch, entry.choice),
                 plan,
-                place.exchange,
+                place.sharing,
                 memory,
             )
             scenarios.append(scenario)
@@ -168,13 +165,18 @@ def explore(
     return tuple(scenarios)
 
 
-def _nodes(choice: Choice) -> int:
-    return 0 if choice.tree is None else choice.tree.nodes
+def held(plan: Plan, memory: DeviceMemory | None, *, device: str, context: int) -> Plan:
+    """Return the plan with the largest batch that a device's memory holds with its largest tree, where it is known."""
+    most = None if memory is None else memory.batch(max(int(entry.choice.nodes) for entry in plan.entries))
+    if memory is None or most is None:
+        return plan
+    holds = {"device": device, "context": context, "share": memory.share, "batch": most}
+    return replace(plan, meta={**plan.meta, "holds": holds})
 
 
 def _holds(memory: DeviceMemory, batch: int, choice: Choice) -> bool | None:
     """Return whether a batch fits the memory; None if its size is not known."""
-    return None if (most := memory.batch(_nodes(choice))) is None else batch <= most
+    return None if (most := memory.batch(int(choice.nodes))) is None else batch <= most
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,7 @@ def fits(scenarios: Sequence[Scenario]) -> Iterator[Fit]:
         speculating, ratio = None, None
         if tried and plain is not None:
             rate, best, choice = max(tried, key=lambda one: one[0])
-            nodes = _nodes(choice)
+            nodes = int(choice.nodes)
             speculating = Held(memory.batch(nodes) or 0, best.batch, rate, nodes, int(choice.depth))
             ratio = choice.speedup.times(rates[best.batch] / plain.tokens_s)
         yield Fit(device, context, memory, plain, speculating, ratio)

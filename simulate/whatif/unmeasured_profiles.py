@@ -156,7 +156,7 @@ def _check_comparable(measured_on: Roofline, to: Roofline) -> None:
     for name in ("target", "drafter", "weight_bytes", "draft_bytes", "kv_bytes"):
         if getattr(measured_on, name) != getattr(to, name):
             raise CostError(f"{name} must be the same on both devices")
-    if measured_on.devices != to.devices:
+    if (measured_on.devices, measured_on.tensor) != (to.devices, to.tensor):
         raise CostError(
             f"times of {measured_on.label} cannot be carried over to {to.label}: their exchange between devices "
             "differs; name as many "

@@ -187,7 +187,7 @@ def _host_time(meta: Mapping[str, Any]) -> list[str]:
 
 def whatif_conditions(trace: Trace, scenarios: Sequence[Scenario], settings: WhatIfSettings) -> list[str]:
     """Return what the figures hold for, one sentence each."""
-    exchanges = dict.fromkeys((scenario.device, scenario.exchange) for scenario in scenarios if scenario.exchange)
+    shared = dict.fromkeys(f"{scenario.device} {scenario.sharing}." for scenario in scenarios if scenario.sharing)
     errors: dict[str, list[float]] = {}
     for scenario in scenarios:
         if scenario.pays:
@@ -205,10 +205,10 @@ def whatif_conditions(trace: Trace, scenarios: Sequence[Scenario], settings: Wha
     return [
         f"{times}; error of step over plain step, part of the intervals: {stated}.",
         f"The drafter is priced as {settings.kind}.",
-        *(f"{device} share every layer of target and drafter; their exchange: {text}." for device, text in exchanges),
+        *shared,
         *([memory + unfit * (False in known)] if known != {None} else []),
         *(f"{device}: its memory is not known, so it was not checked whether a batch fits." for device in unknown),
-        *([f"Only trees that {ENGINES[settings.engine].title} runs."] if settings.engine else []),
+        *([f"Only trees that {ENGINES[settings.limiting].title} runs."] if settings.limiting else []),
         "Among trees within 1 % of the fastest the smallest is taken; no speculation counts as the smallest.",
         "Break-even acceptance: the acceptance of each drafted token, independent of the others, from which the best "
         "chain pays.",

@@ -8,6 +8,7 @@ from typing import Any
 from simulate.model_sizes.device_memory import SHARE
 from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.model_sizes.hf_config import OWN_SWEEP
+from simulate.model_sizes.sizes_by_hand import SPREAD
 from simulate.profiles.profile import Profile
 from treeopt import defaults
 from treeopt.defaults import WHATIF_CONTEXT
@@ -19,6 +20,7 @@ Config = Path | str | Mapping[str, Any]  # a folder, a config.json, or its conte
 
 PRICES = (1e-6, 1e9)  # per hour
 LINKS = (1e-6, 1e6)  # GB/s, and microseconds
+SHEETS = (1e-12, 1e21)  # GB/s, and TFLOP/s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class WhatIfSettings(Settings):
 
     hardware: tuple[str, ...] = setting(
         help="Devices, such as h100,4xh100,l40s: names of data/hardware.json; 4x: four devices of a node share every "
-        "layer."
+        "layer; 8xh100:tp2ep8: pairs share the layers, each with its own sequences, and all eight the experts."
     )
     target: Config = setting(
         help="The target's folder or config.json, hf:org/name, a name of `treeopt models`, or a shape (1b, 8b, 14b, "
@@ -37,7 +39,8 @@ class WhatIfSettings(Settings):
         None,
         help="The target's sizes by hand, such as params=117e9,active=5.1e9,kv_bytes=73728: weights, those that a "
         "token needs, and K/V bytes of a token in bf16; for a config.json that is not understood. Also layers, hidden "
-        "and vocab.",
+        "and vocab. Alone, spread=0.6: tokens' worth of experts that a further token of a sequence needs; default 0.6, "
+        "fitted to published speedups; 1: independent routing.",
     )
     drafter: Config | None = setting(
         None, help="The drafter's folder or config.json, hf:org/name, or a shape; default sizes as the target's."
@@ -59,8 +62,12 @@ class WhatIfSettings(Settings):
     )
     profile: Profile | Path | str | None = setting(None, help="Step times measured on another device.")
     measured_on: str | None = setting(None, help="The device that --profile was measured on.")
-    bandwidth: float | None = setting(None, above=0, help="Memory bandwidth of a custom device in GB/s.")
-    flops: float | None = setting(None, above=0, help="Dense bf16 TFLOP/s of the custom device.")
+    data_sheet: tuple[float, ...] = setting(
+        (),
+        least=SHEETS[0],
+        most=SHEETS[1],
+        help="GB/s of memory and dense bf16 TFLOP/s of a custom device, such as 900,165; needs --like.",
+    )
     link: tuple[float, ...] = setting(
         (),
         least=LINKS[0],
@@ -105,18 +112,7 @@ class WhatIfSettings(Settings):
         help="Name the configuration of most tokens per second that takes at most this much time per token; with "
         "--price the cheapest.",
     )
-    spread: float | None = setting(
-        None,
-        above=0,
-        most=1,
-        option="--expert-spread",
-        help="Tokens' worth of experts that a further token of a sequence needs, for a target with experts; default "
-        "0.6, fitted to published speedups; 1: independent routing.",
-    )
-    engine: str | None = limiting_engine()
-    engine_version: str | None = setting(
-        None, help="The version of the engine of --for, such as 0.10.2; default the newest that is known."
-    )
+    engine: str | None = limiting_engine(" With its host time; vllm==0.10.2 takes an older version's.")
     max_nodes: int | None = largest_tree()
     max_depth: int | None = deepest_tree()
     seed: int = defaults.seed()
@@ -127,21 +123,33 @@ class WhatIfSettings(Settings):
             raise UsageError("--profile and --measured-on need each other")
         if self.observed and (len(self.hardware) > 1 or self.profile is not None):
             raise UsageError("--observed is of one device: give one --hardware, and no --profile")
-        if self.engine_version is not None and self.engine is None:
-            raise UsageError("--engine-version needs --for")
-        if self.link and len(self.link) != 2:
-            raise UsageError("--link takes two numbers, GB/s and microseconds, such as 20,25")
+        for option, numbers, units in (
+            ("--link", self.link, "GB/s and microseconds, such as 20,25"),
+            ("--data-sheet", self.data_sheet, "GB/s and TFLOP/s, such as 900,165"),
+        ):
+            if len(numbers) not in (0, 2):
+                raise UsageError(f"{option} takes two numbers, {units}")
+
+    @property
+    def by_hand(self) -> Mapping[str, float]:
+        """The target's sizes by hand; empty: its configuration states them."""
+        return {name: size for name, size in (self.sizes or {}).items() if name != SPREAD}
+
+    @property
+    def limiting(self) -> str | None:
+        """The name of the engine, without its version."""
+        return self.engine and self.engine.partition("==")[0]
 
     @property
     def search(self) -> SearchSettings:
         """The settings of the search of each device and context."""
         limits: dict[str, Any] = {"max_nodes": self.max_nodes, "max_depth": self.max_depth}
-        return SearchSettings(batch=self.batch, engine=self.engine, seed=self.seed, compare={}, **limits)
+        return SearchSettings(batch=self.batch, engine=self.limiting, seed=self.seed, compare={}, **limits)
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings as the record holds them, without models and step times, which it names elsewhere."""
-        names = "kind batch context prices engine engine_version observed measured_on bandwidth flops memory like"
-        names += " weight_bytes draft_bytes kv_bytes spread seed max_nodes max_depth"
+        names = "kind batch context prices engine observed measured_on data_sheet memory like sizes"
+        names += " weight_bytes draft_bytes kv_bytes seed max_nodes max_depth"
         fields = {name: getattr(self, name) for name in names.split()}
         link = ",".join(f"{number:g}" for number in self.link) or None
         return fields | {"link": link, "compare": {}}

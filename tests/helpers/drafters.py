@@ -18,6 +18,7 @@ from executor.drafters.medusa.drafter import MedusaHeads
 from executor.drafters.mtp.drafter import Mtp
 from executor.drafters.ngram.drafter import NGram
 from executor.drafters.p_eagle.drafter import PEagle
+from executor.drafters.pard.drafter import Pard
 from executor.drafters.prompt_lookup.drafter import PromptLookup
 from executor.target.target_model import Target
 from tests.helpers.models import VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
@@ -73,6 +74,7 @@ MAKE: dict[str, Make] = {
         own_embeddings=True,
     ),
     "dspark": lambda t: _dflash(t, from_anchor=True, markov=8),
+    "pard": lambda t: Pard(small_target(seed=1), mask=3).requires_grad_(),
     "mtp": Mtp,
     "mtp-qwen": lambda t: Mtp(t, "qwen"),
 }
@@ -136,6 +138,6 @@ DRAFTERS: dict[str, Callable[[], tuple[Target, Drafter]]] = {
     "prompt-lookup": lambda: _untrained(PromptLookup),
     **{
         name: partial(fitted_drafter, name, PROMPTS)
-        for name in ("hydra++", "eagle", "coral-router", "eagle3", "mtp", "dflash")
+        for name in ("hydra++", "eagle", "coral-router", "eagle3", "mtp", "dflash", "pard")
     },
 }

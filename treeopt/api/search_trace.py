@@ -21,6 +21,7 @@ from treeopt.policies.eagle2 import DYNAMIC_TREE, EAGLE2
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.settings import takes
+from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -87,6 +88,7 @@ def search(
     cannot_run = None if engine is None else ENGINES[engine].cannot_run
     with progress("searching", 2 * len(settings.batch)) as advance:
         plan = search_pipeline.search(trace, cost, settings=settings, cannot_run=cannot_run, advance=advance)
+    plan = _held(plan, cost)
     if settings.target_interval is None:
         return plan
     return replace(plan, meta={**plan.meta, "missing": more_requests(plan, settings.target_interval)})
@@ -111,6 +113,17 @@ def _kinds(policies: Sequence[str], engine: str | None) -> tuple[str, ...]:
     if other := set(policies) - {EAGLE2, "all"}:
         raise UsageError(f"--for {engine} runs dynamic trees of {EAGLE2} alone, not {min(other)}: --policy {EAGLE2}")
     return (EAGLE2,) if policies else ()
+
+
+def _held(plan: Plan, cost: CostModel) -> Plan:
+    """Return the plan with the largest batch that fits, where the profile knows the memory that its models take."""
+    records, context = look(cost.meta, "memory"), look(plan.meta, "search", "context")
+    if not records or context is None:
+        return plan
+    from simulate.model_sizes.device_memory import DeviceMemory
+    from simulate.whatif.scenarios import held
+
+    return held(plan, DeviceMemory.at(records, context), device=str(look(cost.meta, "device")), context=context)
 
 
 def _shortest_context(cost: CostModel) -> list[str]:

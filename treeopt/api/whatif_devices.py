@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from treeopt.api.messages import Progress, silent, warn
 from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.defaults import BYTES, NODES
 from treeopt.engines import ENGINES, engine_rules
-from treeopt.errors import UsageError
+from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_and_rules
@@ -89,8 +89,8 @@ class WhatIf:
             UsageError: settings that contradict each other.
             CostError: a device, model or size that has no price.
         """
-        from simulate.model_sizes.drafter_kinds import without_sizes
-        from simulate.model_sizes.hf_config import context_limit
+        from simulate.model_sizes.drafter_kinds import named_drafter, without_sizes
+        from simulate.model_sizes.hf_config import context_limit, parsed
         from simulate.whatif.priced_devices import (
             context_warnings,
             drafter_kind,
@@ -99,6 +99,8 @@ class WhatIf:
             target_shape,
         )
 
+        if named := parsed(settings.target, named_drafter):
+            raise CostError(f"{settings.target}: {named[0]} names {named[1]}, no language model: is it the --drafter?")
         target_shape(settings)  # a family without a price is refused before anything else is asked for
         trace, _ = as_trace(trace)
         trace = replace(trace, meta={**trace.meta, "asked_for": named_target(settings.target)})
@@ -112,7 +114,7 @@ class WhatIf:
         prices = None if settings.prices is None else prices_of_devices(settings.prices, places)
         recorded = look(trace.meta, "drafter", "positions")
         positions = recorded if drafter is None else context_limit(drafter)
-        beyond = _dynamic_trees(settings.engine) + context_warnings(settings.target, settings.context, positions)
+        beyond = _dynamic_trees(settings.limiting) + context_warnings(settings.target, settings.context, positions)
         return cls(trace, settings, places, settings.search, prices, tuple(beyond))
 
     def plan_files(self) -> list[str]:
@@ -139,7 +141,7 @@ class WhatIf:
 
         settings = self.settings
         trace, own_rules = ranks_and_rules(self.trace, settings.seed)
-        search = self.search.changed(rules=(*own_rules, *engine_rules(settings.engine, trace)))
+        search = self.search.changed(rules=(*own_rules, *engine_rules(settings.limiting, trace)))
         with progress("searching", len(self.places)) as done:
             scenarios = explore(trace, self.places, search, fit=settings.fit, done=done)
         found = (warning for each in scenarios if each.plan is not None for warning in each.plan.warnings)
@@ -213,12 +215,16 @@ class WhatIfRecord(Record):
             "provenance": this_run(),
         }
         parts: dict[str, list[Profile]] = {}
+        held: dict[str, dict[str, Any]] = {}
+        for place in question.places:
+            held.setdefault(place.device, {})[str(place.context)] = asdict(place.memory)
         for place in question.places:
             times: Any = place.cost
             if isinstance(times, Roofline):
                 times = tabulated(
                     times, batches=settings.batch, context=place.context, nodes=nodes, depth=depth, meta=meta
                 )
+            times = replace(times, meta={**times.meta, "memory": held[place.device]})
             parts.setdefault(place.device, []).append(times)
         return dict(zip(question.profile_files(), map(joined, parts.values()), strict=True))
 
@@ -257,7 +263,7 @@ def _bytes(settings: WhatIfSettings, drafter: Config | None) -> dict[str, float 
     from simulate.whatif.priced_devices import as_stored, bytes_per_weight
 
     stored, target_bytes = as_stored(settings.target), settings.weight_bytes
-    if not (stored.groups or stored.sizes) or settings.sizes is not None:
+    if not (stored.groups or stored.sizes) or settings.by_hand:
         target_bytes = bytes_per_weight(settings.target, target_bytes, "--weight-bytes")
     default = max(BYTES, target_bytes or BYTES)
     drafter_bytes = bytes_per_weight(drafter, settings.draft_bytes, "--draft-bytes", default=default)

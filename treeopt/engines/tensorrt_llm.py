@@ -149,6 +149,7 @@ METHODS = {  # values of `decoding_type`
     "NGram": Method.of("prompt-lookup", model="none"),
     "Draft_Target": Method.of("language-model"),
     "DFlash": Method.of("dflash"),
+    "PARD": Method.of("pard"),
     "SA": Method.of("suffix", model="none"),
 }
 ENTRY = Engine(

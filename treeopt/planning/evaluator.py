@@ -1,6 +1,7 @@
 """Evaluate trees by replay on two parts of a trace: one to choose on, one held out to report on."""
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ class Judge:
         """Store the parts; nothing is replayed yet."""
         self.fit, self.held, self.cost, self.objective, self.context = fit, held, cost, objective, context
         self._fitted, self._judged = _Replays(fit), _Replays(held)
+        self._step_s: dict[tuple[Tree, int], float] = {}
 
     def expect(self, pool: Tree) -> None:
         """Set the tree that the next trees are mostly subtrees of, which makes their replays fast."""
@@ -42,15 +44,11 @@ class Judge:
 
     def step_s(self, tree: Tree, batch: int) -> float:
         """Return the seconds of a step that commits what the tree commits on the fitted requests."""
-        counts = self._fitted[tree]
-        return step_seconds(
-            tree,
-            self.cost,
-            batch=batch,
-            context=self.context,
-            committed=counts.tau,
-            drafted=counts.drafted_counts,
-        )
+        if (tree, batch) not in self._step_s:
+            counts = self._fitted[tree]
+            said: dict[str, Any] = {"context": self.context, "committed": counts.tau, "drafted": counts.drafted_counts}
+            self._step_s[tree, batch] = step_seconds(tree, self.cost, batch=batch, **said)
+        return self._step_s[tree, batch]
 
     def plain_s(self, batch: int) -> float:
         """Return the seconds of a plain step."""

@@ -1,5 +1,7 @@
 """The hold-out split: one part of the requests to choose trees on, the rest held out to report results on."""
 
+from functools import lru_cache
+
 import numpy as np
 
 from treeopt.defaults import HELD_OUT
@@ -11,10 +13,12 @@ from treeopt.traces.trace import Trace
 MIN_REQUESTS = 4  # two to choose on and two to report on: one cluster has no interval
 
 
+@lru_cache(maxsize=1)
 def hold_out(trace: Trace, *, held_out: float = HELD_OUT, seed: int = 0) -> tuple[Trace, Trace]:
     """Split the requests at random into those that `search` chooses on and those that it reports on.
 
-    Requests that are all invented from one figure serve for both: nothing in them is left to chance.
+    Requests that are all invented from one figure serve for both: nothing in them is left to chance. Searches of one
+    trace, one after the other, share the parts.
 
     Raises:
         UsageError: a share outside (0, 1), or a seed below 0.

@@ -39,9 +39,9 @@ def context() -> Any:
     return setting(None, least=0, form="tokens", help=help_text)
 
 
-def limiting_engine() -> Any:
-    """Return the setting of the engine that limits the trees."""
-    help_text = "Only trees that this engine can run; plans record the cost of each rule that binds."
+def limiting_engine(more: str = "") -> Any:
+    """Return the setting of the engine that limits the trees; its help ends with `more`."""
+    help_text = f"Only trees that this engine can run; plans record the cost of each rule that binds.{more}"
     return setting(None, option="--for", help=help_text)
 
 

@@ -6,7 +6,7 @@ Because every size and depth cap is enumerated, steps in the cost (kernel tiles,
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from treeopt.planning.evaluator import Judge
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Proof
 from treeopt.replay.many_trees import Replayer
-from treeopt.replay.objective import THROUGHPUT
+from treeopt.replay.objective import THROUGHPUT, Objective
 from treeopt.replay.static_tree import covers
 from treeopt.searchers.constrained_trees.choose_method import Fitting, fitting
 from treeopt.searchers.constrained_trees.dinkelbach import Refined, refine
@@ -26,6 +26,7 @@ from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow
 from treeopt.searchers.static_trees.local_search import improve, ready
 from treeopt.searchers.static_trees.shrinkage import fit_strength
+from treeopt.traces.trace import Trace
 from treeopt.tree import MAX_NODES, Tree
 
 SHORTLIST = 16  # trees that are replayed per batch size
@@ -185,24 +186,15 @@ class Proposals:
         """
         if tree not in self._improvements:
             confirmed = []
-            for refined_on, checked_on in (self._halves, self._halves[::-1]) if self._halves else ():
-                objective, size = self.judge.objective, {"nodes": tree.nodes, "depth": tree.depth}
-                better = improve(refined_on.trace, **size, objective=objective, replayer=refined_on).tree
+            objective, settings = self.judge.objective, self.settings
+            halves = _halves(self.judge.fit, nodes=settings.nodes, depth=settings.depth)
+            for refined_on, checked_on in (halves, halves[::-1]) if halves else ():
+                better = _improved(refined_on, nodes=tree.nodes, depth=tree.depth, objective=objective)
                 steps = (checked_on.replay(candidate).steps for candidate in (better, tree))
                 after, before = (objective.tokens(count, checked_on.trace) for count in steps)
                 confirmed += [better] if after > before else []
             self._improvements[tree] = tuple(confirmed)
         return self._improvements[tree]
-
-    @cached_property
-    def _halves(self) -> tuple[Replayer, ...]:
-        """Two halves of the fitted requests; none where there is only one request."""
-        fit = self.judge.fit
-        stride = max(2, round(2 * fit.anchors / REFINED_ON))
-        if fit.requests < 2:
-            return ()
-        parts = (fit.select(np.arange(first, fit.requests, min(stride, fit.requests))) for first in (0, 1))
-        return tuple(ready(part, nodes=self.settings.nodes, depth=self.settings.depth) for part in parts)
 
     def _pool(self, size: int) -> Frontier:
         """Return the most frequent nodes that the rules allow."""
@@ -279,6 +271,22 @@ class Proposals:
         grid = {int(sizes[i]): int(rows[i]) for i in np.abs(sizes - spread[:, None]).argmin(axis=1).tolist()}
         shares = [self.judge.tokens(trees.tree(grid[size])) / trees.tokens[grid[size]] for size in sorted(grid)]
         return np.asarray(np.interp(np.log(sizes), np.log(sorted(grid)), shares))
+
+
+@lru_cache(maxsize=2)
+def _halves(fit: Trace, *, nodes: int, depth: int) -> tuple[Replayer, ...]:
+    """Return two halves of the fitted requests; none where there is only one request."""
+    stride = max(2, round(2 * fit.anchors / REFINED_ON))
+    if fit.requests < 2:
+        return ()
+    parts = (fit.select(np.arange(first, fit.requests, min(stride, fit.requests))) for first in (0, 1))
+    return tuple(ready(part, nodes=nodes, depth=depth) for part in parts)
+
+
+@lru_cache(maxsize=256)
+def _improved(replayer: Replayer, *, nodes: int, depth: int, objective: Objective) -> Tree:
+    """Return `improve`'s tree, which searches of one trace for several devices share: it depends on no cost."""
+    return improve(replayer.trace, nodes=nodes, depth=depth, objective=objective, replayer=replayer).tree
 
 
 def proof_of(judge: Judge, proposals: Proposals, batch: int) -> Proof:

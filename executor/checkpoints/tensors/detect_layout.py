@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from simulate.model_sizes.drafter_kinds import DrafterKind, by_priority, named_drafter
+from simulate.model_sizes.drafter_kinds import DRAFTERS, DrafterKind, by_priority, kind_of_drafter, named_drafter
 from treeopt.errors import ExecutorError, shorten
 
 PREFIXES = ("module.", "model.", "medusa_heads.", "_orig_mod.", "draft_model.", "drafter.", "eagle_module.")
@@ -80,8 +80,8 @@ def plain(stored: Stored) -> Stored:
 def kind_of(stored: Stored) -> DrafterKind | None:
     """Return the kind of drafter that the tensors are; None for none of them, such as a whole language model.
 
-    The configuration is not read: EAGLE's names the target's own class. Where no tensor says it, the file's name does;
-    that kind's reader reports what is wrong with the tensors.
+    The configuration is not read unless a kind's files are a whole language model's: EAGLE's names the target's own
+    class. Where no tensor says it, the file's name does; that kind's reader reports what is wrong with the tensors.
     """
     names = {name.removeprefix("module."): entry.shape for name, entry in stored.entries.items()}
     names |= {plain_name(name): entry.shape for name, entry in stored.entries.items()}
@@ -94,7 +94,9 @@ def kind_of(stored: Stored) -> DrafterKind | None:
         and kind.files.names
         and stored.path.name.startswith((f"{kind.name}.", f"{kind.name}_"))
     )
-    return next(held, None) or next(called, None)
+    stated = kind_of_drafter(stored.config)
+    said = (kind for kind in kinds if kind.files is not None and kind.files.whole and kind.name == stated)
+    return next(held, None) or next(called, None) or next(said, None)
 
 
 PLAIN = "the checkpoint in float32, bfloat16 or float16 that it was quantised from"
@@ -107,8 +109,8 @@ KINDS = {
     "supported: needed are hidden_norm.weight, and q_norm and k_norm in every layer",
     r"^called .*(domino|jetspec|dflash2|[^a-z](hspec|dspine))": "blocks with a correction (Domino, JetSpec, "
     "DFlash2) are not supported: needed is a DFlash, DSpark or EAGLE-3 drafter",
-    r"^kind None$[^$]*^field (pard_token|ptd_token_id)$|^field spd_type=pard$": "PARD and other parallel drafting "
-    "(pard_token, ptd_token_id) is not supported: needed is a drafter that drafts one token after the other",
+    r"^kind None$[^$]*^field spd_type=pard$": "PARD without pard_token is not supported: needed is that field",
+    r"^field spd_type=pard2$": "PARD-2 reads features of the target, which is not supported: needed is a PARD drafter",
     r"^eagle .*(kv_a_proj_with_mqa|kv_b_proj|q_a_proj)": "MLA drafters (multi-head latent attention, as in "
     "Eagle3DeepseekV2ForCausalLM) are not supported: needed is an EAGLE-3 drafter with q_proj, k_proj and v_proj",
     r"^eagle .*(mlp\.experts\.|block_sparse_moe\.|mlp\.gate\.weight)": "EAGLE drafters with experts are not supported: "
@@ -141,8 +143,9 @@ def refuse_unsupported(stored: Stored, kind: str | None) -> None:
     Raises:
         ExecutorError: names the kind, and what would be needed.
     """
-    facts = f"kind {kind}\n{_facts(stored)}"
-    if sentence := next((text for pattern, text in KINDS.items() if re.search(pattern, facts, re.MULTILINE)), None):
+    facts, own = f"kind {kind}\n{_facts(stored)}", DRAFTERS[kind].words if kind else ()
+    found = ((re.search(pattern, facts, re.MULTILINE), text) for pattern, text in KINDS.items())
+    if sentence := next((text for match, text in found if match and match[match.lastindex or 0] not in own), None):
         raise ExecutorError(f"{stored.path}: {sentence}")
     if kind in ("eagle", "eagle3", "medusa", "hydra") and (method := quantised(stored)):
         raise ExecutorError(f"{stored.path}: quantised drafters ({method}) are not supported: needed is {PLAIN}")

@@ -146,13 +146,19 @@ class Recurrent(nn.Module, ABC):
         *,
         rows: Tensor | None = None,
         detached: bool = False,
+        kept: Sequence[int] | None = None,
     ) -> Iterator[Forced]:
-        """See `Drafter.teacher_forced`; `detached` cuts the gradient between one depth's guess and the next."""
+        """See `Drafter.teacher_forced`.
+
+        `detached` cuts the gradient between one depth's guess and the next. At depth k the first `kept[k - 1]` rows are
+        scored.
+        """
         attention = [Unrolled(layer.window) for layer in self.attentions]
         start = torch.arange(tokens.shape[1], device=tokens.device)[None]
         embeddings, hidden = self.embed(target, tokens.roll(-1, 1)), self.given(features)
         for k in range(1, depth + 1):
             guess = self.guess(embeddings, hidden, start + k - 1, attention)
-            yield self.forced(target, pick_rows(guess, rows))
+            some = rows if rows is None or kept is None else rows[:, : kept[k - 1]]
+            yield self.forced(target, pick_rows(guess, some))
             embeddings, hidden = self.next_pair(target, tokens.roll(-k - 1, 1), guess)
             hidden = hidden.detach() if detached else hidden

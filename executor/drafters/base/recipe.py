@@ -9,7 +9,7 @@ from simulate.model_sizes.drafter_kinds import DRAFTERS
 from treeopt.errors import UsageError
 
 Frequent = Callable[[int], Sequence[int]]  # the so many tokens that are most often learnt, in ascending order
-LEAST_SHARE = 0.2  # P-EAGLE (arXiv 2602.01469)
+LEAST_SHARE = 0.2  # PARD (arXiv 2504.18583), P-EAGLE (arXiv 2602.01469)
 RAMPS = ("constant", "linear", "sine", "sine_r")
 TERMS = ("hard_ce", "soft_ce", "kl", "smooth_l1", "top_k", "csra", "router_ce")
 
@@ -47,7 +47,7 @@ class Recipe:
         draft_vocabulary: tokens that EAGLE-3 proposes, those most frequent in the supervised text; 0 for all.
         anchors: most positions of a row that a step learns from, drawn at random; 0 for all.
         markov_rank: of DSpark's head; 0 without.
-        depth_share: share of a depth's anchors that P-EAGLE also learns from at the next depth, at least 0.2 of all.
+        depth_share: share of a depth's anchors that a step also learns from at the next depth, at least 0.2 of all.
     """
 
     name: str

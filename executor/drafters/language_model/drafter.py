@@ -112,8 +112,7 @@ class LanguageModel(nn.Module):
 
     def extend(self, state: LanguageModelState, committed: Committed, *, view: int, all_fed: bool) -> None:
         """Move the accepted nodes' keys and values into place; see `Drafter.extend`."""
-        if self.target.cache is not state.cache:
-            raise ExecutorError("another decoder took the drafter's cache: run one after the other, or load it twice")
+        self.check_cache(state)
         if committed.tokens.shape[1] > 1 and not committed.in_place:
             state.cache.compact(state.lengths, committed.fed.clamp(min=0))
         state.view, state.late, state.level, state.fed = view, not all_fed, 0, 0
@@ -126,10 +125,12 @@ class LanguageModel(nn.Module):
         """Run one forward over the level; see `Drafter.level`."""
         logits = self._root(state, tokens) if state.level == 0 else self._nodes(state, tokens, parents)
         state.level += 1
-        known = logits.shape[-1]
-        if known < state.vocabulary:
-            return nn.functional.pad(logits, (0, state.vocabulary - known), value=-torch.inf)
-        return logits if known == state.vocabulary else logits[..., : state.vocabulary]
+        return for_vocabulary(logits, state.vocabulary)
+
+    def check_cache(self, state: LanguageModelState) -> None:
+        """Raise ExecutorError if the cache is another decoder's by now."""
+        if self.target.cache is not state.cache:
+            raise ExecutorError("another decoder took the drafter's cache: run one after the other, or load it twice")
 
     def _root(self, state: LanguageModelState, tokens: Tensor) -> Tensor:
         state.root.copy_(tokens)
@@ -172,12 +173,16 @@ class LanguageModel(nn.Module):
     ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`; uses the model's own features instead of the target's."""
         known = torch.where(tokens < self.target.vocabulary, tokens, 0)
-        logits = self.target.features(known).logits[..., : target.vocabulary]
-        if logits.shape[-1] < target.vocabulary:
-            logits = nn.functional.pad(logits, (0, target.vocabulary - logits.shape[-1]), value=-torch.inf)
+        logits = for_vocabulary(self.target.features(known).logits, target.vocabulary)
         for k in range(1, depth + 1):
             guessed = logits.roll(-k, 1)  # row t is the guess after x_{t+k}; the last k rows have no meaning
             yield Forced(pick_rows(guessed, rows))
+
+
+def for_vocabulary(logits: Tensor, vocabulary: int) -> Tensor:
+    """Return the scores of the target's tokens, (..., vocabulary): those that the model lacks are not proposed."""
+    missing = vocabulary - logits.shape[-1]
+    return nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[..., :vocabulary]
 
 
 def random_layers(target: Target, count: int, packed: bool) -> LanguageModel:

@@ -140,11 +140,17 @@ def test_a_language_model_with_an_mtp_layer_beside_its_own_is_one(tmp_path, targ
     assert isinstance(load_drafter(tmp_path, target), LanguageModel)
 
 
-@pytest.mark.parametrize("said", [{"pard_token": 0}, {"spd_type": "PARD"}])
-def test_a_language_model_that_drafts_in_parallel_is_named(tmp_path, target, said):
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"spd_type": "PARD"}, "PARD without pard_token"),
+        ({"spd_type": "pard2", "pard_token": 0}, "PARD-2 reads features"),
+    ],
+)
+def test_a_language_model_that_drafts_in_parallel_is_named(tmp_path, target, said, words):
     small_model().save_pretrained(tmp_path)
     put_down(tmp_path, tensors_of(tmp_path), config_of(tmp_path) | said)
-    assert "PARD and other parallel drafting" in refused(tmp_path, target)
+    assert words in refused(tmp_path, target)
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "x.y.z."])

@@ -97,6 +97,7 @@ DAILY = {
     ("dflash", "greedy", "branching", True),
     ("dspark", "sample-and-match", "branching", False),
     ("p-eagle", "greedy", "chain", False),
+    ("pard", "greedy", "chain", False),
     ("ngram", "leviathan", "chain", False),
     ("prompt-lookup", "greedy", "dynamic", False),
     ("prompt-lookup:llama.cpp", "point-mass", "chain", False),

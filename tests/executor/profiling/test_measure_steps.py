@@ -76,6 +76,19 @@ def test_profile_knows_what_prompts_take(models, profile):
     assert [n for n, _ in measured(models, random_prompts([5] * 4), **told).prefill.plain] == [6, 8, 16, 24, 48]
 
 
+def test_a_profile_knows_the_memory_that_its_models_take(models, profile):
+    target, drafter = models[:2]
+    for context in profile.context:
+        known = profile.meta["memory"][str(context)]
+        assert known["weights"] == sum(value.nbytes for value in target.model.state_dict().values())
+        assert (known["sequence"], known["drafted"]) == (
+            target.cache_bytes(1, context),
+            drafter.cache_bytes(1, context),
+        )
+        assert known["weights"] > known["drafter"] > 0 == known["snapshot"]
+        assert (known["total"], known["share"]) == (None, 0.92)
+
+
 def test_ways_reach_every_size_depth_and_width():
     found = ranked_configurations((1, 4), (None,), max_nodes=63, max_depth=5)
     assert [importance for importance, _ in found] == sorted(importance for importance, _ in found)

@@ -18,7 +18,7 @@ H20 = 96 * 2**30
 
 
 def memory(cost, *, heads=1, context=None):
-    sizes = {name: getattr(cost, name) for name in ("devices", "weight_bytes", "draft_bytes", "kv_bytes")}
+    sizes = {name: getattr(cost, name) for name in ("devices", "tensor", "weight_bytes", "draft_bytes", "kv_bytes")}
     context = cost.context if context is None else context
     return DeviceMemory.of(cost.target, cost.drafter, context=context, heads=heads, **sizes)
 

@@ -7,6 +7,7 @@ import pytest
 from simulate.model_sizes.device_memory import DeviceMemory
 from simulate.model_sizes.drafter_kinds import no_work
 from simulate.model_sizes.forward_pass import Forward
+from simulate.model_sizes.gguf_header import BYTES as BYTES_OF_TYPES
 from simulate.model_sizes.hf_config import context_limit
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
@@ -61,6 +62,11 @@ def test_matrices_head_and_embedding_have_the_bytes_of_their_types(tmp_path):
     assert context_limit(path) == 512
 
 
+def test_bytes_of_types_are_the_librarys():
+    sizes = {int(kind): size / block for kind, (block, size) in gguf.GGML_QUANT_SIZES.items()}
+    assert {kind: BYTES_OF_TYPES[kind] for kind in sizes} == sizes
+
+
 def test_a_head_that_is_the_embedding_counts_once(tmp_path):
     shape = Shape.from_config(write(tmp_path / "model.gguf", head=None), as_stored=True)
     assert (shape.tied, shape.head_bytes) == (True, BYTES[Q4])
@@ -85,7 +91,7 @@ def test_what_is_not_understood_is_refused(tmp_path, how, said):
 
 def test_broken_files_are_refused_in_one_line(tmp_path):
     whole = write(tmp_path / "model.gguf").read_bytes()
-    for cut in (0, 3, 20, 200, len(whole) // 2):
+    for cut in (0, 3, 20, 200, len(whole) // 2, len(whole) - 4 * HIDDEN // 2):  # the last within its last tensor
         (tmp_path / "model.gguf").write_bytes(whole[:cut])
         with pytest.raises(CostError, match=r"model\.gguf: the header of this GGUF file cannot be read: .*"):
             Shape.from_config(tmp_path)

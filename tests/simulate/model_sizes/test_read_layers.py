@@ -161,3 +161,18 @@ def test_a_list_of_excluded_layers_makes_groups():
 def test_cached_numbers_of_one_byte():
     for name, size in (("nvidia/Llama-3.1-70B-Instruct-FP8", 1.0), ("openai/gpt-oss-120b", None)):
         assert read_stored_bytes(MODELS[name]).kv_bytes == size
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"config_groups": {"a": {"weights": {}}}}, "num_bits must be a positive integer, got None"),
+        ({"config_groups": {"a": {"weights": {"num_bits": 4096}}}}, "num_bits must be at most 64"),
+        ({"config_groups": {"a": {"targets": ["frob"], "weights": {"num_bits": 4}}}}, "names no matrix of this model"),
+        ({"quant_method": "fp8", "weight_block_size": [128, -1]}, "weight_block_size must be a positive integer"),
+        ({"quant_method": "awq", "bits": -4}, "bits must be a positive integer, got -4"),
+    ],
+)
+def test_a_quantisation_that_cannot_be_is_refused(settings, said):
+    with pytest.raises(CostError, match=said):
+        Shape.from_config(LLAMA | {"quantization_config": settings}, as_stored=True)

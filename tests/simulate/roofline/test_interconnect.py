@@ -9,13 +9,14 @@ from executor.drafters.eagle import eagle_shape
 from executor.drafters.medusa import medusa_shape
 from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
+from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.roofline.data_sheets import Link, find_hardware, own_hardware
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.unmeasured_profiles import transfer
-from tests.simulate.model_sizes.test_device_memory import sequence, weights
+from tests.simulate.model_sizes.test_device_memory import memory, sequence, weights
 from tests.simulate.model_sizes.test_hf_config import QWEN_25_7B
 from tests.simulate.roofline.test_roofline_model import L3, SMALL, TOY, roofline
 from treeopt.cost_model import StepShape
@@ -96,6 +97,44 @@ def test_a_plain_step_of_two_devices_by_hand():
     assert cost.label == "2 x toy"
     assert cost.meta["device"] == "2 x toy"
     assert cost.meta["link"] == asdict(WIRE)
+
+
+MIXTURE = replace(SMALL, experts=Experts(count=4, active=2))
+
+
+def test_a_plain_step_with_experts_on_two_devices_by_hand():
+    """Three sequences, two on the busier device; each holds two experts of four, of which three tokens need 3.5."""
+    due = 0.0
+    for copies, outputs, inputs, rows, matrices in (
+        *[(2, 16, 8, 2, 1), (2, 8, 8, 2, 1), (2, 4, 8, 2, 1), (1, 32, 8, 2, 1)],
+        *[(2, 32, 8, 3, 1.75), (2, 8, 16, 3, 1.75)],
+    ):
+        moved = 2 * matrices * outputs * inputs + 2 * rows * (outputs + inputs)
+        due += copies * (1e-3 + ((moved / 1e6) ** 3 + (2 * outputs * inputs * 16 / 1e7) ** 3) ** (1 / 3))
+        due += copies * 2 * 2 * rows * (outputs + inputs) / 1e6
+    due += 2 * 2 * 32 * 2 / 1e6
+    read = 2 * 2 * 2 * 2 * 2 * 11 + 2 * 2 * 1
+    due += 2 * (read / 5e5 + 4 * 4 * 2 * 2 * 11 / 1e7)
+    due += 4 * (1e-3 + 1.5 * 2 * 8 * 2 / 2 / 2e6)  # to 1.5 of two devices and back, half of it over the wire
+    cost = roofline(MIXTURE, device=PAIR, context=10, overheads=Overheads.none(), devices=2, tensor=1)
+    assert cost.plain_s(batch=3) == pytest.approx(due, rel=1e-12)
+    assert cost.label == "2 x toy tp1ep2"
+
+
+def test_whole_experts_take_as_many_bytes_as_their_parts():
+    """By weights alone; and memory: two groups hold all but the experts twice, and twice the sequences."""
+    free = replace(PAIR, link=replace(WIRE, bandwidth=1e30, latency_s=0.0, second_s=0.0))
+    how = {"device": free, "overheads": Overheads.none(), "devices": 2}
+    parts, whole, apart = (roofline(MIXTURE, **how, tensor=tensor) for tensor in (0, 2, 1))
+    assert whole.plain_s(batch=4) == pytest.approx(parts.plain_s(batch=4), rel=0.1)
+    assert memory(whole).weights == memory(parts).weights
+    experts = MIXTURE.weight_bytes(2) - MIXTURE.weight_bytes(2, experts=0)
+    assert 2 * memory(apart).weights - experts == 2 * (2 * memory(parts).weights - experts)
+    assert memory(apart).sequence == 2 * memory(parts).sequence
+    assert replace(memory(apart), total=1e4, share=1.0).batch() % 2 == 0
+    for shape, tensor in ((SMALL, 1), (MIXTURE, 3)):
+        with pytest.raises(CostError, match="experts can be spread over devices in equal groups"):
+            roofline(shape, device=PAIR, devices=2, tensor=tensor)
 
 
 @pytest.mark.parametrize("drafter", [eagle_shape(L3), medusa_shape(L3), DrafterShape(Forward.of(L3))])

@@ -145,6 +145,14 @@ def test_times_measured_elsewhere_are_carried_over(files, tmp_path):
     assert "Warning: trace and profile name different targets or number types" in told
 
 
+def test_a_drafter_is_no_target(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}')
+    asked = ["whatif", "--acceptance", "0.7", "--kind", "eagle3", "--target", tmp_path, "--hardware", "h100"]
+    refused(
+        run(*asked, "--batch", "1"), "LlamaForCausalLMEagle3 names EAGLE-3, no language model: is it the --drafter?"
+    )
+
+
 @pytest.fixture
 def of_kind(files, tmp_path):
     """The command's words with a trace that names its drafter so."""
@@ -171,9 +179,9 @@ def test_the_kind_is_the_traces(of_kind):
 
 
 def test_a_kind_without_a_price_is_refused_unless_another_is_named(of_kind):
-    choices = "hydra, language-model, medusa, mtp, ngram, p-eagle, "
-    refused(run(*of_kind("pard")), "there is no price for a pard drafter", "--kind", choices, code=2)
-    assert "records drafter kind pard, but medusa is priced" in done(*of_kind("pard", "--kind", "medusa")).output
+    choices = "hydra, language-model, medusa, mtp, ngram, p-eagle, pard, "
+    refused(run(*of_kind("hspec")), "there is no price for a hspec drafter", "--kind", choices, code=2)
+    assert "records drafter kind hspec, but medusa is priced" in done(*of_kind("hspec", "--kind", "medusa")).output
     refused(run(*of_kind(None)), "the trace does not record its drafter's kind", choices, code=2)
     refused(run(*of_kind("language-model")), "name its folder with --drafter", code=2)
 
@@ -261,7 +269,7 @@ def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
     assert [cell["name"].startswith("does not fit") for cell in record["cells"]] == [False, True, False, False]
     assert record["cells"][3]["tree"] is not None
     assert [limit["pays_up_to"] for limit in record["limits"]] == [32, 64]
-    own = ["--bandwidth", "1000", "--flops", "200", "--like", "h100", "--batch", "64", "--max-nodes", "9"]
+    own = ["--data-sheet", "1000,200", "--like", "h100", "--batch", "64", "--max-nodes", "9"]
     for memory, fits in ((10, False), (1000, True)):
         found = done(*words(files, *own, "--memory", memory, "--json", hardware="mine"))
         assert [cell["fits"] for cell in json.loads(found.stdout)["cells"]] == [fits]
@@ -285,6 +293,20 @@ def test_fit_compares_each_side_at_its_own_best_batch(tmp_path, files):
     times = ["--profile", tmp_path / "s" / "h100-sxm.json", "--batch", "16", "--prefill-s", "0"]
     warned = done("simulate", "--trace", files / "t.npz", "--plan", plan, *times).output
     assert f"H100 SXM holds {best['most']} sequences of 65536 tokens with this plan, not 16" in warned
+
+
+def test_a_search_on_times_with_memory_says_what_fits(files, tmp_path):
+    """Predicted times at two contexts: their plans say the same, and between them memory is interpolated."""
+    asked = ["--context", "1k,8k", "--batch", "1,4", "--max-nodes", "4", "--kv-bytes", "1"]
+    done(*words(files, *asked, "--plans", tmp_path / "p", "--profiles", tmp_path / "t", hardware="h100"))
+    most = {}
+    for context in (1024, 4096, 8192):
+        times = tmp_path / "t" / "h100-sxm.json"
+        plan = treeopt.search(files / "t.npz", times, batch=(1, 4), context=context, max_nodes=4)
+        most[context] = plan.meta["holds"]["batch"]
+        if context != 4096:
+            assert plan.meta["holds"] == load_plan(tmp_path / "p" / f"h100-sxm-{context}.json").meta["holds"]
+    assert most[4096] == pytest.approx(2 * most[8192], abs=2)
 
 
 def test_several_devices_share_a_target_that_one_cannot_hold(tmp_path, files):
@@ -341,8 +363,8 @@ def test_warnings_of_the_searches_are_told_once(files):
 def test_the_largest_figures_that_are_taken_are_computed_with(files):
     """Warnings of numpy are errors here."""
     largest = ["--weight-bytes", "1024", "--kv-bytes", "1024", "--batch", "1,2147483648", "--context", "2147483648"]
-    slowest = ["--bandwidth", "1e-9", "--flops", "1e-12", "--like", "h100"]
-    fastest = ["--bandwidth", "1e21", "--flops", "1e18", "--like", "h100", "--weight-bytes", "1e-308"]
+    slowest = ["--data-sheet", "1e-9,1e-12", "--like", "h100"]
+    fastest = ["--data-sheet", "1e21,1e18", "--like", "h100", "--weight-bytes", "1e-308"]
     for asked in ([*largest, *slowest], [*fastest, "--batch", "1", "--kv-bytes", "1e-308"]):
         record = json.loads(done(*words(files, *asked, "--max-nodes", "9", "--json", hardware="mine")).stdout)
         assert all(np.isfinite([cell["step_s"], cell["speedup"]["value"]]).all() for cell in record["cells"])
@@ -352,7 +374,7 @@ def test_the_largest_figures_that_are_taken_are_computed_with(files):
     ("words_", "said", "code"),
     [
         (("--hardware", "h300"), "hardware must be one of A6000", 1),
-        (("--bandwidth", "1000"), "--bandwidth and --flops need each other", 2),
+        (("--data-sheet", "1000"), "--data-sheet takes GB/s and TFLOP/s", 2),
         (("--price", "h100=1,l40s=1", "--max-tpot-ms", "inf"), "inf is not a finite number", 2),
         (("--measured-on", "h100"), "--profile and --measured-on need each other", 2),
     ],
@@ -368,9 +390,9 @@ def test_targets_and_traces_that_cannot_be_priced_are_refused(files, tmp_path):
     quantised = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
     (tmp_path / "config.json").write_text(json.dumps(quantised), "utf-8")  # before its bytes are asked for
     refused(run(*asked, tmp_path), "config.json: num_key_value_heads must be given for model_type gpt_oss")
-    refused(run(*asked, "8b", "--kind", "pard"), "'pard' is not one of combined, ", "`treeopt times`", code=2)
+    refused(run(*asked, "8b", "--kind", "hspec"), "'hspec' is not one of combined, ", "`treeopt times`", code=2)
     with pytest.raises(UsageError, match=r"kind must be one of combined, .*`treeopt times`"):
-        treeopt.whatif(files / "t.npz", target="8b", hardware="h100", kind="pard")
+        treeopt.whatif(files / "t.npz", target="8b", hardware="h100", kind="hspec")
     shape = json.loads((files / "config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps(shape | {"quantization": {"group_size": 64, "bits": 4}}), "utf-8")
     refused(run(*asked, tmp_path), "give the bytes of one with --weight-bytes", code=2)

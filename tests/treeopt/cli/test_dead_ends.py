@@ -65,4 +65,4 @@ def test_other_ways_on(small_plan, trace_file, profile_file, tmp_path):
     words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--max-depth", "9")
     refused(run(*words), "record it with `treeopt trace collect --depth 9`", code=2)
     hardware = ("whatif", "--trace", trace_file, "--target", "8b", "--batch", "1", "--hardware", "h900")
-    refused(run(*hardware), "hardware must be one of", "another device needs its --bandwidth")
+    refused(run(*hardware), "hardware must be one of", "another device needs its --data-sheet")

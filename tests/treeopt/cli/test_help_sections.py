@@ -39,9 +39,9 @@ def test_a_dozen_options_are_described_and_all_are_named(words, command):
     assert whole == names(command) | {"--help", "--help-all"}
 
 
-def test_no_command_has_more_than_thirty_five_options_beside_the_setup_group():
+def test_no_command_has_more_than_thirty_two_options_beside_the_setup_group():
     setup = {f"--{key}" for key in KEYS.values()} | {"--setup", "--write-setup", "--help-all"}
-    assert {words: count for words, command in ALL if (count := len(names(command) - setup)) > 35} == {}
+    assert {words: count for words, command in ALL if (count := len(names(command) - setup)) > 32} == {}
 
 
 def test_recipes_of_the_readme_need_no_advanced_option():

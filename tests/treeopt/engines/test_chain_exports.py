@@ -148,9 +148,10 @@ def test_vllm_golden() -> None:
 
 
 def test_vllm_drafts_in_parallel_where_the_plan_does() -> None:
-    """P-EAGLE is an eagle3 that drafts in parallel; DFlash's blocks there are as long as the draft."""
-    plan = plan_of(entry(1, Tree.chain(5)), drafter={"kind": "p-eagle"})
-    assert json.loads(exported("vllm", plan, **EAGLE3).text)["parallel_drafting"] is True
+    """P-EAGLE is an eagle3 and PARD a draft model that drafts in parallel; DFlash's blocks are as long as the draft."""
+    for kind, method in (("p-eagle", "eagle3"), ("pard", "draft_model")):
+        plan = plan_of(entry(1, Tree.chain(5)), drafter={"kind": kind})
+        assert json.loads(exported("vllm", plan, method=method, model="x").text)["parallel_drafting"] is True
     for slots, noted in ((16, True), (6, False)):
         plan = plan_of(entry(1, Tree.chain(5)), drafter={"kind": "dflash", "slots": slots})
         notes = "\n".join(exported("vllm", plan, method="dflash", model="x").notes)

@@ -5,17 +5,18 @@ from typing import Any
 
 import click
 
-from simulate.model_sizes.sizes_by_hand import KEYS
+from simulate.model_sizes.sizes_by_hand import KEYS, SPREAD
 from simulate.profiles.profile import SCHEMA as PROFILE
 from simulate.profiles.profile import save_profile
-from simulate.whatif.whatif_settings import LINKS, PRICES, WhatIfSettings
+from simulate.whatif.whatif_settings import LINKS, PRICES, SHEETS, WhatIfSettings
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.trace_or_figure import trace_source
-from treeopt.cli.options.value_types import LIMITING, Devices, Model
+from treeopt.cli.options.value_types import Devices, EngineName, Model
+from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import SCHEMA as PLAN
 from treeopt.plans.plan_json import save_plan
@@ -53,8 +54,9 @@ class ByHand(click.ParamType):  # type: ignore[type-arg]
         sizes = {}
         for part in str(value).split(","):
             name, _, number = (word.strip() for word in part.partition("="))
-            if name not in KEYS or not 1 <= (_float(number) or 0) <= LARGEST:
-                raise UsageError(f"--sizes takes numbers of {', '.join(KEYS)}, not {part.strip()!r:.80}")
+            least, most = (0, 1) if name == SPREAD else (1, LARGEST)
+            if name not in (*KEYS, SPREAD) or not least <= (_float(number) or -1) <= most:
+                raise UsageError(f"--sizes takes numbers of {', '.join((*KEYS, SPREAD))}, not {part.strip()!r:.80}")
             sizes[name] = float(number)
         return sizes
 
@@ -83,17 +85,21 @@ class Prices(click.ParamType):  # type: ignore[type-arg]
         return prices
 
 
-class Link(click.ParamType):  # type: ignore[type-arg]
-    """Two numbers such as `20,25`: GB/s and microseconds."""
+class Pair(click.ParamType):  # type: ignore[type-arg]
+    """Two numbers such as `20,25`."""
 
     name, whole = "text", True
+
+    def __init__(self, words: str, least: float, most: float) -> None:
+        """Take what errors call the numbers, and their bounds."""
+        self._words, self._least, self._most = words, least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the two numbers."""
         numbers = [_float(word) for word in value.split(",")] if isinstance(value, str) else list(value)
-        if value and (len(numbers) != 2 or not all(number and LINKS[0] <= number <= LINKS[1] for number in numbers)):
-            bounds = f"numbers from {LINKS[0]:g} to {LINKS[1]:g}"
-            raise UsageError(f"--link takes GB/s and microseconds, {bounds}, such as 20,25, not {value!r}")
+        if value and (len(numbers) != 2 or not all(n and self._least <= n <= self._most for n in numbers)):
+            bounds = f"numbers from {self._least:g} to {self._most:g}"
+            raise UsageError(f"{self._words}, {bounds}, not {value!r}")
         return tuple(numbers)
 
 
@@ -111,8 +117,9 @@ TYPES = {
     "profile": general.FILE,
     "prices": Prices(),
     "sizes": ByHand(),
-    "link": Link(),
-    "engine": LIMITING,
+    "link": Pair("--link takes GB/s and microseconds, such as 20,25", *LINKS),
+    "data_sheet": Pair("--data-sheet takes GB/s and TFLOP/s, such as 900,165", *SHEETS),
+    "engine": EngineName(ENGINES.limiting, versions=True),
 }
 
 

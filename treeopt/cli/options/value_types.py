@@ -273,9 +273,15 @@ class EntryName(click.Choice):  # type: ignore[type-arg]
 class EngineName(EntryName):
     """The name of an engine; one that treeopt no longer knows is refused with what to use."""
 
-    def __init__(self, names: Callable[[], tuple[str, ...]]) -> None:
-        """Take the names that `names` returns."""
+    def __init__(self, names: Callable[[], tuple[str, ...]], *, versions: bool = False) -> None:
+        """Take the names that `names` returns; with `versions` also such as vllm==0.10.2."""
         super().__init__(ENGINES, names)
+        self._versions = versions
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name, with its version."""
+        name, equals, version = str(value).partition("==") if self._versions else (value, "", "")
+        return super().convert(name, param, ctx) + equals + version
 
     def unknown(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> None:
         """Say what to use in place of an engine that is gone."""

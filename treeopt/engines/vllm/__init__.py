@@ -32,7 +32,7 @@ from treeopt.traces.importers.prometheus_counters import CounterNames
 TITLE = "vLLM 0.33.0"
 RATES = "acceptance by position needs vLLM 0.20 or later"
 SCHEDULES = "a length per range of batch sizes needs vLLM 0.24 or later"
-PARALLEL = "p-eagle"  # the kind of drafter that eagle3 runs with parallel_drafting
+PARALLEL = ("p-eagle", "pard")  # kinds of drafters that eagle3 and draft_model run with parallel_drafting
 SCHEDULED_ON_V1 = frozenset({"dflash", "draft_model", "eagle", "eagle3", "mtp", "ngram"})
 """Methods whose schedule model runner V1 follows."""
 
@@ -47,7 +47,7 @@ def write(job: ExportJob) -> Export:
     config: dict[str, Any] = {"method": job.method}
     if job.model is not None:
         config["model"] = job.model
-    if job.kind == PARALLEL and job.method == "eagle3":
+    if job.kind in PARALLEL:
         config["parallel_drafting"] = True
     config["num_speculative_tokens"] = longest
     if len(ranges) > 1:
@@ -62,6 +62,11 @@ def write(job: ExportJob) -> Export:
             job.notes.append(f"{TITLE} ignores the schedule of method {job.method} on model runner V1")
     if job.method in ("ngram", "ngram_gpu"):
         job.notes += _lookup_notes(job.kind)
+    if job.method == "suffix":
+        job.notes.append(
+            "treeopt's suffix decoding reads a request's own text: suffix_decoding_max_cached_requests 0 makes vLLM do "
+            "the same, without it earlier outputs are read too"
+        )
     slots = look(job.plan.meta, "trace", "drafter", "slots")
     if job.method == "dflash" and slots not in (None, longest + 1):
         job.notes.append(
@@ -118,10 +123,10 @@ ENTRY = Engine(
     methods={  # vllm/config/speculative.py; it fills in `model` itself where none is required (`__post_init__`)
         "custom_class": Method.of("custom_class", model="required"),
         "dflash": Method.of("dflash", model="required"),
-        "draft_model": Method.of("language-model", model="required"),
+        "draft_model": Method.of("language-model", "pard", model="required"),
         "dspark": Method.of("dspark"),
         "eagle": Method.of("eagle", model="required"),
-        "eagle3": Method.of("eagle", "eagle3", PARALLEL, model="required"),
+        "eagle3": Method.of("eagle", "eagle3", "p-eagle", model="required"),
         "mtp": Method.of("mtp"),
         "ngram": Method.of("prompt-lookup", "prompt-lookup:vllm"),
         "ngram_gpu": Method.of("prompt-lookup", "prompt-lookup:vllm"),

@@ -348,18 +348,14 @@ class ClosedParts:
         room = min(nodes, size)
         ordered = values[:, self._order].T[:, :, None]
         best = np.zeros((size + 1, times, room + 1))
-        taken = np.zeros((size, times, room + 1), dtype=bool)
         for i in range(size - 1, -1, -1):
-            without = best[self._after[i]]
-            best[i, :, 0] = without[:, 0]
             added = best[i + 1, :, :-1] + ordered[i]
-            np.greater(added, without[:, 1:], out=taken[i, :, 1:])
-            np.maximum(added, without[:, 1:], out=best[i, :, 1:])
+            np.maximum(added, best[self._after[i], :, 1:], out=best[i, :, 1:])
         parts = np.zeros((times, size), dtype=bool)
         for time in range(times):
             i, left = 0, room
             while i < size and left:
-                if taken[i, time, left]:
+                if best[i, time, left] > best[self._after[i], time, left]:
                     parts[time, self._order[i]] = True
                     i, left = i + 1, left - 1
                 else:

@@ -36,9 +36,7 @@ _HISTOGRAM = re.compile(
     r'acceptance_rate_per_position_(sum|count)\{[^}\n]{0,200}?position="(\d{1,2})"[^}\n]{0,200}\}\s+'
     r"([\d.]{1,20}(?:e[+-]?\d+)?)"
 )
-_COLUMN = re.compile(
-    r"(?i)(?:accept\w*@|(?:accept\w* )?(?:at )?(?:pos(?:ition)?|token)[ _]?#?)(\d{1,2})(?:[ _]accept\w*)?"
-)
+_COLUMN = re.compile(r"(?i)(?:accept\w*@|(?:accept\w* )?(?:at )?(?:pos[a-z]*|token)[ _]?#?)(\d{1,2})(?: accept\w*)?")
 _HEADER = re.compile(r"\s*[A-Za-z][\w @#/()%.-]*(?:[,;\t]\s*[A-Za-z][\w @#/()%.-]*)+\s*")
 _COUNT = r"\"?[ \t]*[:=|][ \t|:=]{0,40}(\d[\d,]{0,17}+)(?!\.\d{3}\b)"
 _STEPS = (
@@ -53,11 +51,10 @@ _OTHER = re.compile(
 )
 _CONDITIONAL = re.compile(r"(?i)conditional|given (?:that )?(?:the )?(?:one|previous|token|before)")
 _KINDS = re.compile(r"(?i)drafter|draft_model|method|model")
-Counts = tuple[int | None, ...]
-NOT_STATED: Counts = (None, None, None)
+NOT_STATED = (None, None, None)  # steps, accepted and drafted tokens
+LONGEST = 2000  # characters of a line of rates; logs print prompts as longer ones
 NEARBY = 400  # characters before a rate in which acceptance must be spoken of
 APART = 0.06  # by how much rates may add up to another mean than the text states: both are rounded
-ALWAYS = "position 0 is always accepted: if the list begins with the step itself, leave its 1 out"
 SHARES = "rates are shares of all steps, not of the steps that accepted the position before"
 EQUAL = "the {} rows do not say how many steps they cover: each counts the same"
 
@@ -83,8 +80,7 @@ def read_rates(content: Content) -> Chain:
         shares = np.mean([row.rates for row in rows], axis=0)
         return Chain(tuple(shares.tolist()), assumed=(SHARES, EQUAL.format(len(rows))))
     chain = printed_chain(rows)
-    more = (ALWAYS,) if chain.survival[0] == 1 > chain.survival[-1] else ()
-    return replace(chain, assumed=(SHARES, *more, *chain.assumed))
+    return replace(chain, assumed=(SHARES, *chain.assumed))
 
 
 def _check_mean(rates: Sequence[float], text: str, where: str) -> None:
@@ -94,7 +90,7 @@ def _check_mean(rates: Sequence[float], text: str, where: str) -> None:
         raise TraceError(f"{where} says a mean length of {means[0]}, but its rates add up to {total:.2f} tokens a step")
 
 
-def _counts(text: str) -> Counts:
+def _counts(text: str) -> Sequence[int | None]:
     """Return the steps and accepted tokens that a text states once, None for the others and for drafted tokens."""
     stated = (re.findall(pattern, text) for pattern in (_STEPS, _ACCEPTED))
     return (*(int(found[0].replace(",", "")) if len(found) == 1 else None for found in stated), None)
@@ -154,9 +150,9 @@ def _of_json(content: Content) -> Iterator[Printed]:
                     yield _printed([str(rate) for rate in value], name, counts)
 
 
-def _of_line(line: str, counts: Counts) -> Printed | None:
+def _of_line(line: str, counts: Sequence[int | None]) -> Printed | None:
     """Return the rates of a line that names acceptance by position, and has nothing but numbers behind the name."""
-    found = _LINE.match(line.strip())
+    found = _LINE.match(line.strip()) if len(line) < LONGEST and "accept" in line.lower() else None
     if found is None or not _BY_POSITION.search(found["words"]) or "accept" not in found["words"].lower():
         return None
     words = found["words"]
@@ -167,7 +163,7 @@ def _of_line(line: str, counts: Counts) -> Printed | None:
     return _printed(_RATE.findall(re.sub(r"\s+%", "%", found["rates"])), words, counts)
 
 
-def _of_ones(text: str, counts: Counts) -> Iterator[Printed]:
+def _of_ones(text: str, counts: Sequence[int | None]) -> Iterator[Printed]:
     """Yield the rates that follow a position each, `position 0: 0.8`, where acceptance is spoken of shortly before."""
     rates: list[str] = []
     first, words = 0, ""
@@ -245,7 +241,7 @@ def _rates_of(cells: Mapping[str, str], text: str) -> list[str]:
     return _RATE.findall(lists[0]) if len(lists) == 1 else []
 
 
-def _printed(rates: Sequence[str], words: str, counts: Counts, where: str = "it") -> Printed:
+def _printed(rates: Sequence[str], words: str, counts: Sequence[int | None], where: str = "it") -> Printed:
     """Return a row from its words; rates are all per cent or all shares."""
     marked = [rate.strip().endswith("%") for rate in rates]
     try:

@@ -97,6 +97,7 @@ def test_rows_are_pooled_by_their_steps():
         (PULL_REQUEST.replace("3,600", "4,600"), "positions are missing"),
         (NEMO.replace("60.0", '60, "accepted_tokens": 4600'), "positions are missing"),
         (ATOM.format(6, 9).replace("3: '40", "3: '30"), "adds up to 90.0%"),
+        ("per-position accept " + "0.1, " * 20_000 + "x", "no acceptance by position or step"),  # in linear time
         ("Per-position acceptance: p1=0.80 p2=0.60\n", "no acceptance by position or step"),
         ("draft acceptance\nPer-position latency (ms): 12.0, 10.5\n", "no acceptance by position or step"),
         ("0.8\n0.6\n0.4\n", "--format table --column survival"),
@@ -133,7 +134,3 @@ def test_counters_under_other_names(end):
     )
     found = reading(text)
     assert (found.kind, found.engine, found.chain.survival) == ("counters", "vllm", (0.8, 0.6, 0.4))
-
-
-def test_a_first_rate_of_one_is_named():
-    assert "leave its 1 out" in chain_of("Per-position acceptance: 1.0, 0.8, 0.6").assumed[1]
