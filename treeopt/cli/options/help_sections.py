@@ -95,8 +95,8 @@ class Command(cloup.Command):
             if group.title == ADVANCED:
                 names = [max(option.opts, key=len) for option in group.options if not option.hidden]
                 formatter.write(f"\n{ADVANCED} (--help-all describes them):\n")
-                whole = {"break_long_words": False, "break_on_hyphens": False}
-                for row in wrap(", ".join(names), formatter.width - 2, **whole):
+                text = ", ".join(names)
+                for row in wrap(text, formatter.width - 2, break_long_words=False, break_on_hyphens=False):
                     formatter.write(f"  {row}\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
