@@ -18,6 +18,7 @@ from typing import Any
 import click
 import numpy as np
 
+import treeopt
 from executor.checkpoints import load_drafter
 from executor.checkpoints.convert import rewrite
 from executor.prompts.prompt_files import encode, read_prompts
@@ -53,12 +54,13 @@ class Check:
     Attributes:
         engine: key of `SETUPS`.
         method: name of the check.
-        drafter: a shipped drafter, `LAYERS` for the target's first layers, or a name of prompt lookup.
+        drafter: a shipped drafter, `LAYERS` for the target's first layers, `PARD`, or the name of a lookup.
         drafts: what a step verifies.
         layout: layout of the drafter for the engine; None: the drafter has no file there.
         word: `--method`; None: the engine needs none.
         concurrencies: requests in flight.
         arguments: of the launch, beside those of the engine.
+        python: interpreter below `.engines`; "": the engine's.
     """
 
     engine: str
@@ -69,9 +71,14 @@ class Check:
     word: str | None = None
     concurrencies: tuple[int, ...] = (1, 4)
     arguments: str = ""
+    python: str = ""
 
 
 FIRST_LAYERS = "first-layers"  # the target's first layers as a draft model
+PARD = "pard"  # three of them, trained for two minutes
+IN_PARALLEL = '{"method": "draft_model", "parallel_drafting": true}'
+OWN_TEXT = '{"method": "suffix", "suffix_decoding_max_cached_requests": 0}'
+LOOKUPS = ("prompt-lookup", "suffix")
 BACKEND = "--spec-draft-backend-sampling"  # llama-server's default, which the driver switches off
 SAMPLED = f"eagle3 {BACKEND}"
 TREE = DynamicTree(nodes=12, depth=4, beam=3)
@@ -82,6 +89,8 @@ CHECKS = (
     Check("vllm", "medusa", "stdlib-medusa", THREE, "vllm-medusa", "medusa"),
     Check("vllm", "draft-model", FIRST_LAYERS, THREE, "", "draft_model"),
     Check("vllm", "ngram", "prompt-lookup:vllm:1-3", THREE, None, "ngram"),
+    Check("vllm", "pard", PARD, FIVE, "", IN_PARALLEL),
+    Check("vllm", "suffix", "suffix:8", Tree.chain(8), None, OWN_TEXT, python="vllm-suffix/bin/python"),
     Check("llama.cpp", "eagle3", "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4)),
     Check("llama.cpp", SAMPLED, "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4), BACKEND),
     Check("llama.cpp", "draft-model", FIRST_LAYERS, FIVE, "gguf", "draft-simple", (1, 2, 4)),
@@ -124,10 +133,12 @@ class Bench:
         return cls(engines, folder, target, tokens, domains, new_tokens)
 
     def source(self, name: str) -> Path | str:
-        """Return the drafter that is recorded: a folder, or a name of prompt lookup."""
+        """Return the drafter that is recorded: a folder, or the name of a lookup."""
         if name == FIRST_LAYERS:
             return first_layers(self.folder / FIRST_LAYERS)
-        return name if name.startswith("prompt-lookup") else shipped(f"models/{name}")
+        if name == PARD:
+            return trained_pard(self.folder / PARD)
+        return name if name.startswith(LOOKUPS) else shipped(f"models/{name}")
 
     def recorded(self, check: Check) -> tuple[Trace, list[list[int]]]:
         """Return the trace of a check's drafter on the prompts, with candidates for a dynamic tree, and the texts."""
@@ -175,7 +186,7 @@ class Bench:
             drafter=drafter,
             method=check.word,
             lookup=None if drafter else check.drafter,
-            python=self.engines / setup.python,
+            python=self.engines / (check.python or setup.python),
             arguments=f"{setup.arguments} {check.arguments}".strip(),
             concurrency=concurrency,
         )
@@ -191,6 +202,14 @@ def first_layers(folder: Path) -> Path:
     model.save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (folder / file).write_bytes((source / file).read_bytes())
+    return folder
+
+
+@cache
+def trained_pard(folder: Path) -> Path:
+    """Train a PARD drafter; return its folder."""
+    quick = {"changes": ("layers=3",), "learning_rate": 1e-3, "length": 64, "steps": 120, "held_out": 0.001}
+    treeopt.train(shipped(f"models/{TARGET}"), recipe=PARD, data=shipped(PROMPTS), output=folder, threads=1, **quick)
     return folder
 
 
@@ -296,7 +315,7 @@ def chosen(
     """Yield the launches: a check and its requests in flight, of the named engines or of those that are set up."""
     for check in CHECKS:
         setup = SETUPS[check.engine]
-        needed = [engines / path for path in (setup.python, setup.exporter) if path]
+        needed = [engines / path for path in (check.python or setup.python, setup.exporter) if path]
         if check.engine not in names if names else not all(path.exists() for path in needed):
             continue
         if not methods or check.method in methods:

@@ -23,8 +23,8 @@ def records() -> list[dict[str, Any]]:
 
 
 def method(record: Mapping[str, Any]) -> str:
-    """Return the method in code font, with the name of prompt lookup."""
-    lookup = f", `{record['drafter']}`" if record["drafter"].startswith("prompt-lookup") else ""
+    """Return the method in code font, with the name of a lookup."""
+    lookup = f", `{record['drafter']}`" if record["drafter"].startswith(("prompt-lookup", "suffix")) else ""
     return f"`{record['method']}`{lookup}"
 
 

@@ -28,6 +28,7 @@ EXTRAS = {
     "pyarrow": "parquet",
     **dict.fromkeys(("marimo", "uvicorn", "starlette"), "explore"),
     "httpx2": "engines",
+    "ray": "ray",
 }
 OWN = ("treeopt", "simulate", "executor")
 APART = "uninstall that distribution, or install treeopt in an environment of its own"
