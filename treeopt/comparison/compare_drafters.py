@@ -224,7 +224,9 @@ def compare(
         "requests_chosen_on": parts[first][0].requests,
         **limits,
         "trace": {name: dict(trace.meta) for name, trace in traces.items()},
-        "cost": {name: _priced_as(plan) for name, plan in plans.items()},
+        "cost": {
+            name: {**plan.meta["cost"], "priced_at": plan.meta["search"]["context"]} for name, plan in plans.items()
+        },
         "provenance": this_run(),
     }
     doubts = (*left_out, *unlike(meta["trace"], meta["cost"], pairing))
@@ -357,11 +359,6 @@ def _by_batch(
         _contest(f"batch {batch}, each with its own best tree", batch, by_drafter, paired=paired)
         for batch, by_drafter in results.items()
     ]
-
-
-def _priced_as(plan: Plan) -> dict[str, Any]:
-    """Return the provenance of a plan's step times, with the context that they are priced at."""
-    return {**plan.meta["cost"], "priced_at": plan.meta["search"]["context"]}
 
 
 def _drift(contests: Sequence[Contest], costs: Mapping[str, Any]) -> list[str]:

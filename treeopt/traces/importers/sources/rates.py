@@ -278,15 +278,10 @@ def _conditional(rates: Sequence[str]) -> str:
 ENTRY = TraceSource(
     name="rates",
     title="rates by position",
-    form="a text with rates by position, shares of all steps: a line or JSON list named `per-position acceptance`, "
-    "lines `acceptance at token 0: 0.80`, a table with columns `accept_rate@0`, with a list or with a row for each "
-    "position, a distribution of accepted lengths, or histograms by position of Modular MAX. Rows are pooled by steps",
-    trace_holds="intervals by steps, if their number is known",
     settings={
         "requests": "most texts that stand for the steps",
         "steps": "number of steps that the rates cover, if the text has none",
     },
-    assumes=(SHARES,),
     holds=holds_rates,
     chain=read_rates,
     last=True,
