@@ -39,8 +39,6 @@ def shape_by_hand(config: Mapping[str, Any] | Path | str, sizes: Mapping[str, fl
     (8.9, 65536)
     """
     text = parsed(config, lambda content: dict(text_part(content)))
-    if unknown := set(sizes) - set(KEYS):
-        raise CostError(f"--sizes takes {', '.join(KEYS)}, not {min(unknown)}")
     values: dict[str, Any] = {key: sizes.get(key, text.get(field)) for key, field in KEYS.items()}
     values["active"] = values["active"] or values["params"]
     if missing := [key for key, value in values.items() if not value]:

@@ -224,4 +224,5 @@ def _offer(offer: Offer | None) -> str:
     if offer is None:
         return "at no batch size within the limits"
     name = "" if offer.name == PLAIN else f" with the {offer.name}"
-    return f"at batch {offer.batch}{name}: {money(asdict(offer)["million"]).text}"
+    price = money(asdict(offer)["million"]).text
+    return f"at batch {offer.batch}{name}: {price}"

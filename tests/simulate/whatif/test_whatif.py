@@ -341,7 +341,7 @@ def test_an_exchange_that_is_not_known_is_given(files):
     sums = 2 * 32 + 1  # of the layers, and the logits
     assert cells[1][0]["plain_s"] - cells[0][0]["plain_s"] == pytest.approx(sums * 25e-6)
     assert cells[1][1] == cells[0][1]  # the H100's is known
-    refused(run(*words(files, "--link", "fast,25", hardware="2xl40s")), "--link takes GB/s and microseconds", code=2)
+    refused(run(*words(files, "--link", "fast,25", hardware="2xl40s")), "is not two numbers such as 20,25", code=2)
     refused(run(*words(files, "--link", "20,25", hardware="2xh100")), "--link has no effect", code=2)
 
 
@@ -374,7 +374,7 @@ def test_the_largest_figures_that_are_taken_are_computed_with(files):
     ("words_", "said", "code"),
     [
         (("--hardware", "h300"), "hardware must be one of A6000", 1),
-        (("--data-sheet", "1000"), "--data-sheet takes GB/s and TFLOP/s", 2),
+        (("--data-sheet", "1000"), "--data-sheet takes two numbers, GB/s and TFLOP/s", 2),
         (("--price", "h100=1,l40s=1", "--max-tpot-ms", "inf"), "inf is not a finite number", 2),
         (("--measured-on", "h100"), "--profile and --measured-on need each other", 2),
     ],
