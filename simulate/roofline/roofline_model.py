@@ -120,17 +120,7 @@ class Roofline:
     @cached_property
     def kernels(self) -> Kernels:
         """The device with the settings of this model."""
-        return Kernels(
-            self.device,
-            self.like,
-            attention_s=self.overheads.attention_s,
-            layer_s=self.overheads.layer_s,
-            exchange_s=self.overheads.exchange_s,
-            launches=self.overheads.launches,
-            weight_bytes=self.weight_bytes,
-            kv_bytes=self.kv_bytes,
-            spread=self.spread,
-        )
+        return Kernels(self.device, self.like, self.overheads, self.weight_bytes, self.kv_bytes, self.spread)
 
     @cached_property
     def draft_kernels(self) -> Kernels:

@@ -214,7 +214,7 @@ def prices_of_devices(prices: Mapping[str, float], places: Sequence[Place]) -> d
     Raises:
         UsageError: names the price that is wrong or missing.
     """
-    singles = {place.single or place.device for place in places}
+    singles = {place.model.device.name for place in places}
     priced: dict[str, float] = {}
     for word, price in prices.items():
         if not PRICES[0] <= price <= PRICES[1]:
@@ -236,7 +236,7 @@ def prices_of_devices(prices: Mapping[str, float], places: Sequence[Place]) -> d
     missing = sorted(singles - priced.keys())
     if missing:
         raise UsageError(f"--price is missing for {', '.join(missing)}")
-    return {place.device: place.count * priced[place.single or place.device] for place in places}
+    return {place.device: place.model.devices * priced[place.model.device.name] for place in places}
 
 
 def context_warnings(target: Config, contexts: Sequence[int], positions: Any = None) -> list[str]:

@@ -75,31 +75,30 @@ class Place:
     """A device and a context to search for.
 
     Attributes:
-        device: its name.
+        model: target, drafter and device, or several devices.
         context: tokens per sequence in the cache.
         cost: seconds of steps on it.
         memory: memory that target and drafter take of each device.
-        single: name of one device, if there are several; "": `device`.
-        count: number of devices.
-        sharing: how several devices share the models; "" for one device.
     """
 
-    device: str
+    model: Roofline
     context: int
     cost: CostModel
     memory: DeviceMemory
-    single: str = ""
-    count: int = 1
-    sharing: str = ""
+
+    @property
+    def device(self) -> str:
+        """The name of the device or devices."""
+        return self.model.label
 
     @classmethod
     def of(
         cls, model: Roofline, *, context: int, heads: int, memory: float | None = None, cost: CostModel | None = None
     ) -> "Place":
-        """Return the device, the models and the predicted step times of a roofline.
+        """Return the place of a roofline's device, models and predicted step times.
 
         Args:
-            model: target, drafter and device.
+            model: target, drafter and device, or several devices.
             context: tokens per sequence in the cache.
             heads: heads of a drafter that has one for each depth.
             memory: GB that the engine may take of each device; None: its usual share of the data sheet's.
@@ -114,8 +113,7 @@ class Place:
             share=SHARE if memory is None else 1.0,
             **{name: getattr(model, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes", "devices", "tensor")},
         )
-        devices = (model.device.name, model.devices, model.sharing)
-        return cls(model.label, context, model if cost is None else cost, held, *devices)
+        return cls(model, context, model if cost is None else cost, held)
 
 
 def explore(
@@ -158,7 +156,7 @@ def explore(
                 0.0 if tree is None else place.cost.error(StepShape.of(tree, **size)),
                 _holds(memory, entry.batch, entry.choice),
                 plan,
-                place.sharing,
+                place.model.sharing,
                 memory,
             )
             scenarios.append(scenario)

@@ -261,7 +261,7 @@ def test_a_head_that_several_share_is_one_product():
     )
     chains = [cost.chain(5, batch=4).total_s for cost in (own, shared)]
     assert chains[0][0] == chains[1][0]
-    block = float(own.draft_kernels.products.seconds(1, 4096, 4096, np.float64([4])).total_s[0])
+    block = float(own.draft_kernels.product(1, 4096, 4096, None, np.float64([4])).total_s[0])
     head = replace(own.drafts.level, whole=())
     at_once = float(
         own.draft_kernels.forward(head, np.float64([20]), np.float64([20]), batch=4, context=512).total_s[0]
