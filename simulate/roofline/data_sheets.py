@@ -240,7 +240,8 @@ def fitted_for(device: Hardware, like: Hardware | None) -> Fitted:
     if fitted is None:
         raise CostError(
             f"{device.name}: no constants are known for devices of class {device.generation}, only for "
-            f"{', '.join(_classes())}; say which device it is like (--like)"
+            f"{', '.join(dict.fromkeys(known.generation for known in load_hardware().values() if known.fitted))}; "
+            "say which device it is like (--like)"
         )
     if fitted.kv_bandwidth_share is None:
         other = like.fitted if like else _fitted_in(_KV_FROM.get(device.generation, ""))
@@ -258,9 +259,7 @@ def constants_of(device: Hardware, like: Hardware | None) -> Fitted | None:
         return None
 
 
-def stated_error(
-    device: Hardware, like: Hardware | None, rows: int, *, experts: bool = False, devices: int = 1
-) -> float:
+def stated_error(device: Hardware, rows: int, *, experts: bool = False, devices: int = 1) -> float:
     """Return the stated error of forwards of `rows` rows, 95 %, as a share; the parts add in squares.
 
     * 10 %: the constants are those of the device or its class.
@@ -271,8 +270,6 @@ def stated_error(
     * 15 %: the model has experts.
     """
     fitted = device.fitted or _fitted_in(device.generation)
-    if fitted is None and like is not None and like.generation == device.generation:
-        fitted = like.fitted
     sure = fitted is not None and fitted.kv_bandwidth_share is not None and not fitted.weights_cached
     of_class = SAME_CLASS_ERROR if sure else ACROSS_CLASS_ERROR
     of_rows = ROWS_ERROR * math.log2(max(rows, FEW_ROWS) / FEW_ROWS)
@@ -284,8 +281,3 @@ def _fitted_in(generation: str) -> Fitted | None:
     """Return the constants of the first shipped device of a class that has any."""
     devices = load_hardware().values()
     return next((entry.fitted for entry in devices if entry.generation == generation and entry.fitted), None)
-
-
-def _classes() -> list[str]:
-    """Return the classes of devices that have fitted constants."""
-    return list(dict.fromkeys(entry.generation for entry in load_hardware().values() if entry.fitted))

@@ -96,7 +96,7 @@ class Kernels:
 
     def error(self, rows: int, *, experts: bool = False, devices: int = 1) -> float:
         """Return the stated error of forwards of `rows` rows, 95 %, as a share; see `stated_error`."""
-        return stated_error(self.device, self.like, rows, experts=experts, devices=devices)
+        return stated_error(self.device, rows, experts=experts, devices=devices)
 
     @property
     def head_bytes(self) -> float:
