@@ -497,6 +497,7 @@ def _refuse_unread(fields: _Fields, layers: int) -> None:
     unread = [(name, value) for name, value in fields.config.items() if name not in fields.seen and value]
     lists = {name for name, value in unread if isinstance(value, list) and len(value) >= max(layers, 2)}
     lists |= {name for name, value in unread if isinstance(value, Mapping) and str(layers - 1) in value}
+    lists |= {name for name, value in unread if isinstance(value, str) and len(value) == layers > 4 > len(set(value))}
     for name, _ in sorted(unread, key=lambda field: field[0] not in lists):
         harmless = "quant" in name or (_HARMLESS.search(name) and not _ID_LISTS.search(name))
         if not harmless and (name in lists or _WEIGHTY.search(name)):

@@ -224,6 +224,7 @@ def test_an_unknown_model_type_is_counted_by_the_usual_names_with_a_warning():
         ({"num_hidden_layers": 2**30}, "num_hidden_layers must be at most 65536"),
         ({"model_type": "new", "frob": [1, 2]}, "frob is not understood"),
         ({"model_type": "new", "frob": {"0": 1, "1": 2}}, "frob is not understood"),
+        ({"model_type": "new", "num_hidden_layers": 6, "frob": "ABABAB"}, "frob is not understood"),
         ({"num_experts": False}, "num_experts must be a positive integer, got False"),
         ({"model_type": "new", "sliding_window": 9}, "sliding_window is not understood"),
         ({"hidden_size": 18}, "num_attention_heads must divide hidden_size, got 4 and 18"),
