@@ -50,7 +50,7 @@ class Shape:
         CostError: names the first field that is wrong.
 
     >>> shape = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
-    >>> shape.parameters, shape.step_parameters, shape.kv_bytes()
+    >>> shape.parameters, shape.step_parameters, shape.kv_bytes
     (1704, 1448, 32)
     """
 
@@ -150,11 +150,6 @@ class Shape:
         return (LayerGroup(self.layers, matrix, other, attention, 0, self.experts, mlp, mlp_biases),)
 
     @property
-    def layer_parameters(self) -> int:
-        """Weights of one decoder layer: matrices, biases, router, norms; of the first where layers differ."""
-        return self.layer_groups[0].weights()
-
-    @property
     def step_parameters(self) -> int:
         """Weights that a decoding step reads: the LM head, tied or not, but no embedding (CORAL, Table 1).
 
@@ -169,14 +164,11 @@ class Shape:
         layers = sum(group.count * group.weights() for group in self.layer_groups)
         return layers + self.hidden + (2 - self.tied) * self.vocab * self.hidden
 
-    def kv_bytes(self, *, element_bytes: int = 2) -> int:
-        """Return the bytes of one token's keys and values in all layers; `element_bytes` is 2 for bf16.
-
-        Raises:
-            CostError: `element_bytes` is not a positive integer.
-        """
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers, in bf16."""
         attention = ((group.count, group.attention) for group in self.layer_groups if group.attention is not None)
-        return sum(count * each.kv_width for count, each in attention) * positive("element_bytes", element_bytes)
+        return sum(count * each.kv_width for count, each in attention) * 2
 
     def weight_bytes(self, default: float, *, experts: int | None = None) -> float:
         """Return the bytes of all layers' weights as stored, those of no stated size having `default` bytes.

@@ -219,7 +219,7 @@ class Roofline:
     def _move_s(self, batch: int) -> float:
         """Return the seconds of moving the keys and values of one committed token per sequence."""
         batch = math.ceil(batch / self.forward.groups)
-        return 2 * batch * self.forward.kv_elements * self.kv_bytes / self.kernels.kv_rate
+        return 2 * batch * self.forward.kept_elements(1) * self.kv_bytes / self.kernels.kv_rate
 
     def error(self, shape: StepShape) -> float:
         """Return the stated errors of device and engine together; see `stated_error` and `Overheads.error`."""

@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,10 +8,11 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from executor.drafters.eagle import eagle_shape
-from simulate.model_sizes.hf_config import context_limit, quant_method
+from executor.drafters.eagle.drafter import weights_read
+from simulate.model_sizes.hf_config import context_limit
 from simulate.model_sizes.model_shape import Shape
-from treeopt.errors import CostError
+from simulate.whatif.priced_devices import bytes_per_weight
+from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import shipped
 
 TINY = {
@@ -98,9 +100,9 @@ def test_counts_are_those_of_the_real_model(model_type):
         unread = shape.layers * idle * 3 * shape.hidden * shape.intermediate
         assert shape.step_parameters == shape.parameters - looked_up - unread
         layer = model.model.layers[0]
-        assert shape.layer_parameters == sum(weight.numel() for weight in layer.parameters())
+        assert shape.layer_groups[0].weights() == sum(weight.numel() for weight in layer.parameters())
         keys, values = layer.self_attn.k_proj, layer.self_attn.v_proj
-        assert shape.kv_bytes(element_bytes=4) == 4 * shape.layers * (keys.out_features + values.out_features)
+        assert shape.kv_bytes == 2 * shape.layers * (keys.out_features + values.out_features)
 
     compare()
 
@@ -132,7 +134,7 @@ def test_known_models():
     llama = Shape.from_config(LLAMA_3_8B)
     assert llama.parameters == 8_030_261_248
     assert llama.step_parameters == 8_030_261_248 - 128256 * 4096
-    assert llama.kv_bytes() == 128 * 1024
+    assert llama.kv_bytes == 128 * 1024
     assert llama.layer_matrices == {
         "qkv": (6144, 4096),
         "output": (4096, 4096),
@@ -150,9 +152,11 @@ TARGETS = {"Llama2-7B": LLAMA_2_7B, "Llama3-8B": LLAMA_3_8B, "Qwen2.5-7B": QWEN_
 def test_corals_weights(row):
     target = Shape.from_config(TARGETS[row["model"]])
     assert (target.hidden, target.intermediate, target.vocab) == (row["hidden"], row["inter"], row["vocab"])
-    assert round(eagle_shape(target).level.weights / 2**20) == row["W_d_M"]
+    assert round(weights_read(SimpleNamespace(groups=0), target) / 2**20) == row["W_d_M"]
     assert round(target.step_parameters / 2**20) == row["W_t_M"]
-    assert round(100 * eagle_shape(target).level.weights / target.step_parameters, 1) == row["W_ratio_pct"]
+    assert (
+        round(100 * weights_read(SimpleNamespace(groups=0), target) / target.step_parameters, 1) == row["W_ratio_pct"]
+    )
 
 
 def test_a_config_is_read_from_its_file(tmp_path):
@@ -164,10 +168,11 @@ def test_a_config_is_read_from_its_file(tmp_path):
 
 def test_a_quantised_config_names_its_method(tmp_path):
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq", "bits": 4}}', "utf-8")
-    assert quant_method(tmp_path) == "gptq"
-    assert quant_method({"quantization_config": {"bits": 4}}) == "not named"
-    assert quant_method({"quantization_config": "fp8"}) == "fp8"
-    assert quant_method({"quantization_config": None}) is quant_method(LLAMA_3_8B) is None
+    nameless, short = {"quantization_config": {"bits": 4}}, {"quantization_config": "fp8"}
+    for config, method in ((tmp_path, "gptq"), (nameless, "not named"), (short, "fp8")):
+        with pytest.raises(UsageError, match=rf"\(quant_method {method}\): give"):
+            bytes_per_weight(config, None, "--weight-bytes")
+    assert bytes_per_weight({"quantization_config": None}, None, "") == bytes_per_weight(LLAMA_3_8B, None, "") == 2
 
 
 def test_null_and_absent_fields_mean_what_they_mean_to_transformers():

@@ -261,7 +261,7 @@ def test_contexts_beyond_the_target_s_are_warned_of(files, tmp_path):
 
 def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
     asked = ["--batch", "32,64", "--context", "8k", "--max-nodes", "9"]
-    size = 2 * (L3.parameters + 2 * L3.hidden**2 + L3.layer_parameters)
+    size = 2 * (L3.parameters + 2 * L3.hidden**2 + L3.layer_groups[0].weights())
     keys = 8192 * 2 * (L3.layers + 1) * L3.kv_heads * L3.head_dim * 2
     assert size + 32 * keys < 0.92 * 80 * 2**30 < size + 64 * keys
     record = json.loads(done(*words(files, *asked, "--json", hardware="h100,h200")).stdout)
