@@ -118,8 +118,8 @@ def random_layer(target: Target, count: int, packed: bool) -> Eagle:
 def weights_read(drafter: Eagle, target: Shape) -> int | None:
     """Return the weights that a forward reads, None with a router; see `DrafterKind.reads`.
 
-    The layer lacks the first norm of the target's, and what else it holds beside matrices counts. Source: CORAL (Weng et
-    al. 2025), Table 1, W_d.
+    The layer lacks the first norm of the target's, and what else it holds beside matrices counts. Source: CORAL (Weng
+    et al. 2025), Table 1, W_d.
     """
     if drafter.groups or target.experts is not None:
         return None
