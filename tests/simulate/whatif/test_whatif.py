@@ -374,6 +374,9 @@ def test_the_largest_figures_that_are_taken_are_computed_with(files):
     ("words_", "said", "code"),
     [
         (("--hardware", "h300"), "hardware must be one of A6000", 1),
+        (("--hardware", "8xh100:tp3ep8"), "8xh100:tp3ep8: experts are spread over all 8 devices", 2),
+        (("--hardware", "8xh100:tp2ep8"), "--hardware 8xh100-sxm:tp2ep8: experts can be spread", 1),
+        (("--for", "vllm==new"), "a version must be numbers such as 0.10.2, got 'new'", 2),
         (("--data-sheet", "1000"), "--data-sheet takes two numbers, GB/s and TFLOP/s", 2),
         (("--price", "h100=1,l40s=1", "--max-tpot-ms", "inf"), "inf is not a finite number", 2),
         (("--measured-on", "h100"), "--profile and --measured-on need each other", 2),
