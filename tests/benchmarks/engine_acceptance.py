@@ -28,6 +28,7 @@ from executor.runners.engine_runner import EngineRunner
 from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
+from tests.benchmarks.engine_times import PARALLEL
 from tests.helpers.engine_setups import ENGINES as PLACES
 from tests.helpers.engine_setups import ENVIRONMENT, SETUPS
 from treeopt.engines import ENGINES
@@ -56,7 +57,8 @@ class Check:
         method: name of the check.
         drafter: a shipped drafter, `LAYERS` for the target's first layers, `PARD`, or the name of a lookup.
         drafts: what a step verifies.
-        layout: layout of the drafter for the engine; None: the drafter has no file there.
+        layout: layout of the drafter for the engine; None: the drafter has no file there; `WITH_TARGET`: its file holds
+            the target too.
         word: `--method`; None: the engine needs none.
         concurrencies: requests in flight.
         arguments: of the launch, beside those of the engine.
@@ -82,13 +84,17 @@ LOOKUPS = ("prompt-lookup", "suffix")
 BACKEND = "--spec-draft-backend-sampling"  # llama-server's default, which the driver switches off
 SAMPLED = f"eagle3 {BACKEND}"
 TREE = DynamicTree(nodes=12, depth=4, beam=3)
-THREE, FIVE = Tree.chain(3), Tree.chain(5)
+THREE, FIVE, SEVEN = (Tree.chain(length) for length in (3, 5, 7))
+WITH_TARGET = "vllm-mimo"
 CHECKS = (
     Check("vllm", "eagle", "stdlib-eagle", THREE, "vllm", "eagle"),
     Check("vllm", "eagle3", "stdlib-eagle3", THREE, "eagle3-vllm", "eagle3"),
     Check("vllm", "medusa", "stdlib-medusa", THREE, "vllm-medusa", "medusa"),
     Check("vllm", "draft-model", FIRST_LAYERS, THREE, "", "draft_model"),
     Check("vllm", "ngram", "prompt-lookup:vllm:1-3", THREE, None, "ngram"),
+    Check("vllm", "mtp", "stdlib-mtp", THREE, WITH_TARGET, "mtp", arguments="--skip-tokenizer-init"),
+    Check("vllm", "p-eagle", "stdlib-p-eagle", FIVE, "", PARALLEL),
+    Check("vllm", "dflash", "stdlib-dflash", SEVEN, "", "dflash"),
     Check("vllm", "pard", PARD, FIVE, "", IN_PARALLEL),
     Check("vllm", "suffix", "suffix:8", Tree.chain(8), None, OWN_TEXT, python="vllm-suffix/bin/python"),
     Check("llama.cpp", "eagle3", "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4)),
@@ -177,15 +183,17 @@ class Bench:
     def settings(self, check: Check, concurrency: int) -> DriverSettings:
         """Return the settings of the driver."""
         setup = SETUPS[check.engine]
-        drafter = None
+        target, drafter = self.converted(TARGET, setup.layout, exporter=setup.exporter), None
         if check.layout is not None:
-            drafter = str(self.converted(check.drafter, check.layout, exporter=setup.exporter))
+            drafter = self.converted(check.drafter, check.layout, exporter=setup.exporter)
+        if check.layout == WITH_TARGET and drafter is not None:
+            target, drafter = drafter, None
         return DriverSettings(
             check.engine,
-            str(self.converted(TARGET, setup.layout, exporter=setup.exporter)),
-            drafter=drafter,
+            str(target),
+            drafter=None if drafter is None else str(drafter),
             method=check.word,
-            lookup=None if drafter else check.drafter,
+            lookup=check.drafter if check.layout is None else None,
             python=self.engines / (check.python or setup.python),
             arguments=f"{setup.arguments} {check.arguments}".strip(),
             concurrency=concurrency,

@@ -261,15 +261,10 @@ def _number(record: Mapping[str, Any], keys: tuple[str, ...], where: str = "a re
 ENTRY = TraceSource(
     name="responses",
     title="histograms of responses",
-    form="JSON, JSON lines or events with `spec_correct_drafts_histogram` (SGLang) or `acceptance_histogram` (vLLM, "
-    "TensorRT-LLM) somewhere in each response; records of AIPerf (`profile_export.jsonl`, `profile_export_raw.jsonl`); "
-    "SGLang's log with `--log-requests`. For a stream, the last chunk of an `id` counts",
-    trace_holds="each response is a request, its steps in order where vLLM gives them (`per_step_accepted`)",
     settings={
         "depth": "length of the chain, for responses that do not state it",
         "uneven": "count what short drafts left out as rejected",
     },
-    assumes=(SHORT,),
     holds=holds_responses,
     chain=read_responses,
     outputs=(
