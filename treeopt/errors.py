@@ -20,6 +20,8 @@ from typing import Any
 
 # Characters that control a terminal, break lines, turn the order of letters, or stand for bytes that are no text.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# What stands before a host: pathlib makes one slash of two, and a name with a password is not shown.
+ADDRESS = re.compile(r"\b(?!file:)([a-z][a-z0-9+.-]{1,20}):/+(?:[^\s/@]*@)?(?=[^\s/])")
 LONG_WORD = re.compile(r"(\S{200})\S{100,}(\S{80})")
 SHOWN = 3  # names of a list in a message
 
@@ -77,7 +79,7 @@ class ExecutorError(TreeoptError):
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    r"""Return a text with control characters as escapes, which texts of other people may hold.
+    r"""Return a text with control characters as escapes, which texts of other people may hold, and no passwords.
 
     Args:
         text: the text.
@@ -90,7 +92,7 @@ def visible(text: str, *, lines: bool = False) -> str:
     def escaped(found: re.Match[str]) -> str:
         return found[0] if lines and found[0] in "\t\n" else found[0].encode("unicode_escape").decode()
 
-    return CONTROL.sub(escaped, text)
+    return CONTROL.sub(escaped, ADDRESS.sub(r"\1://", text))
 
 
 def visible_in(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Collect a trace: let the target write, then record how the drafter ranks every token, in one teacher-forced pass."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,7 @@ from executor.verification.tree_tensors import Draft
 from executor.verification.typical_acceptance import Typical
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.traces.candidates import Candidates
-from treeopt.traces.merge_split import concatenate_traces
-from treeopt.traces.resumable_shards import Shards, note, whole_meta
+from treeopt.traces.resumable_shards import Head, gather, note
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -37,6 +36,42 @@ SHARD = 8  # batches
 Progress = Callable[[int], None]
 
 
+def recorder(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Prompt],
+    tokens: Sequence[Sequence[int]],
+    *,
+    written: dict[int, list[list[int]]] | None = None,
+    texts: Sequence[Sequence[int]] | None = None,
+    progress: Progress = lambda requests: None,
+    **settings: Any,
+) -> tuple[Head, Callable[..., Trace]]:
+    """Return the head of a trace, and what records the shard from a request on, as a run with this `meta` did.
+
+    See `collect`.
+    """
+    recording = Recording(**settings)
+    recording.check(target, drafter)
+    _check_prompts(tokens, target, drafter, recording.new_tokens)
+    size, computes_as = SHARD * recording.batch, [None]
+    known = written if texts is None else _given_texts(texts, tokens, recording)
+
+    def record(start: int, meta: Mapping[str, Any] | None = None) -> Trace:
+        if meta is not None and computes_as != [meta.get("provenance")]:
+            computes_as[:] = [meta.get("provenance")]
+            compute_as_recorded(target, drafter, *computes_as)
+        part = slice(start, start + size)
+        shard = _Shard(target, drafter, recording, prompts[part], tokens[part], start, progress)
+        if known is None:
+            return shard.record(shard.write())
+        if start not in known:
+            known[start] = shard.write()
+        return shard.record(known[start])
+
+    return Head(_meta(target, drafter, tokens, recording), asdict(recording), len(tokens), size), record
+
+
 def collect(
     target: Target,
     drafter: Drafter,
@@ -44,8 +79,7 @@ def collect(
     tokens: Sequence[Sequence[int]],
     *,
     folder: Path | None = None,
-    written: dict[int, list[list[int]]] | None = None,
-    texts: Sequence[Sequence[int]] | None = None,
+    merged: bool = True,
     progress: Progress = lambda requests: None,
     **settings: Any,
 ) -> Trace:
@@ -59,42 +93,24 @@ def collect(
         prompts: the requests; their domains are stored, their texts are not.
         tokens: token ids of each prompt, two or more each.
         folder: where finished shards are stored; those that it holds are not made again, and the trace is the same.
-        written: texts of shards by their first request, from another call for the same target, prompts and settings
-            (and drafter, where texts depend on it): they are not written again, and missing ones are added.
-        texts: the text of every request, as another program wrote it for the same target; in place of `written`.
+        merged: see `gather`.
         progress: called with the requests finished since its last call, first when written, again when recorded.
-        settings: those of `Recording`.
+        settings: those of `Recording`; and `written`, texts of shards by their first request, from another call for the
+            same target, prompts and settings (and drafter, where texts depend on it), which are not written again and
+            to which missing ones are added; or `texts`, the text of every request, as another program wrote it for the
+            same target.
 
     Raises:
         UsageError: settings or prompts without meaning, or the folder was begun with others.
         ExecutorError: what cannot be recorded; see `Recording.check`.
         TraceError: the folder is damaged.
     """
-    recording = Recording(**settings)
-    recording.check(target, drafter)
-    _check_prompts(tokens, target, drafter, recording.new_tokens)
-    meta = _meta(target, drafter, tokens, recording)
-    shards = None if folder is None else Shards.begin(folder, meta, asdict(recording), len(tokens))
-    if shards is not None:
-        compute_as_recorded(target, drafter, shards.meta.get("provenance"))
-    pieces = [] if shards is None else list(shards.traces)
-    texts_of = {} if written is None else written
-    if texts is not None:
-        texts_of = _given_texts(texts, tokens, recording)
-    done = sum(piece.requests for piece in pieces)
-    progress(2 * done)
-    while done < len(tokens):
-        part = slice(done, done + SHARD * recording.batch)
-        shard = _Shard(target, drafter, recording, prompts[part], tokens[part], done, progress)
-        if done not in texts_of:
-            texts_of[done] = shard.write()
-        pieces.append(shard.record(texts_of[done]))
-        done += pieces[-1].requests
-        if shards is not None and is_main_rank():
-            shards.add(pieces[-1])
-    return concatenate_traces(
-        pieces, whole_meta(meta if shards is None else shards.meta, [piece.meta for piece in pieces])
-    )
+    head, record = recorder(target, drafter, prompts, tokens, progress=progress, **settings)
+
+    def parts(starts: range, meta: Mapping[str, Any] | None) -> Iterator[Trace]:
+        return (record(start, meta) for start in starts)
+
+    return gather(head, parts, folder=folder, progress=progress, writes=is_main_rank(), merged=merged)
 
 
 def _given_texts(

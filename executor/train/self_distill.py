@@ -8,9 +8,10 @@ an uninterrupted one.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from treeopt.storage.atomic_files import write_text
 from treeopt.storage.work_file import WorkFile, beside
 
 CHUNKS = 4  # batches written together
+Head = tuple[Mapping[str, Any], int, int]  # what texts depend on, their number, and how many are written together
+Parts = Callable[[Iterable[int]], Iterator[list[dict[str, Any]]]]  # writes the chunks that begin at these texts
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,29 @@ class Writing:
     seed: int = 0
 
 
+def chunk_writer(
+    target: Target, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], writing: Writing
+) -> tuple[Head, Callable[[int], list[dict[str, Any]]]]:
+    """Return the head of all texts, and what writes the chunk from a text on; see `rewrite`."""
+    prompts = [prompt for text in texts for prompt in _prompts(tokenizer, text, writing)]
+    for text in prompts:
+        _check_room(target, tokenizer, text, writing)
+    size = CHUNKS * writing.batch
+
+    def write(start: int) -> list[dict[str, Any]]:
+        rule = _rule(target, writing, start // size)
+        return _written(target, tokenizer, prompts[start : start + size], writing, rule)
+
+    return (_settings(target, prompts, writing), len(prompts), size), write
+
+
 def rewrite(
     target: Target,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[Text],
     output: Path,
     writing: Writing,
+    elsewhere: tuple[Head, Parts] | None = None,
     *,
     progress: Callable[[int], None] = lambda pieces: None,
 ) -> None:
@@ -76,6 +96,7 @@ def rewrite(
         texts: conversations, prompts, or texts of any length.
         output: the file; written when everything is done.
         writing: the settings.
+        elsewhere: the head and what writes the chunks in other processes, for the same target, texts and settings.
         progress: called with the number of texts finished.
 
     Raises:
@@ -83,17 +104,15 @@ def rewrite(
         ExecutorError: not even the first answer fits the target's context, or the target lacks a token of its prompt;
             names the text.
     """
-    prompts = [prompt for text in texts for prompt in _prompts(tokenizer, text, writing)]
-    for text in prompts:
-        _check_room(target, tokenizer, text, writing)
-    size = CHUNKS * writing.batch
-    with WorkFile(beside(output), _settings(target, prompts, writing)) as work:
+    if elsewhere is None:
+        head, write = chunk_writer(target, tokenizer, texts, writing)
+        elsewhere = head, partial(map, write)
+    (settings, count, size), parts = elsewhere
+    with WorkFile(beside(output), settings) as work:
         records: list[dict[str, Any]] = work.pieces("text", dict)
         progress(len(records))
-        for start in range(len(records) // size * size, len(prompts), size):
-            rule = _rule(target, writing, start // size)
-            chunk = prompts[start : start + size]
-            written = _written(target, tokenizer, chunk, writing, rule)
+        starts = range(len(records) // size * size, count, size)
+        for start, written in zip(starts, parts(starts), strict=True):
             for record in written[max(0, len(records) - start) :]:
                 work.put("text", record)
                 records.append(record)
@@ -111,6 +130,7 @@ def rewritten(
     texts: Sequence[Text],
     folder: Path,
     writing: Writing,
+    elsewhere: tuple[Head, Parts] | None = None,
     *,
     progress: Callable[[int], None] = lambda pieces: None,
 ) -> list[Path]:
@@ -122,7 +142,7 @@ def rewritten(
     rank = int(os.environ["RANK"]) if count > 1 else 0
     files = [folder / f"self-distilled-{number + 1}-of-{count}.jsonl" for number in range(count)]
     if not files[rank].exists():
-        rewrite(target, tokenizer, texts[rank::count], files[rank], writing, progress=progress)
+        rewrite(target, tokenizer, texts[rank::count], files[rank], writing, elsewhere, progress=progress)
     # Shares end at different times, and a group's usual patience is 10 minutes. Training will have the same group.
     PartialState(cpu=target.device.type == "cpu", timeout=timedelta(days=1)).wait_for_everyone()
     return files

@@ -353,9 +353,8 @@ def named_drafter(config: Fields) -> tuple[str, str, DrafterKind | None] | None:
         kind = DRAFTERS[found] if (found := _kind_in(name)) else None
         if kind is not None and (kind.files is None or not kind.files.needs):
             kind = None  # such as an n-gram, which language models have embeddings of
-        unknown, general = (
-            next((title for part, title in parts.items() if part in _plain(name)), None) for parts in (_UNKNOWN, _ANY)
-        )
+        unknown = _unknown(_plain(name))
+        general = next((title for part, title in _ANY.items() if part in _plain(name)), None)
         if title := unknown or (kind and kind.title) or general:
             return name, title, None if unknown else kind
     return None
@@ -368,11 +367,14 @@ def _check_known(config: Fields) -> None:
     Traceback (most recent call last):
     treeopt.errors.CostError: architectures: Domino has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): ...
     """
-    known = {word for kind in DRAFTERS.values() for word in kind.words}
-    words = class_words(config)
-    kind = next((kind for part, kind in _UNKNOWN.items() if part in words and part not in known), None)
-    if kind is not None:
+    if (kind := _unknown(class_words(config))) is not None:
         raise CostError(f"architectures: {kind} has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): {OWN_SWEEP}")
+
+
+def _unknown(words: str) -> str | None:
+    """Return the title of a kind that is known by name alone, and is not registered either; None without one."""
+    known = {word for kind in DRAFTERS.values() for word in kind.words}
+    return next((title for part, title in _UNKNOWN.items() if part in words and part not in known), None)
 
 
 def _stated_kind(config: Fields) -> str | None:

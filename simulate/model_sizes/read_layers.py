@@ -121,7 +121,7 @@ _WEIGHTY = re.compile(
     "per_layer|shared|engram|hc_mult|altup|laurel|layer_id|chunk|double_wide|no_rope|residual_block"
 )
 _HARMLESS = re.compile(
-    "architectures|dropout|"
+    "architectures|dropout|treeopt_drafter|"
     "rope_(theta|scal|param)|softcap|scal(e|ing)|aux_loss|router_(z|jitter|aux|logits)|mtp|nextn|eps|init|"
     "norm_topk|topk_(method|group)|expert_group|scoring|implementation|max_window|mamba_(ssm|hidden|chunk|proj)|"
     "chunk_size|score|index_(share_for_mtp|skip_topk|topk_freq)|gate_lower|attn_temperature|floor_scale|cache_dtype|"

@@ -9,6 +9,7 @@ ENGINES = ROOT / ".engines"
 # Quiet, on one core; read by vLLM and OpenMP when the engine starts.
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_PLUGINS": "",  # arctic-inference's is for vLLM 0.10.1
     "VLLM_CPU_OMP_THREADS_BIND": "1",
     "OMP_NUM_THREADS": "1",
     "NUMBA_NUM_THREADS": "1",

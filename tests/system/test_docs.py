@@ -224,14 +224,10 @@ def test_the_rooms_are_the_folders_in_their_order():
         assert {name for name in folders if not is_kind(name.replace("/", "."))} == named
 
 
-def test_the_table_of_layouts_has_every_kind_of_drafter():
-    from simulate.model_sizes.drafter_kinds import DRAFTERS
-
-    rows = ["|".join(row) for row in rows_of(TEXTS["docs/reference/checkpoint_layouts.md"])]
-    for kind in DRAFTERS.values():
-        if kind.files is not None:
-            (row,) = (row for row in rows if row.startswith(kind.title) and kind.files.known_as in row)
-            assert set(kind.files.layouts) <= set(re.findall(r"`([\w-]+)`", row))
+def test_the_tables_of_drafters_are_those_of_the_registry():
+    generator = runpy.run_path(str(ROOT / "docs/generate_drafter_tables.py"))
+    for page in generator["PAGES"]:
+        assert generator["written"](page) == TEXTS[f"docs/{page}"]
 
 
 def test_the_list_of_data_is_complete():

@@ -13,6 +13,7 @@
 * `decode_prompts`: `decode`, texts with a drafter and a tree.
 * `train_drafter`: `train`, a drafter by a published recipe.
 * `tune_engine`: `tune`, the best draft length of an engine, by measuring.
+* `ray_workers`: parts of a command on a cluster of Ray.
 * `runners`: what decodes in these: the loop with its models, or an engine in words.
 * `report_files`: results that commands wrote, read and put on one page.
 * `device_charts`: charts of step times and of devices.

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from executor.profiling.profile_settings import Measuring
 from treeopt import defaults
 from treeopt.api.messages import Progress, silent
+from treeopt.api.ray_workers import RaySetup, on_ray
 from treeopt.api.run_models import Models, Prompts, Sampling, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.defaults import BUDGET_S, POLICIES_S
@@ -26,6 +27,12 @@ class ProfileSettings(Settings):
     sampling: Sampling = group(Sampling)
     graphs: str = defaults.graphs()
     engine: EngineSetup = group(EngineSetup)
+    cluster: RaySetup = group(RaySetup)
+
+
+def _profiler(settings: ProfileSettings) -> tuple[None, dict[str, Any], Any]:
+    """Return what measures in a worker; see `on_ray`."""
+    return None, {}, lambda start: profile(settings=settings)
 
 
 @takes(ProfileSettings, "target", "drafter", "prompts")
@@ -49,7 +56,11 @@ def profile(*, settings: ProfileSettings, work: Path | None = None, progress: Pr
         [1]
     """
     measuring, engine = settings.measuring, settings.engine
-    engine.refuse({"--budget": measuring.budget_s})
+    engine.refuse({"--budget": measuring.budget_s, "--ray": settings.cluster.ray})
+    if settings.cluster.ray is not None:
+        with on_ray(settings.cluster, _profiler, settings) as (_, parts):
+            measured: Profile = next(parts([0]))
+            return measured
     rule, asks = settings.sampling, measuring.policies
     runner = open_runner(settings.models, engine, sampling=rule, graphs=settings.graphs, asks=asks)
     tokens, _ = load_tokens(settings.models, runner.target, settings.source)

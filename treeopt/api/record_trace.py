@@ -1,11 +1,13 @@
 """`treeopt.collect`: record what the target or an engine writes, and what a drafter gets right of it."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeopt import defaults
 from treeopt.api.messages import Progress, silent, warn
+from treeopt.api.ray_workers import RaySetup, on_ray
 from treeopt.api.run_models import Models, Prompts, Requests, Sampling, load_models, load_prompts
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.defaults import DRAWS, ENGINE_LENGTH
@@ -13,10 +15,15 @@ from treeopt.errors import EngineError, UsageError
 from treeopt.planning.search_warnings import position_warnings
 from treeopt.policies import DynamicTree
 from treeopt.settings import Settings, group, setting, takes
+from treeopt.storage.provenance import look, this_run
 from treeopt.storage.work_file import WorkFile
-from treeopt.traces.resumable_shards import parts_in
+from treeopt.traces.resumable_shards import gather, parts_in
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
+
+if TYPE_CHECKING:
+    from executor.drafters.base.drafter import Drafter
+    from executor.target.target_model import Target
 
 # Settings of a recording.
 RECORDED = ("candidates", "tree", "new_tokens", "depth", "width", "batch", "probabilities", "confidences")
@@ -71,6 +78,7 @@ class CollectSettings(Settings):
     )
     sampling: Sampling = group(Sampling)
     engine: EngineSetup = group(EngineSetup)
+    cluster: RaySetup = group(RaySetup)
 
     def check(self) -> None:
         """Raise UsageError where settings lack what they are for."""
@@ -79,7 +87,9 @@ class CollectSettings(Settings):
             raise UsageError("--every-anchor is for --engine without --drafter")
         if drafter is None and engine is None:
             raise UsageError("give --drafter, what is recorded; or --engine, whose own steps are recorded without one")
-        self.engine.refuse({"--temperature": self.sampling.temperature})
+        self.engine.refuse({"--temperature": self.sampling.temperature, "--ray": self.cluster.ray})
+        if self.cluster.ray is not None and self.models.tensor_parallel:
+            raise UsageError("--ray does not take --tensor-parallel: a worker holds the whole target")
         if self.stride is not None and self.candidates is None:
             raise UsageError("--stride applies only to candidates; add --candidates")
         if drafter is not None and (self.tree is None) == (rule == "typical"):
@@ -92,17 +102,21 @@ class CollectSettings(Settings):
     @property
     def length(self) -> int:
         """The draft length of an engine."""
-        return self.depth or (self.engine.urls[0][0] if len(self.engine.urls) == 1 else ENGINE_LENGTH)
+        lengths = {length for length, _ in self.engine.urls}
+        return self.depth or (lengths.pop() if len(lengths) == 1 else ENGINE_LENGTH)
 
 
 @takes(CollectSettings, "target", "drafter", "prompts")
-def collect(*, settings: CollectSettings, work: Path | None = None, progress: Progress = silent) -> Trace:
+def collect(
+    *, settings: CollectSettings, work: Path | None = None, merged: bool = True, progress: Progress = silent
+) -> Trace:
     """Let the target, or an engine, continue prompts, and record what is accepted of drafts along its texts.
 
     With an engine and without a drafter, the engine's own steps are recorded.
 
     Args:
         work: file or folder that finished requests are kept in, so that the same command resumes; None: nowhere.
+        merged: False leaves a trace in `parts`, which is read from there; it is never whole in memory.
         progress: shows how many requests are done.
 
     Raises:
@@ -116,26 +130,16 @@ def collect(*, settings: CollectSettings, work: Path | None = None, progress: Pr
         >>> trace.requests, trace.anchors, trace.depth
         (2, 8, 5)
     """
-    models, engine = settings.models, settings.engine
-    if models.drafter is None:
-        requests, texts = load_prompts(models, None, settings.source), _EngineTexts(settings)
+    engine, folder = settings.engine, settings.parts or work
+    if settings.cluster.ray is not None:
+        return _on_ray(settings, folder, progress, merged=merged)
+    if settings.models.drafter is None:
+        requests, texts = load_prompts(settings.models, None, settings.source), _EngineTexts(settings)
         return texts.own_steps(requests, work, progress)
-    target, drafter = load_models(models)
-    requests = load_prompts(models, target, settings.source, shortest=2)
-    from executor.models.fingerprint import drafter_positions
+    target, drafter, requests, how = _loaded(settings)
     from executor.recording.collect_trace import collect as record
     from executor.target.tensor_parallel import processes
 
-    longest = [len(prompt) + settings.new_tokens for prompt in requests.tokens]
-    warn(position_warnings(drafter_positions(target, drafter), longest, "may pass"))
-
-    how: dict[str, Any] = {
-        **asdict(settings.sampling),
-        **{name: getattr(settings, name) for name in RECORDED},
-        "stride": settings.stride or 1,
-        "draws": settings.draws or DRAWS,
-        "stop": requests.stop,
-    }
     if engine.engine is not None:
         how["texts"] = written = _EngineTexts(settings).written(requests, work, progress)
         size = target.vocabulary
@@ -144,10 +148,53 @@ def collect(*, settings: CollectSettings, work: Path | None = None, progress: Pr
             raise EngineError(
                 f"request {outside}: the engine wrote a token outside the target's {size}: does it run another model?"
             )
-        work = None  # it keeps the texts
-    folder = settings.parts or (work if processes() == 1 else None)
+    if engine.engine is not None or processes() > 1:
+        folder = settings.parts  # the work file holds the texts
+    how |= {"folder": folder, "merged": merged}
     with parts_in(folder), progress("collecting", 2 * len(requests.tokens)) as advance:
-        return record(target, drafter, requests.prompts, requests.tokens, folder=folder, progress=advance, **how)
+        return record(target, drafter, requests.prompts, requests.tokens, progress=advance, **how)
+
+
+def _loaded(settings: CollectSettings) -> "tuple[Target, Drafter, Requests, dict[str, Any]]":
+    """Return models, prompts, and the settings of the recording by their names there."""
+    target, drafter = load_models(settings.models)
+    requests = load_prompts(settings.models, target, settings.source, shortest=2)
+    from executor.models.fingerprint import drafter_positions
+
+    longest = [len(prompt) + settings.new_tokens for prompt in requests.tokens]
+    warn(position_warnings(drafter_positions(target, drafter), longest, "may pass"))
+    how: dict[str, Any] = {
+        **asdict(settings.sampling),
+        **{name: getattr(settings, name) for name in RECORDED},
+        "stride": settings.stride or 1,
+        "draws": settings.draws or DRAWS,
+        "stop": requests.stop,
+    }
+    return target, drafter, requests, how
+
+
+def _recorder(settings: CollectSettings) -> tuple[Any, Any, Any]:
+    """Return what records in a worker; see `on_ray`."""
+    target, drafter, requests, how = _loaded(settings)
+    from executor.recording.collect_trace import recorder
+
+    head, record = recorder(target, drafter, requests.prompts, requests.tokens, **how)
+    return head, head.same, record
+
+
+def _on_ray(settings: CollectSettings, folder: Path | None, progress: Progress, *, merged: bool) -> Trace:
+    """Return the trace whose shards workers on Ray record."""
+    with on_ray(settings.cluster, _recorder, settings) as (head, parts):
+        look(head.meta, "provenance")["command"] = this_run()["command"]
+        with parts_in(folder), progress("collecting", head.requests) as advance:
+
+            def shards(starts: range, meta: Any) -> Iterator[Trace]:
+                advance(starts.start)
+                for trace in parts(starts, meta or head.meta):
+                    advance(trace.requests)
+                    yield trace
+
+            return gather(head, shards, folder=folder, merged=merged)
 
 
 class _EngineTexts:

@@ -29,7 +29,8 @@ class EngineSetup(Settings):
         (),
         option="--url",
         help="With --engine openai: a server that runs, with the draft length that it was started with (0: no "
-        "speculation), such as 3=http://127.0.0.1:8000; may be given several times. OPENAI_API_KEY is sent along.",
+        "speculation), such as 3=http://127.0.0.1:8000; may be given several times; servers of one "
+        "length share the requests. OPENAI_API_KEY is sent along.",
     )
     engine_python: Path | None = setting(None, help="Interpreter of the environment that holds the engine.")
     engine_args: str = setting(
@@ -90,7 +91,7 @@ class EngineSetup(Settings):
                 self.engine_target or str(models.target),
                 self.engine_drafter or (drafter if lookup is None else None),
                 self.method,
-                dict(self.urls) if self.urls else None,
+                {length: " ".join(url for n, url in self.urls if n == length) for length, _ in self.urls} or None,
                 self.engine_python,
                 self.engine_args,
                 self.servers,

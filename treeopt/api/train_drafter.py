@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from executor.drafters.base.recipe import Recipe, recipes, replaced
 from treeopt import defaults
 from treeopt.api.messages import Progress, note, silent, warn
+from treeopt.api.ray_workers import RaySetup, on_ray
 from treeopt.api.run_models import Models, check_weights, leave_out, quiet_libraries, slow_type_warnings
 from treeopt.errors import UsageError
 from treeopt.results.kinds import Record
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from executor.prompts.message_parts import Report
     from executor.target.target_model import Target
+    from executor.train.self_distill import Writing
     from executor.train.text_files import Rows, Text
     from executor.train.trainer import Job
     from executor.train.training_run import Trained
@@ -71,9 +74,12 @@ class TrainSettings(Settings):
         "float32", choices=("float32", "bfloat16", "float16"), help="Number type that the drafter is stored in."
     )
     seed: int = defaults.seed()
+    cluster: RaySetup = group(RaySetup)
 
     def check(self) -> None:
         """Raise UsageError where settings do not go together."""
+        if self.cluster.ray is not None and (not self.self_distill or "RANK" in os.environ):
+            raise UsageError("--ray spreads what --self-distill writes, and takes no torchrun: training stays here")
         if self.steps is not None and self.epochs is not None:
             raise UsageError("give either --steps or --epochs")
         if (self.distill_temperature, self.distill_tokens) != (None, None) and not self.self_distill:
@@ -214,7 +220,7 @@ def _texts(
         ExecutorError: one that holds nothing to learn, or that cannot be read.
     """
     from executor.prompts.conversation_forms import has_tools
-    from executor.train.self_distill import Writing, rewritten, stretches
+    from executor.train.self_distill import rewritten, stretches
     from executor.train.text_files import answered, read_texts
 
     texts = read_texts(settings.data, report)
@@ -222,12 +228,35 @@ def _texts(
         return answered(texts)
     if calling := sum(has_tools(text.turns) for text in texts):
         warn([f"{calling} conversations call tools: the target writes them only up to the first call"])
+    writing = _writing(settings)
+    settings.output.mkdir(parents=True, exist_ok=True)
+    with progress("writing", stretches(texts, tokenizer, writing)) as advance, ExitStack() as stack:
+        write = None
+        if settings.cluster.ray is not None:
+            write = stack.enter_context(on_ray(settings.cluster, _chunk_writer, settings))
+        return read_texts(rewritten(target, tokenizer, texts, settings.output, writing, write, progress=advance))
+
+
+def _writing(settings: TrainSettings) -> "Writing":
+    """Return how the target writes."""
+    from executor.train.self_distill import Writing
+
     how = {"temperature": settings.distill_temperature, "new_tokens": settings.distill_tokens}
     given: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
-    writing = Writing(prompt_tokens=max(1, settings.length // 4), seed=settings.seed, **given)
-    settings.output.mkdir(parents=True, exist_ok=True)
-    with progress("writing", stretches(texts, tokenizer, writing)) as advance:
-        return read_texts(rewritten(target, tokenizer, texts, settings.output, writing, progress=advance))
+    return Writing(prompt_tokens=max(1, settings.length // 4), seed=settings.seed, **given)
+
+
+def _chunk_writer(settings: TrainSettings) -> tuple[Any, Any, Any]:
+    """Return what writes in a worker; see `on_ray`."""
+    quiet_libraries()
+    target, tokenizer = _load(settings.models.resolved())
+    from executor.prompts.message_parts import Report
+    from executor.train.self_distill import chunk_writer
+    from executor.train.text_files import read_texts
+
+    texts = read_texts(settings.data, Report(settings.leave_out))
+    head, write = chunk_writer(target, tokenizer, texts, _writing(settings))
+    return head, head[0], write
 
 
 def _rows(

@@ -70,7 +70,7 @@ class TuneSettings(Settings):
     @property
     def drafts(self) -> tuple[int, ...]:
         """The draft lengths that may be measured."""
-        given = tuple(sorted(length for length, _ in self.engine.urls))
+        given = tuple(sorted({length for length, _ in self.engine.urls}))
         return given or tuple(range(self.max_depth + 1))
 
 

@@ -24,11 +24,11 @@ from treeopt.errors import TreeoptError, visible
 EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate"), "executor"),
     "peft": "train",
-    "simpy": "serving",
     **dict.fromkeys(("altair", "jinja2", "vl_convert"), "report"),
     "pyarrow": "parquet",
     **dict.fromkeys(("marimo", "uvicorn", "starlette"), "explore"),
     "httpx2": "engines",
+    "ray": "ray",
 }
 OWN = ("treeopt", "simulate", "executor")
 APART = "uninstall that distribution, or install treeopt in an environment of its own"

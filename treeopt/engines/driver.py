@@ -74,7 +74,7 @@ class DriverSettings:
         target: the target as the engine reads it: a folder, a GGUF file, or a name.
         drafter: the drafter as the engine reads it; None: no drafter, or one without a file.
         method: how the engine drafts, in its own word; vllm also takes the JSON of its `--speculative-config`.
-        urls: addresses of servers that run already, by draft length.
+        urls: addresses of servers that run already, by draft length; several between blanks share the requests.
         python: interpreter of the environment that holds the engine.
         arguments: further arguments of its launch, as one line.
         servers: servers alive at a time; None: the driver decides.

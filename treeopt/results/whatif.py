@@ -131,7 +131,7 @@ def _pays(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     cells = _of(record, limit["device"], limit["context"])
     place, largest = f"{limit['device']}, context {limit['context']}", max(cell["batch"] for cell in cells)
     if all(cell["fits"] is False for cell in cells):
-        return f"{place}: no batch size fits."
+        return f"{place}: no batch size fits: take more devices (--hardware 2xNAME) or lower --weight-bytes."
     pays, surely = limit["pays_up_to"], limit["surely_up_to"]
     if pays is None:
         said = "speculation pays at no batch size"
@@ -236,7 +236,7 @@ ENTRY = ResultKind(
     question="How fast would other devices be?",
     place=7,
     command="whatif",
-    schemas=("treeopt.whatif/1",),
+    schema="treeopt.whatif/1",
     record="simulate.whatif.whatif_record:WhatIfRecord",
     rows=lambda record: record["cells"],
     columns=COLUMNS,

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from treeopt.errors import visible
+from treeopt.storage.object_addresses import address_of, copy_object
 from treeopt.storage.user_files import open_regular, real_path
 
 LARGEST = 2**34  # most bytes of a file
@@ -19,16 +21,22 @@ def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path` that becomes `path` when the block succeeds and vanishes when it fails.
 
     A link stays, and its target is written. A device or a pipe is not replaced: the written bytes are copied into it.
+    An object takes them whole or not at all.
     """
     path = Path(path)
     temporary = None
     try:
-        special = is_special(path)
+        remote = address_of(path) is not None
+        special = remote or is_special(path)
         goal = path if special else real_path(path)
         handle, name = tempfile.mkstemp(prefix=f".{goal.name}.", dir=None if special else goal.parent)
         os.close(handle)
         temporary = Path(name)
         yield temporary
+        if remote:
+            with temporary.open("rb") as file:
+                copy_object(path, file, "wb")
+            return
         if special:
             with temporary.open("rb") as file, goal.open("wb") as device:
                 shutil.copyfileobj(file, device)
@@ -40,7 +48,7 @@ def whole(path: Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~umask)
         temporary.replace(goal)
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        raise OSError(error.errno, error.strerror or str(error), visible(str(path))) from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from treeopt.errors import visible
 from treeopt.storage.atomic_files import shipped
 
 # The acceptance rule of profiles and validations that do not record theirs.
@@ -33,7 +34,7 @@ def this_run() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join(_without_folder(word) for word in sys.argv),
+        "command": visible(" ".join(_without_folder(word) for word in sys.argv), lines=True),
     }
 
 

@@ -6,9 +6,12 @@ A pipe without a writer would be waited for, and a device may never end. Every r
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
+
+from treeopt.storage.object_addresses import address_of, copy_object
 
 LIMIT = 2**28  # most bytes of a document that is held in memory
 CHUNK = 2**20  # bytes that are read at once where a file does not know its size
@@ -38,7 +41,7 @@ def found(path: Path | str) -> Path:
 
 
 def open_regular(path: Path | str) -> BufferedReader:
-    """Open a regular file to read its bytes; one that treeopt ships by its name alone, see `found`.
+    """Open a regular file to read its bytes, or a copy of an object; what treeopt ships by its name alone, see `found`.
 
     Raises:
         OSError: there is no such file, it is not regular, or it cannot be read; names the path.
@@ -46,6 +49,11 @@ def open_regular(path: Path | str) -> BufferedReader:
     path = str(path)
     if "\0" in path:
         raise OSError(errno.EINVAL, "a file's name has no zero byte", path)
+    if address_of(path) is not None:
+        with tempfile.TemporaryFile() as copy:
+            copy_object(path, copy)
+            copy.seek(0)
+            return os.fdopen(os.dup(copy.fileno()), "rb")
     # Without O_NONBLOCK the opening of a pipe waits for its writer.
     handle = os.open(found(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     kind = os.fstat(handle).st_mode

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 from treeopt.errors import UsageError
 from treeopt.storage.atomic_files import why
 from treeopt.storage.json_records import RecordError, parse
+from treeopt.storage.object_addresses import address_of
 from treeopt.storage.typed_records import read_field, read_record
 from treeopt.storage.user_files import read_bytes
 
@@ -80,7 +81,9 @@ def appended(path: Path, head: dict[str, Any]) -> Iterator[Callable[[dict[str, A
 
 
 def beside(output: Path) -> Path:
-    """Return the work file of an output."""
+    """Return the work file of an output; that of an object is in the working directory."""
+    if address_of(output) is not None:
+        return Path(f"{output.name}.work")
     return output.with_name(f"{output.name}.work")
 
 

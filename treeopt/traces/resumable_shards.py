@@ -7,10 +7,10 @@ written after the shard, so the folder agrees with the manifest however the writ
 import hashlib
 import json
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from treeopt.storage.user_files import read_text
 from treeopt.storage.work_file import check_same_settings
 from treeopt.traces.merge_split import concatenate_traces
 from treeopt.traces.trace import BY_ANCHOR, OPTIONAL, RANKS, Trace, first_of, load_trace, save_trace
-from treeopt.traces.trace_checks import FORMAT
+from treeopt.traces.trace_checks import FORMAT, REQUIRED
 
 SCHEMA = "treeopt.shards/1"
 MANIFEST = "manifest.json"
@@ -56,6 +56,25 @@ class _Note(Record, frozen=True):
     repeats: Integer
 
 
+class Head(NamedTuple):
+    """What the shards of a trace have in common: its `meta`, other settings, its requests, and those per shard."""
+
+    meta: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    requests: int
+    size: int = 0
+
+    @property
+    def same(self) -> dict[str, Any]:
+        """Everything that must be equal for two shards to belong together."""
+        code = {key: look(self.meta, "provenance", key) for key in CODE}
+        return {**self.meta, **code, **self.settings, "provenance": None, "requests": self.requests}
+
+
+# Makes the shards that begin at these requests, in order, as the run with this `meta` did; None: any run.
+Parts = Callable[[range, Mapping[str, Any] | None], Iterator[Trace]]
+
+
 class Shards:
     """A folder of shards.
 
@@ -64,35 +83,15 @@ class Shards:
         meta: `meta` of the whole trace, without the keys that summarise its texts.
         settings: everything else that the shards depend on.
         requests: requests of the whole trace.
-        traces: the shards written so far, in order.
-        checksums: of their files.
+        checksums: of the files of the shards written so far, in order.
+        done: requests in the shards that were read or written.
     """
 
     def __init__(self, folder: Path, meta: Mapping[str, Any], settings: Mapping[str, Any], requests: int) -> None:
         """Describe a folder without shards; nothing is read or written."""
         self.folder, self.meta, self.settings, self.requests = folder, dict(meta), dict(settings), requests
-        self.traces: list[Trace] = []
         self.checksums: list[str] = []
-
-    @classmethod
-    def read(cls, folder: Path, *, arrays: Collection[str] = FORMAT) -> "Shards":
-        """Read the manifest and every shard of a folder.
-
-        Args:
-            folder: the folder.
-            arrays: names of the arrays to read (see `load_trace`).
-
-        Raises:
-            TraceError: no such folder, a manifest or shard that breaks its format, or a shard of another checksum.
-        """
-        shards = cls.listed(folder)
-        shards.traces = [shards.load(number, arrays) for number in range(len(shards.checksums))]
-        if shards.done > shards.requests:
-            raise TraceError(
-                f"{folder / MANIFEST}: the manifest records {counted(shards.requests, 'request')}, the shards hold "
-                f"{shards.done}"
-            )
-        return shards
+        self.done = 0
 
     @classmethod
     def listed(cls, folder: Path) -> "Shards":
@@ -123,6 +122,23 @@ class Shards:
             raise TraceError(f"{path}: is not the file of checksum {recorded} that {MANIFEST} names")
         return load_trace(path, arrays=arrays)
 
+    def read(self, arrays: Collection[str] = FORMAT) -> Iterator[Trace]:
+        """Read the shards one by one.
+
+        Raises:
+            TraceError: see `load`; or they hold more requests than the manifest records.
+        """
+        self.done = 0
+        for number in range(len(self.checksums)):
+            trace = self.load(number, arrays)
+            self.done += trace.requests
+            yield trace
+        if self.done > self.requests:
+            raise TraceError(
+                f"{self.folder / MANIFEST}: the manifest records {counted(self.requests, 'request')}, the shards hold "
+                f"{self.done}"
+            )
+
     @classmethod
     def begin(cls, folder: Path, meta: Mapping[str, Any], settings: Mapping[str, Any], requests: int) -> "Shards":
         """Begin a new folder, or resume an existing one, whose own `meta` then counts.
@@ -142,31 +158,25 @@ class Shards:
                 raise UsageError(f"{folder} holds files but no {MANIFEST}: name a new folder")
             requested._write()
             return requested
-        resumed = cls.read(folder)
+        resumed = cls.listed(folder)
         check_same_settings(folder, resumed._identity(), requested._identity())
+        for _ in resumed.read(REQUIRED):
+            pass
         return resumed
 
     def _identity(self) -> dict[str, Any]:
-        """Return everything that must be equal for a collection to be resumed."""
-        code = {key: look(self.meta, "provenance", key) for key in CODE}
-        meta = {key: value for key, value in self.meta.items() if key != "provenance"}
-        return meta | code | self.settings | {"requests": self.requests}
+        return Head(self.meta, self.settings, self.requests).same
 
     def shard(self, number: int) -> Path:
         """Return the file of a shard."""
         return self.folder / SHARD.format(number)
 
-    @property
-    def done(self) -> int:
-        """The number of requests written so far."""
-        return sum(trace.requests for trace in self.traces)
-
     def add(self, trace: Trace) -> None:
         """Write the next shard, then the manifest that names it."""
-        path = self.shard(len(self.traces))
+        path = self.shard(len(self.checksums))
         save_trace(trace, path)
         self.checksums.append(checksum(path))
-        self.traces.append(trace)
+        self.done += trace.requests
         self._write()
 
     def _write(self) -> None:
@@ -174,24 +184,35 @@ class Shards:
         record = {"schema": SCHEMA, "requests": self.requests, "settings": self.settings, "meta": self.meta}
         write_text(self.folder / MANIFEST, json.dumps(record | {"shards": shards}, indent=1) + "\n")
 
-    def whole(self) -> Trace:
-        """Return the trace that the shards make up.
+    def whole(self, arrays: Collection[str] = FORMAT) -> Trace:
+        """Return the trace that the shards make up; `arrays` as in `load_trace`.
+
+        Ranks of 10 M anchors of 8 levels take 240 MB; a little more than twice that while they are put together.
 
         Raises:
-            TraceError: shards are missing, or do not fit together.
+            TraceError: see `read`; or shards are missing, or do not fit together.
         """
-        self.check_done(self.done)
+        traces = list(self.read(arrays))
+        self.check_done()
+        return self.joined(traces)
+
+    def joined(self, traces: Sequence[Trace]) -> Trace:
+        """Return the trace that all shards make up.
+
+        Raises:
+            TraceError: they do not fit together.
+        """
         try:
-            return concatenate_traces(self.traces, whole_meta(self.meta, [trace.meta for trace in self.traces]))
+            return concatenate_traces(traces, whole_meta(self.meta, [trace.meta for trace in traces]))
         except (TraceError, RecordError) as error:
             raise TraceError(f"{self.folder}: {error}") from error
 
-    def check_done(self, done: int) -> None:
-        """Raise TraceError if the shards hold too few requests."""
-        if done < self.requests:
+    def check_done(self) -> None:
+        """Raise TraceError if the shards that were read hold too few requests."""
+        if self.done < self.requests:
             raise TraceError(
-                f"{self.folder} holds {done} of {counted(self.requests, 'request')}: resume it with the command that "
-                "began it"
+                f"{self.folder} holds {self.done} of {counted(self.requests, 'request')}: resume it with the command "
+                "that began it"
             )
 
 
@@ -226,24 +247,22 @@ class ShardedTrace(Trace):
         """See `Trace.split`; equal to it.
 
         Raises:
-            TraceError: see `Shards.load` and `Shards.whole`.
+            TraceError: see `Shards.whole`.
         """
         shards: Shards = self.__dict__["_shards"]
         chosen = np.zeros(self.requests, dtype=bool)
         chosen[first_of(self.requests, share=share, rng=rng)] = True
         sides: tuple[list[Trace], list[Trace]] = ([], [])
-        lengths, prompts, notes, done = [], [], [], 0
-        for number in range(len(shards.checksums)):
-            shard = shards.load(number, RANKS)
-            own = chosen[done : done + shard.requests]
-            done += shard.requests
+        lengths, prompts, notes = [], [], []
+        for shard in shards.read(RANKS):
+            own = chosen[shards.done - shard.requests : shards.done]
             for taken, side in zip((own, ~own), sides, strict=True):
                 if taken.any():
                     side.append(shard.select(np.flatnonzero(taken)))
             lengths.append(shard.lengths)
             prompts.append(shard.prompt_tokens)
             notes.append(shard.meta)
-        shards.check_done(done)
+        shards.check_done()
         known = [tokens for tokens in prompts if tokens is not None]
         try:
             meta = whole_meta(shards.meta, notes)
@@ -260,6 +279,37 @@ def _emptied(parts: list[Trace], meta: Mapping[str, Any]) -> Trace:
     trace = concatenate_traces(parts, meta)
     parts.clear()
     return trace
+
+
+def gather(
+    head: Head,
+    parts: Parts,
+    *,
+    folder: Path | None,
+    progress: Callable[[int], None] = lambda requests: None,
+    writes: bool = True,
+    merged: bool = True,
+) -> Trace:
+    """Return the trace of all shards; those that `folder` holds are not made again, see `Shards.begin`.
+
+    Args:
+        head: of the trace.
+        parts: makes shards.
+        folder: where they are stored; None: nowhere.
+        progress: called with twice the requests that the folder holds.
+        writes: False where another process of this run writes the folder.
+        merged: False returns a trace that reads the folder when it is split.
+    """
+    shards = Shards(Path(), *head[:3]) if folder is None else Shards.begin(folder, *head[:3])
+    writes = writes and folder is not None
+    kept = [] if writes else list(shards.read())
+    progress(2 * shards.done)
+    starts = range(shards.done, shards.requests, head.size)
+    for trace in parts(starts, None if folder is None else shards.meta):
+        (shards.add if writes else kept.append)(trace)
+    if not writes:
+        return shards.joined(kept)
+    return shards.whole() if merged else ShardedTrace(shards)
 
 
 @contextmanager
@@ -284,14 +334,8 @@ def remove_parts(folder: Path) -> None:
 
 
 def ranks_of(folder: Path) -> Trace:
-    """Return the trace that the shards of a folder make up, without reading probabilities and candidates.
-
-    10 M anchors of 8 levels take 240 MB; a little more than twice that while they are put together.
-
-    Raises:
-        TraceError: see `Shards.read` and `Shards.whole`.
-    """
-    return Shards.read(folder, arrays=RANKS).whole()
+    """Return the trace of a folder of shards, without probabilities and candidates; see `Shards.whole`."""
+    return Shards.listed(folder).whole(RANKS)
 
 
 def optional_in(folder: Path) -> list[str]:
@@ -341,7 +385,7 @@ def load_file_or_shards(path: Path | str, *, ranks_only: bool = False, to_split:
         to_split: with `ranks_only`, return a `ShardedTrace` where the folder holds many requests.
 
     Raises:
-        TraceError: see `load_trace`, `Shards.read` and `Shards.whole`.
+        TraceError: see `load_trace` and `Shards.whole`.
     """
     path = Path(path)
     if not path.is_dir():
@@ -350,4 +394,4 @@ def load_file_or_shards(path: Path | str, *, ranks_only: bool = False, to_split:
         shards = Shards.listed(path)
         if shards.requests >= MANY and not {"kept", "tree_kept", "drafted", "confidence"} & {*optional_in(path)}:
             return ShardedTrace(shards)
-    return ranks_of(path) if ranks_only else Shards.read(path).whole()
+    return Shards.listed(path).whole(RANKS if ranks_only else FORMAT)

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from treeopt.acceptance_rule_entries import may_accept_several
 from treeopt.errors import TraceError, TreeError
-from treeopt.storage.user_files import found
+from treeopt.storage.atomic_files import why
+from treeopt.storage.object_addresses import address_of
+from treeopt.storage.user_files import found, open_regular
 from treeopt.traces.candidates import Candidates, check_candidates
 from treeopt.tree import MAX_NODES, MAX_RANK, Tree
 
@@ -61,11 +63,11 @@ def read_arrays(path: Path, wanted: Collection[str] = FORMAT) -> dict[str, Array
         TraceError: no such file, or its contents are not arrays of a trace.
     """
     path = found(path)
-    if not path.is_file():
+    if address_of(path) is None and not path.is_file():
         raise TraceError("no such file" if not path.exists() else "is not a file")
     try:
         shapes, arrays = dict[str, tuple[int, ...]](), {}
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
             for name, member in members.items():
                 if name not in FORMAT:
@@ -77,7 +79,9 @@ def read_arrays(path: Path, wanted: Collection[str] = FORMAT) -> dict[str, Array
                 with archive.open(members[name]) as stream:
                     array: Array = np.lib.format.read_array(stream, allow_pickle=False)
                 arrays[name] = array.astype(FORMAT[name][0], copy=False)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, OSError) as error:
+    except OSError as error:
+        raise TraceError(why(error)) from error
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError) as error:
         raise TraceError(f"not a complete .npz file: {error}") from error
     except TraceError:
         raise

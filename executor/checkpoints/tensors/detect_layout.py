@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from simulate.model_sizes.drafter_kinds import DrafterKind, by_priority, kind_of_drafter, named_drafter
+from simulate.model_sizes.drafter_kinds import DRAFTERS, DrafterKind, by_priority, kind_of_drafter, named_drafter
 from treeopt.errors import ExecutorError, shorten
 
 PREFIXES = ("module.", "model.", "medusa_heads.", "_orig_mod.", "draft_model.", "drafter.", "eagle_module.")
@@ -143,8 +143,9 @@ def refuse_unsupported(stored: Stored, kind: str | None) -> None:
     Raises:
         ExecutorError: names the kind, and what would be needed.
     """
-    facts = f"kind {kind}\n{_facts(stored)}"
-    if sentence := next((text for pattern, text in KINDS.items() if re.search(pattern, facts, re.MULTILINE)), None):
+    facts, own = f"kind {kind}\n{_facts(stored)}", DRAFTERS[kind].words if kind else ()
+    found = ((re.search(pattern, facts, re.MULTILINE), text) for pattern, text in KINDS.items())
+    if sentence := next((text for match, text in found if match and match[match.lastindex or 0] not in own), None):
         raise ExecutorError(f"{stored.path}: {sentence}")
     if kind in ("eagle", "eagle3", "medusa", "hydra") and (method := quantised(stored)):
         raise ExecutorError(f"{stored.path}: quantised drafters ({method}) are not supported: needed is {PLAIN}")

@@ -4,6 +4,7 @@ It follows CONTRIBUTING.md, "Add a drafter", with one file in place of a folder.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,8 +45,15 @@ from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile
 from tests.helpers.models import HIDDEN, VOCABULARY, generated, random_prompts, small_target
-from treeopt.errors import UsageError
+from treeopt.errors import ExecutorError, UsageError
 from treeopt.tree import Tree
+
+
+@dataclass(frozen=True)
+class ToyRecipe(Recipe):
+    """A recipe with a field that no other kind has."""
+
+    spread: float = 0.1
 
 
 class Toy(nn.Module):
@@ -101,8 +109,10 @@ def write(drafter: Toy, layout: str | None, target: Target | None, name: str) ->
     return Written("toy.safetensors", {"toy.step.weight": drafter.step.weight}, {"toy_layers": 1}, {"kind": "toy"})
 
 
-def untrained(recipe: Recipe, target: Target, frequent: object) -> Toy:
-    return Toy(target.hidden)
+def untrained(recipe: ToyRecipe, target: Target, frequent: object) -> Toy:
+    toy = Toy(target.hidden)
+    nn.init.normal_(toy.step.weight, std=recipe.spread)
+    return toy
 
 
 def drawn(target: Target, count: int, packed: bool) -> Toy:
@@ -132,7 +142,7 @@ TOY = DrafterKind(
         layouts=("toy-v1",),
         names=("toy.safetensors",),
     ),
-    training=Training((Recipe("toy", "toy", depths=3, hard_ce_weight=1.0),), f"{__name__}:untrained"),
+    training=Training((ToyRecipe("toy", "toy", depths=3, hard_ce_weight=1.0),), f"{__name__}:untrained"),
     random=RandomWeights("toy", f"{__name__}:drawn"),
     reads=f"{__name__}:toy_reads",
 )
@@ -149,7 +159,7 @@ def test_it_is_trained_recorded_searched_for_and_decoded_with(tmp_path):
     prompts = random_prompts([9, 7, 11, 8, 6, 10], seed=3)
     texts = [[*prompt, *generated(target.model, prompt, 24)] for prompt in prompts]
     rows = Rows(np.array([text[:28] for text in texts]))
-    recipe = replaced(recipes()["toy"], ["learning_rate=1e-2"])
+    recipe = replaced(recipes()["toy"], ["learning_rate=1e-2", "spread=0.01"])
     drafter = begun(recipe, target, None, rows=rows, seed=0)
     trained = run(Job(recipe, tmp_path / "toy", steps=20, batch=2), target, drafter, rows, rows)
     assert trained.after[0].loss < trained.before[0].loss
@@ -176,6 +186,12 @@ def test_its_files_are_known_by_their_tensors_and_its_configuration(tmp_path):
     (tmp_path / "toy.safetensors").rename(tmp_path / "model.safetensors")
     assert load_drafter(tmp_path, target).kind == "toy"
     assert kind_of_drafter(tmp_path) == kind_of_drafter({"toy_layers": 2}) == "toy"
+    config = tmp_path / "config.json"
+    with DRAFTERS.registered(replace(TOY, words=("domino",))):  # a name that is refused where no kind has it
+        config.write_text(config.read_text().replace("{", '{"architectures": ["DominoDraftModel"], ', 1))
+        assert load_drafter(tmp_path, target).kind == "toy"
+    with pytest.raises(ExecutorError, match="blocks with a correction"):
+        load_drafter(tmp_path, target)
     with pytest.raises(UsageError, match="layout of the toy must be one of toy-v1, got v2"):
         save_drafter(tmp_path, Toy(HIDDEN), dtype="float32", meta={}, layout="v2")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import treeopt
 from executor.drafters.eagle import eagle_shape
-from simulate.model_sizes.drafter_kinds import no_work
+from simulate.model_sizes.drafter_kinds import DRAFTERS, no_work
 from simulate.model_sizes.model_shape import Shape
 from simulate.paper_formulas import expected_tau
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
@@ -179,7 +179,7 @@ def test_the_kind_is_the_traces(of_kind):
 
 
 def test_a_kind_without_a_price_is_refused_unless_another_is_named(of_kind):
-    choices = "hydra, language-model, medusa, mtp, ngram, p-eagle, pard, "
+    choices = ", ".join(DRAFTERS)
     refused(run(*of_kind("hspec")), "there is no price for a hspec drafter", "--kind", choices, code=2)
     assert "records drafter kind hspec, but medusa is priced" in done(*of_kind("hspec", "--kind", "medusa")).output
     refused(run(*of_kind(None)), "the trace does not record its drafter's kind", choices, code=2)

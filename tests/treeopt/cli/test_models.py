@@ -40,3 +40,7 @@ def test_a_target_by_name_by_its_last_part_and_by_hand():
     refused(
         run(*ASKED, "--target", "8b", "--sizes", "params=1e9,active=3e9,kv_bytes=9"), "active must be at most params"
     )
+
+
+def test_no_name_is_said():
+    refused(run("models", "nosuch"), "no model's name holds nosuch: `treeopt models` lists all", code=2)

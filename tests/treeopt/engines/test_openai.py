@@ -104,3 +104,25 @@ def test_a_server_that_stays_busy(monkeypatch):
         pytest.raises(EngineError, match="503 Service Unavailable: loading"),
     ):
         decoded(engine)
+
+
+@pytest.mark.parametrize("manner", ["well", "an error", "closes"])
+def test_servers_of_one_length_share_the_requests_and_one_that_fails_is_reported_and_left_out(manner, caplog):
+    servers = [fake_engine.serve(manner, 0), fake_engine.serve("well", 0)]
+    urls = [f"http://127.0.0.1:{server.server_port}" for server in servers]
+    try:
+        with OpenAI(at(" ".join(urls), timeout_s=5)) as engine:
+            steps = decoded(engine)
+    finally:
+        for server in servers:
+            server.close()
+    for number, due in enumerate(expected()):
+        assert [list(step.tokens) for step in steps if step.request == number] == due
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (manner != "well")
+    assert all(urls[0] in sentence and "the other servers get its requests" in sentence for sentence in told)
+
+
+def test_no_server_of_several_answers():
+    with OpenAI(at("http://127.0.0.1:1 http://127.0.0.1:2", timeout_s=5)) as engine, pytest.raises(EngineError):
+        decoded(engine)

@@ -89,7 +89,7 @@ def test_an_interrupted_collection_equals_an_uninterrupted_one_byte_for_byte(
     monkeypatch.setattr(collect_trace, "_Shard", None)  # nothing is left to do
     again = collect(*models, PROMPTS, TOKENS, folder=tmp_path / "parts", **settings)
     assert written(again, tmp_path / "again.npz") == whole
-    assert written(Shards.read(tmp_path / "parts").whole(), tmp_path / "whole again.npz") == whole
+    assert written(Shards.listed(tmp_path / "parts").whole(), tmp_path / "whole again.npz") == whole
 
 
 def test_a_shard_that_the_manifest_does_not_name_does_not_count(models, tmp_path, monkeypatch):
@@ -141,7 +141,7 @@ def test_folders_that_hold_something_else(models, tmp_path):
 def test_damage_is_named(models, tmp_path, monkeypatch):
     interrupted(models, tmp_path, monkeypatch, GREEDY, after=2)
     with pytest.raises(TraceError, match="holds 16 of 20 requests: resume it with the command"):
-        Shards.read(tmp_path).whole()
+        Shards.listed(tmp_path).whole()
     manifest, shard = tmp_path / MANIFEST, tmp_path / "shard-00001.npz"
     good, record_there = shard.read_bytes(), json.loads(manifest.read_text())
     for content in (good[:-1], good[:100] + bytes([good[100] ^ 1]) + good[101:]):
@@ -150,7 +150,7 @@ def test_damage_is_named(models, tmp_path, monkeypatch):
             collect(*models, PROMPTS, TOKENS, folder=tmp_path, **GREEDY)
     shard.unlink()
     with pytest.raises(TraceError, match=r"shard-00001\.npz: is not the file"):
-        Shards.read(tmp_path)
+        Shards.listed(tmp_path).whole()
     shard.write_bytes(good)
     for text, word in (
         ("{", "not JSON"),
@@ -160,17 +160,17 @@ def test_damage_is_named(models, tmp_path, monkeypatch):
     ):
         manifest.write_text(text)
         with pytest.raises(TraceError, match=rf"manifest\.json: .*{word}"):
-            Shards.read(tmp_path)
+            Shards.listed(tmp_path).whole()
     manifest.unlink()
     with pytest.raises(TraceError, match=r"manifest\.json: No such file"):
-        Shards.read(tmp_path)
+        Shards.listed(tmp_path).whole()
 
 
 def test_notes_that_are_none(tmp_path):
     shards = Shards.begin(tmp_path / "s", {"repeated_4grams": {}}, {}, 1)
     shards.add(trace_of([[[0]]], width=1, meta={"texts": 3}))
     with pytest.raises(TraceError, match="`meta` of shard 0: texts: Expected `array`"):
-        Shards.read(tmp_path / "s").whole()
+        Shards.listed(tmp_path / "s").whole()
 
 
 @given(traces(requests=(1, 5), parts=True), st.data())

@@ -129,17 +129,23 @@ COLLECT_SECTIONS = {
     required=("prompts",),
 )
 @setup_options()
-@click.option("--output", type=general.FILE, required=True, help="Write the trace to this file (.npz).")
+@click.option("--output", type=general.FILE, help="Write the trace to this file (.npz); may be left out with --parts.")
 @general.force
-def collect(settings: CollectSettings, output: Path, *, force: bool) -> None:
+def collect(settings: CollectSettings, output: Path | None, *, force: bool) -> None:
     """Let the target continue prompts and record how the drafter ranks what it writes.
 
     With --engine an inference engine writes the texts, with drafts of --depth tokens. With --drafter too, that drafter
     is recorded along these texts. Else the engine's own steps are: for drafters that treeopt does not have.
 
     Finished requests stay in OUTPUT.work until the trace is written: after an interruption the same command resumes
-    there.
+    there. With --parts alone the folder is the result, which no process ever holds whole; `search` reads it.
     """
+    if output is None:
+        if settings.parts is None or settings.models.drafter is None:
+            raise UsageError("give --output, or for a drafter's trace --parts")
+        trace = record_trace.collect(settings=settings, merged=False, progress=printing.progress)
+        printing.say(f"{counted(trace.requests, 'request')} written to {settings.parts}")
+        return
     output_files.check_output(output, force=force)
     work = beside(output)
     trace = record_trace.collect(settings=settings, work=work, progress=printing.progress)

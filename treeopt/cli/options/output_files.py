@@ -17,8 +17,9 @@ from treeopt.cli.options import general, printing
 from treeopt.errors import UsageError
 from treeopt.registry import load
 from treeopt.storage.atomic_files import is_special
+from treeopt.storage.object_addresses import address_of, copy_object
 from treeopt.storage.table_files import save_table
-from treeopt.storage.user_files import real_path
+from treeopt.storage.user_files import open_regular, real_path
 
 if TYPE_CHECKING:
     from treeopt.results.kinds import ResultKind
@@ -67,6 +68,10 @@ def check_output(
     """
     if path is None:
         return
+    if address_of(path) is not None:
+        if not force and copy_object(path, None):
+            _check_replaced(path, option, may_ask=force is not None)
+        return
     goal = real_path(path)
     for name, read in (*_read(), *reads.items()):
         if read is None or not goal.is_file() or not read.exists():
@@ -107,9 +112,10 @@ def on_terminal() -> bool:
 def _costly(path: Path) -> str | None:
     """Return the kind of a file that took a recording or a measurement, in words; None for others."""
     try:
-        if is_zipfile(path):
-            return "a trace"
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            if is_zipfile(file):
+                return "a trace"
+            file.seek(0)
             found = re.search(rb'"schema":\s*"treeopt\.(\w+)/', file.read(HEAD))
     except OSError:
         return None

@@ -3,8 +3,10 @@
 The server decides the draft length, so each address is given with the length that its server runs.
 """
 
+import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,13 +14,14 @@ from typing import Any, Self
 
 from treeopt.engines.connections.completions_client import CompletionsClient, in_flight, steps_of
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
-from treeopt.errors import UsageError
+from treeopt.errors import EngineError, UsageError
 
+LOG = logging.getLogger("treeopt")
 KEY = "OPENAI_API_KEY"  # environment variable with the bearer token of a remote server
 
 
 class OpenAI:
-    """Servers that run already, one for each draft length.
+    """Servers that run already, for each draft length one or several, which share the requests.
 
     Attributes:
         meta: see `Driver.meta`.
@@ -39,7 +42,8 @@ class OpenAI:
         """
         urls, key = settings.urls or {}, os.environ.get(KEY)
         self._clients = {
-            length: CompletionsClient(url, key=key, timeout_s=settings.timeout_s) for length, url in urls.items()
+            length: [CompletionsClient(url, key=key, timeout_s=settings.timeout_s) for url in own.split()]
+            for length, own in urls.items()
         }
         self._model = None if Path(settings.target).exists() else settings.target
         self._count = settings.count
@@ -55,7 +59,7 @@ class OpenAI:
 
     def __exit__(self, *_: object) -> None:
         """Close the connections; the servers run on."""
-        for client in self._clients.values():
+        for client in (client for clients in self._clients.values() for client in clients):
             client.close()
 
     def decode(self, requests: Sequence[EngineRequest], *, draft: Draft, concurrency: int) -> Iterator[EngineStep]:
@@ -67,12 +71,32 @@ class OpenAI:
         if not isinstance(draft, int) or draft not in self._clients:
             given = ", ".join(map(str, self._clients))
             raise UsageError(f"no server is given for a draft of {draft}; --url names servers for {given}")
-        client = self._clients[draft]
-        model = self._model or client.model()
-        began_s = time.monotonic()
+        clients = list(self._clients[draft])
+        began_s, lock, cancelled = time.monotonic(), threading.Lock(), threading.Event()
 
-        def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
-            chunks = client.stream(request, model=model)
+        def asked(client: CompletionsClient, number: int, request: EngineRequest) -> Generator[EngineStep, None, None]:
+            chunks = client.stream(request, model=self._model or client.model())
             return steps_of(chunks, number, draft=draft, began_s=began_s, where=client.url, count=self._count)
 
-        yield from in_flight(requests, ask, concurrency=concurrency, cancel=client.cancel)
+        def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
+            while len(clients) > 1:
+                client = clients[lane % len(clients)]
+                try:
+                    yield from list(asked(client, number, request))  # the whole answer: another server may be asked
+                except EngineError as error:
+                    with lock:
+                        if cancelled.is_set() or len(clients) == 1:
+                            raise
+                        if client in clients:
+                            clients.remove(client)
+                            LOG.warning("%s; the other servers get its requests", error)
+                else:
+                    return
+            yield from asked(clients[0], number, request)
+
+        def cancel() -> None:
+            cancelled.set()
+            for client in self._clients[draft]:
+                client.cancel()
+
+        yield from in_flight(requests, ask, concurrency=concurrency, cancel=cancel)

@@ -62,6 +62,11 @@ def write(job: ExportJob) -> Export:
             job.notes.append(f"{TITLE} ignores the schedule of method {job.method} on model runner V1")
     if job.method in ("ngram", "ngram_gpu"):
         job.notes += _lookup_notes(job.kind)
+    if job.method == "suffix":
+        job.notes.append(
+            "treeopt's suffix decoding reads a request's own text: suffix_decoding_max_cached_requests 0 makes vLLM do "
+            "the same, without it earlier outputs are read too"
+        )
     slots = look(job.plan.meta, "trace", "drafter", "slots")
     if job.method == "dflash" and slots not in (None, longest + 1):
         job.notes.append(

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 SLOPE, SLOPE_HALF = 0.44, 1.47
-NOISE = 0.25  # standard deviation of a published logit h_k around its curve
+NOISE = 0.25  # standard deviation of a published logit h_k around its curve,
+TYPICAL = 0.75  # where h_k is about this
 FURTHEST = 20.0  # largest |a|: acceptance within 2e-9 of 0 or 1
 CERTAIN = 6.0  # largest |logit| of a given rate
 HALVINGS = 60
@@ -79,11 +80,13 @@ def from_positions(rates: Sequence[float], length: int) -> Curves:
     alive = before > 0
     given = np.clip(known[alive] / before[alive], _rate(-CERTAIN), _rate(CERTAIN))
     logits = np.log(given / (1 - given))
+    # What is measured with equal error is h_k: near 0 and 1 its logit says little.
+    weights = (given * (1 - given) / (NOISE * TYPICAL * (1 - TYPICAL))) ** 2
     places = np.log(np.arange(1, length + 1))
     design = np.stack([np.ones_like(logits), -places[: len(logits)]], axis=1)
     prior = np.diag([0.0, 1 / (SLOPE_HALF / 2) ** 2])
-    precision = design.T @ design / NOISE**2 + prior
-    fit = np.linalg.solve(precision, design.T @ logits / NOISE**2 + prior @ [0.0, SLOPE])
+    precision = design.T * weights @ design + prior
+    fit = np.linalg.solve(precision, design.T * weights @ logits + prior @ [0.0, SLOPE])
     beyond = np.stack([np.ones(length - len(known)), -places[len(known) :]], axis=1)
     error = np.sqrt(np.einsum("ki,ij,kj->k", beyond, np.linalg.inv(precision), beyond) + NOISE**2)
     further = (_rate(beyond @ fit + 2 * sign * error) for sign in (0, -1, 1))

@@ -145,3 +145,10 @@ def test_one_source_is_needed(options):
     result = run("search", *options, "--batch", 1)
     assert result.exit_code == 2
     assert "give one of --trace FILE, --acceptance 0.75 and --accepted-length 3.2@5" in result.stderr
+
+
+def test_a_token_that_chance_accepts_always_says_little():
+    """MiniMax-M3's direct curve: its fourth token is accepted more often than its third; published at 8 are 4.06."""
+    curves = from_positions((0.84, 0.68, 0.445, 0.445), 8)
+    low, high = sorted((1 + curves.faster.sum(), 1 + curves.slower.sum()))
+    assert low < 4.06 < high < 4.5
