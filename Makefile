@@ -6,7 +6,7 @@ OUT ?= build
 FEATURES := $(OUT)/features
 
 # The longest first: they are trained two at a time.
-TRAINED := eagle3 coral medusa2 hydra++ medusa1 hass hydra eagle coral-router bigram unigram
+TRAINED := eagle3 coral p-eagle medusa2 dflash fastmtp hydra++ medusa1 hass hydra eagle coral-router bigram unigram
 
 # glibc keeps what large tensors leave: faulting it in anew took a quarter of EAGLE-3's training.
 KEPT := MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
@@ -16,7 +16,8 @@ MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib
 SAMPLED := --temperature 1 --new-tokens 64
 TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
-PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 prompt-lookup unigram bigram
+PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 mtp p-eagle dflash dflash-4 dflash-16 \
+	prompt-lookup unigram bigram
 
 .PHONY: published-steps compiled snapshots fuzz coverage engine-times engines recordings engine-vllm engine-suffix engine-llama.cpp engine-openvino demo test slow check format schemas docs reference bench regret models traces-t0 traces-t1 drafters published profile validate gpu clean browser pictures notebooks
 
@@ -101,6 +102,7 @@ traces-t1: $(VENV)/.all  # candidates go with the quicker of the two
 
 drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and in the loop
 	$(BIN)/python -m tests.benchmarks.bench_drafters --output data/benchmarks/drafters-cpu.json
+	$(BIN)/python -m tests.benchmarks.bench_one_pass --output data/benchmarks/one-pass-cpu.json
 
 published: $(VENV)/.all  ## chosen trees against published ones, on the shipped traces and profiles
 	$(BIN)/treeopt trace collect --force --target data/models/stdlib-llama --drafter data/models/stdlib-eagle --prompts data/prompts/stdlib.jsonl \
@@ -120,9 +122,11 @@ profile: $(PROFILED:%=profile-%)  ## step times of the shipped models and of a 1
 profile-%: TARGET = data/models/stdlib-llama
 profile-%: DRAFTER = data/models/stdlib-$*
 profile-%: SIZES = --batch 1,4,16 --budget 200
+profile-dflash-%: SIZES = --batch 1,4 --max-nodes 15 --budget 60
 profile-medusa: SIZES = --batch 1-16 --budget 450
 profile-medusa2: TARGET = data/models/stdlib-medusa2/target
 profile-prompt-lookup: DRAFTER = prompt-lookup
+profile-dflash-%: DRAFTER = dflash:$(*:dflash-%=%):data/models/stdlib-dflash
 profile-%: $(VENV)/.all
 	$(BIN)/treeopt profile --force --target $(TARGET) --drafter $(DRAFTER) $(FRESH) $(SIZES) --output data/profiles/$*-cpu.json
 

@@ -21,7 +21,7 @@ from typing import Any
 # Characters that control a terminal, break lines, turn the order of letters, or stand for bytes that are no text.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # What stands before a host: pathlib makes one slash of two, and a name with a password is not shown.
-ADDRESS = re.compile(r"\b(?!file:)([a-z][a-z0-9+.-]+):/+(?:[^\s/@]*@)?(?=[^\s/])")
+ADDRESS = re.compile(r"\b(?!file:)([a-z][a-z0-9+.-]{1,20}):/+(?:[^\s/@]*@)?(?=[^\s/])")
 LONG_WORD = re.compile(r"(\S{200})\S{100,}(\S{80})")
 SHOWN = 3  # names of a list in a message
 

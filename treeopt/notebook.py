@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from treeopt.errors import UsageError, visible
 from treeopt.results.blocks import Blocks, Cell, Line, Table, notes_once
 from treeopt.results.kinds import RESULTS, Record, ResultKind, Validation, kind_of_schema, known
-from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, parse
+from treeopt.storage.atomic_files import write_text
+from treeopt.storage.json_records import parse, reading
 from treeopt.storage.user_files import read_text
 
 if TYPE_CHECKING:
@@ -157,16 +157,12 @@ def load_record(path: Path | str) -> Record:
         >>> type(treeopt.load_record("data/validations/medusa-cpu.json")).__name__
         'Validation'
     """
-    record: Record = _read(Path(path), [kind for kind in RESULTS.values() if kind.schemas and not kind.read])
+    record: Record = _read(Path(path), [kind for kind in RESULTS.values() if kind.schema and not kind.read])
     return record
 
 
 def _read(path: Path, kinds: Iterable[ResultKind]) -> Any:
     """Return the value of a JSON file of one of these kinds."""
-    try:
-        record = parse(read_text(path), *(schema for kind in kinds for schema in kind.schemas))
+    with reading(path, UsageError):
+        record = parse(read_text(path), *(kind.schema for kind in kinds))
         return kind_of_schema(record["schema"]).of_record(record)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {why(error)}") from error
-    except RecordError as error:
-        raise UsageError(f"{path}: {error}") from error

@@ -88,6 +88,9 @@ DRAFTERS: Mapping[str, Shipped] = {
     "coral": Shipped("stdlib-coral", 400, (_RATE,)),
     "coral-router": Shipped("stdlib-coral-router", 200, start="coral"),
     "eagle3": Shipped("stdlib-eagle3", 400, (_RATE, "depths=5", "draft_vocabulary=2048")),
+    "fastmtp": Shipped("stdlib-mtp", 400, (_RATE,)),
+    "dflash": Shipped("stdlib-dflash", 400, (_RATE, "depths=7", "layers=1", "anchors=64")),
+    "p-eagle": Shipped("stdlib-p-eagle", 400, (_RATE, "depths=5", "layers=1", "draft_vocabulary=2048")),
 }
 
 

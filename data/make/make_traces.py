@@ -34,6 +34,9 @@ DRAFTERS = {
     "coral": "stdlib-coral",
     "coral-router": "stdlib-coral-router",
     "eagle3": "stdlib-eagle3",
+    "mtp": "stdlib-mtp",
+    "p-eagle": "stdlib-p-eagle",
+    "dflash": "stdlib-dflash",
 }
 OWN_TARGET = {"medusa2": "stdlib-medusa2/target"}
 SETTINGS: dict[str, dict[str, Any]] = {

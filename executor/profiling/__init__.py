@@ -1,6 +1,6 @@
 """Profiling: measure the step times of a runner, treeopt's loop or an engine.
 
-* `measure_steps`: `measure_profile`: schedule, budget, rounds and resuming, for every runner.
+* `measure_steps`: `Measurement`: schedule, budget, rounds and resuming, for every runner.
 * `profile_settings`: what is measured, how often, and for how long.
 * `configurations`: the configurations (trees, policies, batch sizes, contexts) that a profile measures.
 * `loop_blocks`: blocks of the loop's steps: their prompts, what they are expected to take, prefill, the profile.

@@ -6,13 +6,13 @@ draft in random order, and the ratio of each to plain decoding of the same round
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from executor.profiling.configurations import Configuration, chain_configurations
-from executor.profiling.measure_steps import FEWEST
+from executor.profiling.measure_steps import FEWEST, Rounds, Timing
 from executor.profiling.profile_settings import Measuring
 from executor.runners.engine_runner import EngineRunner, draft_of
 from executor.runners.runner import Requests, Run, Tokens, Visit, joined
@@ -38,12 +38,11 @@ RARE = 0.5  # share of a chain's tokens below which it is rarely drafted
 Runs = Mapping[Configuration, Sequence[Run]]  # of each round
 
 
-class EngineWaves:
+class EngineWaves(Timing):
     """Waves of an engine, as a context; a configuration's requests are the next prompts in turn.
 
     Attributes:
         settings: with the depth filled in.
-        ranked: all configurations with their importance.
     """
 
     def __init__(self, runner: EngineRunner, prompts: Sequence[Tokens], settings: Measuring) -> None:
@@ -65,8 +64,8 @@ class EngineWaves:
             policies=settings.policies,
         )
         runner.concurrency = largest = max(settings.batch)
-        self.ranked = [one for one in every if not isinstance(one[1].tree, Tree) or not runner.why_not(one[1].tree, 1)]
-        runner.expect(configuration.tree for _, configuration in self.ranked)
+        self._ranked = [one for one in every if not isinstance(one[1].tree, Tree) or not runner.why_not(one[1].tree, 1)]
+        runner.expect(configuration.tree for _, configuration in self._ranked)
         if len(prompts) < largest:
             raise UsageError(f"batch {largest} needs as many prompts, got {len(prompts)}")
         for context in settings.context:
@@ -84,12 +83,10 @@ class EngineWaves:
                 else f"{runner.name} runs chains, no dynamic trees: leave out --policies"
             )
 
-    def __enter__(self) -> Self:
-        """Return the waves; the runner is entered apart."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the engine to its runner."""
+    @property
+    def ranked(self) -> list[tuple[int, Configuration]]:
+        """All configurations that the engine runs, with their importance."""
+        return self._ranked
 
     def order(self, configurations: Sequence[Configuration], number: int) -> list[list[Visit]]:
         """Return the runs of a round, one group: drafts in random order, since engines are launched by draft."""
@@ -114,9 +111,7 @@ class EngineWaves:
             runs.append(self.runner.run(tree, batch, Requests(prompts, settings.new_tokens)))
         return joined(runs)
 
-    def disagree(
-        self, configurations: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
-    ) -> bool:
+    def disagree(self, configurations: Sequence[Configuration], rounds: Rounds) -> bool:
         """Return whether the rounds of some draft disagree, in its ratio to plain decoding."""
         runs = _by_configuration(configurations, rounds)
         return any(np.ptp(_logs(c, runs, every=True)) > 2 * APART for c in runs if c.tree.nodes)
@@ -125,19 +120,10 @@ class EngineWaves:
         """Refuse a time budget: launches take most of the time, and are not foreseen."""
         raise UsageError("--engine does not take --budget: omit --budget")
 
-    def prefill(self, limit_s: float) -> Prefill | None:
-        """Return None: the driver sees no prefill alone."""
-        return None
-
     def profile(
-        self,
-        configurations: Sequence[Configuration],
-        rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]],
-        *,
-        prefill: Prefill | None,
-        meta: dict[str, Any],
+        self, configurations: Sequence[Configuration], rounds: Rounds, *, prefill: Prefill | None, meta: dict[str, Any]
     ) -> Profile:
-        """Return the profile that the runs of all rounds make; see `LoopBlocks.profile`."""
+        """Return the profile that the runs of all rounds make; the driver sees no prefill alone."""
         runs = _by_configuration(configurations, rounds)
         lengths = self.settings.context or [len(prompt) for prompt in self._prompts]
         chains = [same for configuration, same in runs.items() if isinstance(draft_of(configuration.tree), int)]
@@ -165,9 +151,7 @@ def _seconds(runs: Sequence[Run]) -> list[float]:
     return [run.step_s for run in runs]
 
 
-def _by_configuration(
-    configurations: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
-) -> dict[Configuration, list[Run]]:
+def _by_configuration(configurations: Sequence[Configuration], rounds: Rounds) -> dict[Configuration, list[Run]]:
     runs: dict[Configuration, list[Run]] = {}
     for groups in rounds:
         for index, run in (visit for group in groups for visit in group):

@@ -24,6 +24,7 @@ from executor.drafters.base.drafter import Drafter, usual_depth
 from executor.models.fingerprint import clock_mhz
 from executor.profiling.configurations import Configuration, first_rank_depth, ranked_configurations
 from executor.profiling.drift import cell_of, remove_drift
+from executor.profiling.measure_steps import Rounds, Timing
 from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner, run_of
 from executor.runners.runner import Run, Tokens, Visit
@@ -56,7 +57,7 @@ TREES = {"plain": EMPTY, "drafted": Tree.chain(1)}
 Prompts = tuple[list[Tokens], list[int]]  # token ids, and the new tokens after each
 
 
-class LoopBlocks:
+class LoopBlocks(Timing):
     """Blocks of the loop's steps, as a context; in a round all configurations of a place begin at the same prompts.
 
     Attributes:
@@ -239,28 +240,10 @@ class LoopBlocks:
             limit_s=limit_s,
         )
 
-    def disagree(
-        self, configurations: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
-    ) -> bool:
-        """Return False: blocks are many, and their drift is removed."""
-        return False
-
     def profile(
-        self,
-        configurations: Sequence[Configuration],
-        rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]],
-        *,
-        prefill: Prefill | None,
-        meta: dict[str, Any],
+        self, configurations: Sequence[Configuration], rounds: Rounds, *, prefill: Prefill | None, meta: dict[str, Any]
     ) -> Profile:
-        """Fit the profile.
-
-        Args:
-            configurations: the configurations.
-            rounds: of each the places, of each the runs in the order in which they were made, with their configuration.
-            prefill: seconds of reading prompts.
-            meta: provenance.
-        """
+        """Fit the profile; groups are places."""
         lengths = [len(prompt) for prompt in self._prompts]
         low, high = min(lengths), max(lengths) + self.settings.new_tokens
         cells, longest = self._cells(configurations, rounds)
@@ -270,9 +253,7 @@ class LoopBlocks:
         profile = profile_of(cells, context=(low, high), experts=_experts(self.runner.target), meta=meta)
         return replace(profile, prefill=prefill)
 
-    def _cells(
-        self, configurations: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
-    ) -> tuple[list[Cell], int]:
+    def _cells(self, configurations: Sequence[Configuration], rounds: Rounds) -> tuple[list[Cell], int]:
         """Return a cell per configuration, and the longest length of a sequence."""
         cells, longest = list[Cell](), 0.0
         for place in places_of(configurations):

@@ -8,12 +8,13 @@ all alike. What a block is, and how blocks become a profile, is the runner's; se
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from executor.models.fingerprint import tokens_hash
 from executor.profiling.configurations import REQUIRED, Configuration
@@ -35,72 +36,58 @@ SHOWN = 6  # configurations that did not fit the budget, in words
 LOG = logging.getLogger("treeopt")
 
 
-class Timing(Protocol):
+Rounds = Sequence[Sequence[Sequence[tuple[int, Run]]]]  # of each round the groups, of each the runs in their order
+
+
+class Timing(ABC):
     """The timer of a runner's blocks, a context: `LoopBlocks` or `EngineWaves`, which say more."""
 
     settings: Measuring
 
     @property
+    @abstractmethod
     def ranked(self) -> list[tuple[int, Configuration]]:
         """All configurations with their importance, the most important first."""
 
+    @abstractmethod
     def order(self, configurations: Sequence[Configuration], number: int) -> list[list[Visit]]:
         """Return the blocks of a round in groups that are compared; a visit is an index, the round, and more."""
 
+    @abstractmethod
     def block(self, configuration: Configuration, number: int) -> Run:
         """Time one block of a round."""
 
+    @abstractmethod
     def expected(self, every: Sequence[Configuration]) -> tuple[Callable[[Configuration], float], float]:
         """Return what gives the seconds that a block is expected to take, and the seconds that looking took."""
 
-    def prefill(self, limit_s: float) -> Prefill | None:
-        """Measure the seconds of reading prompts."""
-
-    def disagree(
-        self, configurations: Sequence[Configuration], rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]]
-    ) -> bool:
-        """Return whether the rounds differ so much that more of them are made."""
-
+    @abstractmethod
     def profile(
-        self,
-        configurations: Sequence[Configuration],
-        rounds: Sequence[Sequence[Sequence[tuple[int, Run]]]],
-        *,
-        prefill: Prefill | None,
-        meta: dict[str, Any],
+        self, configurations: Sequence[Configuration], rounds: Rounds, *, prefill: Prefill | None, meta: dict[str, Any]
     ) -> Profile:
-        """Return the profile that the blocks make."""
+        """Return the profile that the blocks make.
+
+        Args:
+            configurations: the configurations.
+            rounds: the blocks, each with the index of its configuration.
+            prefill: seconds of reading prompts.
+            meta: provenance.
+        """
+
+    def prefill(self, limit_s: float) -> Prefill | None:
+        """Measure the seconds of reading prompts; None where they cannot be seen alone."""
+        return None
+
+    def disagree(self, configurations: Sequence[Configuration], rounds: Rounds) -> bool:
+        """Return whether the rounds differ so much that more of them are made."""
+        return False
 
     def __enter__(self) -> Self:
         """Prepare the runner."""
+        return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:  # noqa: B027 - most have nothing to undo
         """Leave the runner as it was."""
-
-
-def measure_profile(
-    runner: Runner,
-    prompts: Sequence[Tokens],
-    settings: Measuring,
-    *,
-    work: Path | None = None,
-    progress: Callable[[int], None] = lambda blocks: None,
-) -> Profile:
-    """Measure the profile of a runner.
-
-    Args:
-        runner: what decodes; not entered.
-        prompts: token ids of requests; enough of them to keep the largest batch busy.
-        settings: what is measured.
-        work: where finished blocks are stored; None: nowhere.
-        progress: called with 1 after every block.
-
-    Raises:
-        UsageError: settings without meaning, too few prompts, or a work file of another measurement.
-        EngineError: the engine fails.
-    """
-    with Measurement(runner, prompts, settings, work=work) as measurement:
-        return measurement.run(progress)
 
 
 class Measurement:
@@ -109,7 +96,17 @@ class Measurement:
     def __init__(
         self, runner: Runner, prompts: Sequence[Tokens], settings: Measuring, *, work: Path | None = None
     ) -> None:
-        """Check the settings; see `measure_profile`."""
+        """Check the settings.
+
+        Args:
+            runner: what decodes; not entered.
+            prompts: token ids of requests; enough of them to keep the largest batch busy.
+            settings: what is measured.
+            work: where finished blocks are stored; None: nowhere.
+
+        Raises:
+            UsageError: settings without meaning, or too few prompts.
+        """
         self.runner, self._prompts, self._work_path = runner, prompts, work if runner.processes == 1 else None
         self._timing: Timing = load(runner.timing)(runner, prompts, settings.ordered())
         self.settings = self._timing.settings

@@ -102,7 +102,7 @@ def items_of(path: Path, broken: Broken = refuse, *, records: bool = False) -> I
         yield from _lines(path, broken)
         return
     try:
-        value = _whole(path) if suffix in JSON or head[:1] in (b"[", b"{") else None
+        value = _json(_text(path, LIST_LIMIT), str(path)) if suffix in JSON or head[:1] in (b"[", b"{") else None
     except ExecutorError:
         if suffix in JSON:
             raise
@@ -157,10 +157,6 @@ def _text(path: Path, limit: int = user_files.LIMIT) -> str:
         return user_files.read_text(path, limit=limit)
     except (OSError, UnicodeDecodeError) as error:
         raise ExecutorError(f"{path}: text cannot be read: {why(error)}") from error
-
-
-def _whole(path: Path) -> Any:
-    return _json(_text(path, LIST_LIMIT), str(path))
 
 
 def _json(text: str, where: str) -> Any:

@@ -211,13 +211,7 @@ def spoken_calls(value: Any, place: str) -> list[dict[str, Any]]:
 
 def _call(call: Any, place: str) -> dict[str, Any]:
     """Return a call; arguments that are JSON text become the object that templates take."""
-    if isinstance(call, str):
-        call = _parsed(call, place)
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if isinstance(function, str):  # {"function": "name", "arguments": ...}
-        function = {"name": function, "arguments": call.get("arguments")}
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ExecutorError(f"{place} must be a tool call with `name` and `arguments`, found {call!r:.60} {HINT}")
+    call, function = _function(call, place, "tool call with `name` and `arguments`")
     arguments = function.get("arguments", function.get("parameters"))
     if isinstance(arguments, str):
         arguments = _parsed(arguments, f"{place}: `arguments`") if arguments.strip() else {}
@@ -247,12 +241,20 @@ def offered_tools(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]
 
 
 def _tool(tool: Any, place: str) -> dict[str, Any]:
-    if isinstance(tool, str):
-        tool = _parsed(tool, place)
-    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    tool, function = _function(tool, place, "function with a `name`")
+    return tool if tool.get("function") is function else {"type": "function", "function": function}
+
+
+def _function(value: Any, place: str, noun: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return an object that may be JSON text, and its function, which may be itself or named alone."""
+    if isinstance(value, str):
+        value = _parsed(value, place)
+    function = value.get("function", value) if isinstance(value, dict) else None
+    if isinstance(function, str):  # {"function": "name", "arguments": ...}
+        function = {"name": function, "arguments": value.get("arguments")}
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ExecutorError(f"{place} must be a function with a `name`, found {tool!r:.60} {HINT}")
-    return tool if "function" in tool else {"type": "function", "function": function}
+        raise ExecutorError(f"{place} must be a {noun}, found {value!r:.60} {HINT}")
+    return value, function
 
 
 def _parsed(text: str, place: str) -> Any:

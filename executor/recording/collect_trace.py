@@ -55,9 +55,7 @@ def recorder(
     recording.check(target, drafter)
     _check_prompts(tokens, target, drafter, recording.new_tokens)
     size, computes_as = SHARD * recording.batch, [None]
-    texts_of = {} if written is None else written
-    if texts is not None:
-        texts_of = _given_texts(texts, tokens, recording)
+    known = written if texts is None else _given_texts(texts, tokens, recording)
 
     def record(start: int, meta: Mapping[str, Any] | None = None) -> Trace:
         if meta is not None and computes_as != [meta.get("provenance")]:
@@ -65,9 +63,11 @@ def recorder(
             compute_as_recorded(target, drafter, *computes_as)
         part = slice(start, start + size)
         shard = _Shard(target, drafter, recording, prompts[part], tokens[part], start, progress)
-        if start not in texts_of:
-            texts_of[start] = shard.write()
-        return shard.record(texts_of[start])
+        if known is None:
+            return shard.record(shard.write())
+        if start not in known:
+            known[start] = shard.write()
+        return shard.record(known[start])
 
     return Head(_meta(target, drafter, tokens, recording), asdict(recording), len(tokens), size), record
 

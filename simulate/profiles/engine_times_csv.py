@@ -30,7 +30,8 @@ from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
 from treeopt.errors import CostError, UsageError
-from treeopt.storage.atomic_files import checksum, why
+from treeopt.storage.atomic_files import checksum
+from treeopt.storage.json_records import reading
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import read_text
 
@@ -158,10 +159,8 @@ def _check_steps(path: Path, lines: Sequence[_Line]) -> str:
 
 def _lines(path: Path, *, contexts: bool) -> list[_Line]:
     """Read the measurements of a table, or of results, whose mean contexts count only with `contexts`."""
-    try:
+    with reading(path, CostError):
         text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CostError(f"{path}: cannot be read: {why(error)}") from error
     if text.lstrip().startswith(("{", "[")):
         rows = enumerate(rows_of(path, text, contexts=contexts), start=1)
         return [_line(row, f"{path}: result {number}", STEP) for number, row in rows]

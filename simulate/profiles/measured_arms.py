@@ -21,8 +21,8 @@ SENTENCE = (
 )
 
 
-def profile_of_arms(path: Path, trace: Trace) -> Profile:
-    """Return the step times that two arms imply, given the tokens per step of the trace.
+def profile_of_arms(path: Path, trace: Trace) -> tuple[Profile, list[str]]:
+    """Return the step times that two arms imply, given the tokens per step of the trace, and what to know of them.
 
     The file is a table with the columns `batch` (requests at once), `drafted` (0, or the one fixed length) and
     `tokens_s` (of all requests, prompts excluded as far as possible).
@@ -67,6 +67,7 @@ def profile_of_arms(path: Path, trace: Trace) -> Profile:
     for size, alone_s in zip(both, plain_s.tolist(), strict=True):
         rest = alone_s + np.interp(size * np.arange(length + 1), totals, verify_s)
         batches.append(BatchTimes(size, alone_s, draft, tuple(enumerate(rest.tolist(), 1))))
-    return Profile(
-        tuple(batches), (0, 2**20), ERROR, {"predicted": {"arms": path.name}, "device": "the measured machine"}
-    )
+    meta = {"predicted": {"arms": path.name}, "device": "the measured machine"}
+    alone = [f"{size}" for size in sorted(set.union(*map(set, rates.values())) - {*both})]
+    left_out = f"only one of the two arms was measured at batch {', '.join(alone)}: left out"
+    return Profile(tuple(batches), (0, 2**20), ERROR, meta), [SENTENCE, *([left_out] if alone else [])]

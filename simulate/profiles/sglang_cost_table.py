@@ -15,8 +15,8 @@ from msgspec import Meta
 from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import BatchTimes
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError
+from treeopt.storage.atomic_files import write_text
+from treeopt.storage.json_records import reading
 from treeopt.storage.typed_records import Count, Positive, Record, read_record
 from treeopt.storage.user_files import read_text
 
@@ -68,18 +68,16 @@ def read_cost_table(path: Path, *, device: str) -> Profile | None:
     Raises:
         CostError: names the file and the field that is missing or wrong.
     """
+    with reading(path, CostError):
+        text = read_text(path)
     try:
-        record: Any = json.loads(read_text(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CostError(f"{path}: cannot be read: {why(error)}") from error
+        record: Any = json.loads(text)
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or "sample_batch_tokens" not in record:
         return None
-    try:
+    with reading(path, CostError):
         table = read_record(record, SampledTable)
-    except RecordError as error:
-        raise CostError(f"{path}: {error}") from error
     probes, step_s = np.array(table.sample_batch_tokens), 1 / np.array(table.sample_steps_per_sec)
     if probes.shape != step_s.shape or (np.diff(probes) <= 0).any():
         raise CostError(f"{path}: `sample_batch_tokens` must rise strictly and have as many rates, found {len(step_s)}")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
@@ -32,19 +32,6 @@ class Growing:
     token_s: Annotated[NotNegative, Meta(description="per verified token of a sequence")]
     widest: Annotated[Count, Meta(description="widest level that was measured")]
     spread: Annotated[NotNegative, Meta(description="error on shapes that a fit had not seen, as a share of a step")]
-
-    def __post_init__(self) -> None:
-        """Check signs.
-
-        Raises:
-            CostError: names the field.
-        """
-        for name in ("step_s", "level_s", "node_s", "token_s", "spread"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise CostError(f"{name} must be 0 or more, found {value}")
-        if self.widest < 1:
-            raise CostError(f"widest must be at least 1, found {self.widest}")
 
     def seconds(self, shape: StepShape) -> float:
         """Return the additional seconds of a step of this shape.
@@ -124,24 +111,15 @@ class BatchTimes:
     ] = None
 
     def __post_init__(self) -> None:
-        """Check signs and order.
+        """Check what the types of a file's fields leave open: order, and that there is something.
 
         Raises:
             CostError: names the field and the index.
         """
-        if self.batch < 1:
-            raise CostError(f"batch must be at least 1, found {self.batch}")
-        if not (math.isfinite(self.plain_s) and self.plain_s >= SHORTEST_S):
+        if not self.plain_s >= SHORTEST_S:
             raise CostError(f"plain_s must be at least {SHORTEST_S:g} seconds, found {self.plain_s}")
-        for name in ("context", "commit_s", "relative_error"):
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise CostError(f"{name} must be 0 or more, found {value}")
-        for name in ("draft", "rest"):
-            if not getattr(self, name):
-                raise CostError(f"{name} is empty")
         for name in ("draft", "rest", "widths", "errors"):
-            _check_points(name, getattr(self, name), zero=name != "rest")
+            _check_points(name, getattr(self, name), zero=name != "rest", some=name in ("draft", "rest"))
         for name in self.growth:
             if name not in growths():
                 raise CostError(f"growth: {name!r:.40} must be one of {', '.join(growths())}")
@@ -244,8 +222,13 @@ class BatchTimes:
         return is_measured(tokens, self.rest)
 
 
-def _check_points(name: str, points: Points, *, zero: bool) -> None:
-    """Raise CostError unless sizes rise from 1 and seconds are no shorter than `SHORTEST_S` (`zero`: or 0)."""
+def _check_points(name: str, points: Points, *, zero: bool, some: bool) -> None:
+    """Raise CostError unless sizes rise from 1 and seconds are no shorter than `SHORTEST_S` (`zero`: or 0).
+
+    `some`: there must be a point.
+    """
+    if some and not points:
+        raise CostError(f"{name} is empty")
     for i, (size, seconds) in enumerate(points):
         if size < 1 or (i and size <= points[i - 1][0]):
             raise CostError(f"{name}[{i}] must have a rising size of at least 1, found {size}")
@@ -279,15 +262,8 @@ class Prefill:
         Raises:
             CostError: names the field and the index.
         """
-        for entry in fields(self):
-            points = getattr(self, entry.name)
-            if not points:
-                raise CostError(f"prefill.{entry.name} is empty")
-            for i, (tokens, seconds) in enumerate(points):
-                if tokens < 1 or (i and tokens <= points[i - 1][0]):
-                    raise CostError(f"prefill.{entry.name}[{i}] must have rising tokens of at least 1, found {tokens}")
-                if not (math.isfinite(seconds) and seconds >= 0):
-                    raise CostError(f"prefill.{entry.name}[{i}] must have seconds of 0 or more, found {seconds}")
+        for name in ("plain", "drafted"):
+            _check_points(f"prefill.{name}", getattr(self, name), zero=True, some=True)
 
     @property
     def reach(self) -> tuple[int, int]:

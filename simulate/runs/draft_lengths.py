@@ -142,6 +142,11 @@ class Scheduled(LengthRule):
         self.depth, self.index = max(*self.lengths, 1), 0
         self.last: deque[tuple[int, int]] = deque()
 
+    @property
+    def length(self) -> int | None:
+        """The length of all steps; None if it may change."""
+        return self.lengths[0] if len(self.lengths) == 1 and not self.window and self.tau >= 0 else None
+
     def choose(self, live: Floats, aged: Floats, times: StepTimes) -> Verified:
         """See `LengthRule.choose`."""
         index = self.switching.next_tree(self.index, len(live))

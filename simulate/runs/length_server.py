@@ -1,6 +1,6 @@
 """A simulated server, or a batch, in which a rule chooses the draft lengths of all requests anew at every step."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -30,7 +30,7 @@ CONTEXT = 16  # contexts that differ by less share their prices
 
 
 class LengthRun(ServerRun):
-    """The state of a run, and its two processes; each step is a stretch of its own."""
+    """The state of a run; each step is a stretch of its own, except with one length and no contexts."""
 
     def __init__(self, decoding: "LengthDecoding", work: Workload, *rest: Any) -> None:
         """Start before the first arrival."""
@@ -41,25 +41,24 @@ class LengthRun(ServerRun):
         self.before = np.full((max(self.rule.age, 1), len(work.tokens)), -1)  # anchors of the last steps, oldest first
         self.emitted: list[tuple[Ints, Ints]] = []
 
-    def run(self, environment: Any, queue: Any) -> Generator[Any, Any, None]:
+    def run(self) -> None:
         """Admit requests and take steps until no request is left."""
+        if self.decoding.length is not None and not self.by_context:
+            super().run()
+            return
         while (self.written < self.work.tokens).any():
-            joined = yield from self._admit(environment, queue)
-            if joined:
-                self.admitted += len(joined)
-                self.joined[joined] = self.step
-                yield from self._prefill(environment, joined)
-                self.due += [(0, request) for request in joined]
+            joined = self._admit()
+            self.due += [(0, request) for request in joined]
             running = np.array([request for _, request in self.due])
             seconds, tokens = self._step(running)
-            self.log.append((environment.now, [seconds], 1, 0))
+            self.log.append((self.now, [seconds], 1, 0))
             self.emitted.append((running, tokens))
             self.step += 1
-            yield environment.timeout(seconds)
+            self.now += seconds
             self.written[running] += tokens
-            self.first_s[joined] = environment.now
+            self.first_s[joined] = self.now
             ended = running[self.written[running] == self.work.tokens[running]]
-            self.done_s[ended], self.ended[ended] = environment.now, self.step
+            self.done_s[ended], self.ended[ended] = self.now, self.step
             for request in ended.tolist():
                 self.rule.ended(int(self.work.tokens[request]), int(self.step - self.joined[request]))
             self.due = [(0, request) for _, request in self.due if self.written[request] < self.work.tokens[request]]
@@ -81,14 +80,14 @@ class LengthRun(ServerRun):
         lengths = np.minimum(chosen.lengths, decoding.proposed[anchors])
         drafted_s = times.draft_s[chosen.levels] + times.verify_s[lengths.sum()]
         seconds = drafted_s if chosen.levels else times.plain_s
-        tokens = np.minimum(np.minimum(decoding.accepted[anchors], lengths) + 1, self._left(running))
+        left = self.work.tokens[running] - self.written[running]
+        tokens = np.minimum(np.minimum(decoding.accepted[anchors], lengths) + 1, left)
         return float(seconds + chosen.extra_s), tokens
-
-    def _left(self, running: Ints) -> Ints:
-        return np.asarray(self.work.tokens[running] - self.written[running])
 
     def _timeline(self, tree_index: Ints, arrived_s: Floats) -> Timeline:
         """Return the times of all requests and steps."""
+        if not self.emitted:
+            return super()._timeline(tree_index, arrived_s)
         request, tokens = (np.concatenate(part) for part in zip(*self.emitted, strict=True))
         step = np.repeat(np.arange(len(self.emitted)), [len(running) for running, _ in self.emitted])
         order = np.lexsort((step, request))
@@ -132,14 +131,23 @@ class LengthDecoding(Decoding):
         Raises:
             TraceError: the chain is deeper than the trace.
         """
-        depth = rule().depth
-        chain = Tree.chain(depth)
-        super().__init__(trace, Switching((chain,)), cost, rows=rows, pad=pad)
+        known = rule()
+        depth = known.depth
+        self.length = known.length if isinstance(known, Scheduled) and trace.drafted is None else None
+        super().__init__(
+            trace, Switching((Tree.chain(depth if self.length is None else self.length),)), cost, rows=rows, pad=pad
+        )
         self.rule, self.survival = rule, survival[:, :depth]
-        self.accepted = accepted_lengths(chain, trace)
+        self.accepted = accepted_lengths(Tree.chain(depth), trace)
         self.proposed = np.full(trace.anchors, depth) if trace.drafted is None else trace.drafted.astype(np.int64)
         self.times = times or times_of(cost, depth, pad_to=PAD * rows if pad else 0)
         self.shortest = int(getattr(cost, "context", (0, 0))[0])
+        self.seconds = [cache(self._chain_s)]
+
+    def _chain_s(self, batch: int, context: int | None) -> float:
+        """Return the seconds of a step with the rule's one length."""
+        times, length = self.times(batch, context), self.length
+        return float(times.draft_s[length] + times.verify_s[batch * length]) if length else times.plain_s
 
     @property
     def drafts(self) -> bool:

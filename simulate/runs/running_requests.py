@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from treeopt.errors import UsageError
-from treeopt.storage.atomic_files import why
+from treeopt.storage.json_records import reading
 from treeopt.storage.user_files import read_text
 
 # Gauges of vLLM, SGLang and llama.cpp; a file may hold any number of scrapes, one after the other.
@@ -30,10 +30,8 @@ def read_running(path: Path) -> dict[int, float]:
     Raises:
         UsageError: names the file and what it must hold.
     """
-    try:
+    with reading(path, UsageError):
         text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {why(error)}") from error
     shares = defaultdict[float, float](float)
     try:
         if text.lstrip().lower().startswith("requests"):

@@ -1,13 +1,13 @@
 """A simulated server: a queue of requests, rows that are refilled as requests end, trees that change with the load.
 
-Time passes in a discrete-event simulation (simpy). Between two steps the server admits waiting requests to free rows
-and prefills their prompts, while the others wait. Then it changes the tree if the number of requests asks for it.
-Then all requests take one step.
+Between two steps the server admits waiting requests to free rows, in the order in which they arrived, and prefills
+their prompts, while the others wait. Then it changes the tree if the number of requests asks for it. Then all requests
+take one step.
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Generator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -202,13 +202,23 @@ class Decoding:
         cost: CostModel,
         *,
         rows: int,
-        accepted: Mapping[Tree | None, Ints] | None = None,
         pad: bool = False,
     ) -> None:
-        """Replay the trees; see `serve`."""
+        """Replay the trees.
+
+        Args:
+            trace: the requests' texts, and which drafted tokens are right.
+            switching: trees.
+            cost: seconds of a step.
+            rows: most requests decoded together.
+            pad: a step of a batch size that the cost model lacks costs what the nearest one above does, up to `PAD`
+                times `rows`.
+
+        Raises:
+            TraceError: a tree is deeper or wider than the trace.
+        """
         self.trace, self.switching = trace, switching
-        by_tree = {tree: accepted_lengths(tree or EMPTY, trace) for tree in {*switching.trees} - {*(accepted or {})}}
-        by_tree |= accepted or {}
+        by_tree = {tree: accepted_lengths(tree or EMPTY, trace) for tree in {*switching.trees}}
         self._advance = np.array([by_tree[tree] + 1 for tree in switching.trees])
         self._cut: dict[tuple[bytes, bytes], Texts] = {}
         self.read_s: dict[int, float] = {}  # prefill seconds by tokens that are read together
@@ -273,44 +283,6 @@ class Decoding:
         return other
 
 
-def serve(
-    trace: Trace,
-    work: Workload,
-    switching: Switching,
-    cost: CostModel,
-    *,
-    rows: int,
-    prefill_s: float | Floats | Together = 0.0,
-    by_context: bool = True,
-    accepted: Mapping[Tree | None, Ints] | None = None,
-    pad: bool = False,
-) -> Served:
-    """Serve the workload until the last request has its last token.
-
-    Args:
-        trace: the requests' texts, and which drafted tokens are right.
-        work: arrivals.
-        switching: trees.
-        cost: seconds of a step.
-        rows: maximum number of requests decoded together.
-        prefill_s: seconds of prefill, of every request or of each, (n,), or of prompts that are read together; see
-            `simulate.runs.batch_run.run`.
-        by_context: price steps by the lengths of sequences, where prompts are known.
-        accepted: for each tree the drafted tokens that a step from each anchor accepts, int64 (P,); default: from the
-            ranks.
-        pad: a step of a batch size that the cost model lacks costs what the nearest one above does, up to `PAD` times
-            `rows`.
-
-    Raises:
-        UsageError: rows below 1, a workload with other requests or longer texts than the trace's, negative prefill, or
-            prefill by tokens for a workload without prompt lengths.
-        TraceError: a tree is deeper or wider than the trace.
-        CostError: names the number of requests that has no cost.
-    """
-    decoding = Decoding(trace, switching, cost, rows=rows, accepted=accepted, pad=pad)
-    return serve_day(decoding, work, rows=rows, prefill_s=prefill_s, by_context=by_context)
-
-
 def serve_day(
     decoding: Decoding,
     work: Workload,
@@ -319,9 +291,21 @@ def serve_day(
     prefill_s: float | Floats | Together = 0.0,
     by_context: bool = True,
 ) -> Served:
-    """Serve a day with trees that are prepared; see `serve`."""
-    import simpy
+    """Serve the workload until the last request has its last token.
 
+    Args:
+        decoding: trees on the trace.
+        work: arrivals.
+        rows: most requests decoded together.
+        prefill_s: seconds of prefill, of every request or of each, (n,), or of prompts that are read together; see
+            `simulate.runs.batch_run.run`.
+        by_context: price steps by the lengths of sequences, where prompts are known.
+
+    Raises:
+        UsageError: rows below 1, a workload with other requests or longer texts than the trace's, negative prefill, or
+            prefill by tokens for a workload without prompt lengths.
+        CostError: names the number of requests that has no cost.
+    """
     if rows < 1:
         raise UsageError(f"rows must be at least 1, got {rows}")
     _check_workload(decoding.trace, work)
@@ -330,16 +314,12 @@ def serve_day(
         raise UsageError("prefill by tokens needs prompt_tokens")
     known_s = per_request(0.0 if callable(prefill_s) else prefill_s, len(work.tokens), "prefill_s")
     server = decoding.server(decoding, work, rows, known_s, together, by_context)
-    environment = simpy.Environment()
-    queue = simpy.Store(environment)
-    environment.process(server.arrive(environment, queue))
-    environment.process(server.run(environment, queue))
-    environment.run()
+    server.run()
     return server.served()
 
 
 class ServerRun:
-    """The state of a run, and its two processes. Steps between which no request comes or goes are one stretch."""
+    """The state of a run. Steps between which no request comes or goes are one stretch."""
 
     def __init__(
         self,
@@ -358,7 +338,7 @@ class ServerRun:
         self.anchor = self.start.copy()  # of the step `since`
         self.since = np.zeros(len(work.tokens), dtype=np.int64)
         self.joined, self.ended = (np.zeros(len(work.tokens), dtype=np.int64) for _ in range(2))  # steps
-        self.arrived_s = work.arrived_s.tolist()
+        self.arrived_s, self.now = work.arrived_s.tolist(), 0.0
         self.admitted_s, self.first_s, self.done_s = (np.zeros(len(work.tokens)) for _ in range(3))
         self.admitted, self.step = 0, 0  # requests that joined, steps that were taken
         self.due: list[tuple[int, int]] = []  # a heap: the step at which each request in a row has ended, request
@@ -366,25 +346,14 @@ class ServerRun:
         self.switched_s: list[float] = []
         self.idle_s: list[tuple[float, float]] = []
 
-    def arrive(self, environment: Any, queue: Any) -> Generator[Any, Any, None]:
-        """Put requests into the queue as they arrive."""
-        for number, arrival_s in enumerate(self.work.arrived_s.tolist()):
-            if arrival_s > environment.now:
-                yield environment.timeout(arrival_s - environment.now)
-            self.arrived_s[number] = environment.now
-            queue.put(number)
-
-    def run(self, environment: Any, queue: Any) -> Generator[Any, Any, None]:
+    def run(self) -> None:
         """Admit requests, change trees and take steps until no request is left."""
         index, left = self.switching.next_tree(0, 0), len(self.work.tokens)
         while left:
-            joined = yield from self._admit(environment, queue)
-            if joined:
-                self.admitted += len(joined)
-                self.joined[joined] = self.since[joined] = self.step
-                yield from self._prefill(environment, joined)
-            index = yield from self._change_tree(environment, index, joined)
-            now, wait_s = environment.now, math.inf
+            joined = self._admit()
+            self.since[joined] = self.step
+            index = self._change_tree(index, joined)
+            now, wait_s = self.now, math.inf
             if len(self.due) < self.rows and self.admitted < len(self.arrived_s):  # the next may join
                 wait_s = max(0.0, self.arrived_s[self.admitted] - now)
             prices, steps = self._prices(index), self.due[0][0] - self.step
@@ -400,33 +369,29 @@ class ServerRun:
             self.step += steps
             for request in joined:
                 self.first_s[request] = now + prices[0]
-            yield environment.timeout(lasting_s)
+            self.now += lasting_s
             while self.due and self.due[0][0] == self.step:
                 request = heappop(self.due)[1]
-                self.done_s[request], self.ended[request] = now + lasting_s, self.step
+                self.done_s[request], self.ended[request] = self.now, self.step
                 left -= 1
 
-    def _admit(self, environment: Any, queue: Any) -> Generator[Any, Any, list[int]]:
-        """Take waiting requests into free rows; wait for the first if the server is empty."""
-        joined: list[int] = []
-        if not self.due and not queue.items:
-            began = environment.now
-            joined.append((yield queue.get()))
-            self.idle_s.append((began, environment.now))
-        while queue.items and len(self.due) + len(joined) < self.rows:
-            joined.append((yield queue.get()))
+    def _admit(self) -> list[int]:
+        """Take waiting requests into free rows and read their prompts; wait for the first if the server is empty."""
+        first = self.admitted
+        if not self.due and self.arrived_s[first] > self.now:
+            self.idle_s.append((self.now, self.arrived_s[first]))
+            self.now = self.arrived_s[first]
+        waiting = bisect_right(self.arrived_s, self.now, first) - first
+        joined = list(range(first, first + min(waiting, self.rows - len(self.due))))
+        if joined:
+            self.admitted += len(joined)
+            self.joined[joined], self.admitted_s[joined] = self.step, self.now
+            if self.together is not None:
+                self.prefill_s[joined] = self._together_s(self.together, joined)
+            self.now += float(self.prefill_s[joined].sum())
         return joined
 
-    def _prefill(self, environment: Any, joined: list[int]) -> Generator[Any, Any, None]:
-        """Read the prompts of requests that joined."""
-        self.admitted_s[joined] = environment.now
-        if self.together is not None:
-            self.prefill_s[joined] = self._together_s(self.together, joined)
-        prefill_s = float(self.prefill_s[joined].sum())
-        if prefill_s:
-            yield environment.timeout(prefill_s)
-
-    def _change_tree(self, environment: Any, index: int, joined: list[int]) -> Generator[Any, Any, int]:
+    def _change_tree(self, index: int, joined: list[int]) -> int:
         """Change to the tree for the requests in rows, know when each has ended with it, and return its index."""
         wanted = self.switching.next_tree(index, len(self.due) + len(joined))
         if wanted != index:
@@ -434,9 +399,8 @@ class ServerRun:
             self._walk(index, running)
             ended = self.step + self.texts.left[wanted][self.anchor[running]]
             self.due = sorted(zip(ended.tolist(), running.tolist(), strict=True))
-            self.switched_s.append(environment.now)
-            if self.switching.switch_s:
-                yield environment.timeout(self.switching.switch_s)
+            self.switched_s.append(self.now)
+            self.now += self.switching.switch_s
         for request in joined:
             heappush(self.due, (self.step + self.texts.left.item(wanted, self.start[request]), request))
         return wanted

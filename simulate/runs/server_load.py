@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from simulate.runs.timeline import Floats, Ints, RequestTimes
 from treeopt.errors import UsageError
 from treeopt.settings import Settings, setting
-from treeopt.storage.atomic_files import why
-from treeopt.storage.json_records import RecordError
+from treeopt.storage.json_records import RecordError, reading
 from treeopt.storage.typed_records import Finite, Record, read_record
 from treeopt.storage.user_files import read_text
 from treeopt.traces.trace import Trace
@@ -145,15 +144,11 @@ def read_requests(path: Path) -> Asked:
     Raises:
         UsageError: names file, line and field.
     """
-    try:
+    with reading(path, UsageError):
         lines = read_text(path).split("\n")
         numbered = {number: _row(number, line) for number, line in enumerate(lines, 1) if line.strip()}
         arrivals = {n: row.arrived_s for n, row in numbered.items() if row.arrived_s is not UNSET}
         _check_arrivals(arrivals)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {why(error)}") from error
-    except RecordError as error:
-        raise UsageError(f"{path}: {error}") from error
     if not numbered:
         raise UsageError(f"{path}: holds no requests")
     rows = list(numbered.values())

@@ -13,7 +13,7 @@ from treeopt.comparison.mismatch_warnings import choosing, differing_models, nam
 from treeopt.errors import counted
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry
-from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
+from treeopt.plans.plan_json import EstimateRecord, PolicyInWords, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.results.words import device_words
 from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, share
 from treeopt.storage.atomic_files import shipped
@@ -36,22 +36,13 @@ class FiguresRecord(Record, frozen=True):
     speedup: SpeedupRecord
 
 
-class MeasuredPolicyRecord(Record, frozen=True):
-    """The policy of a dynamic tree, in words."""
-
-    kind: str
-    settings: dict[str, Any]
-    nodes: Annotated[NotNegative, Meta(description="mean number of drafted nodes that a step verifies")]
-    depth: Annotated[NotNegative, Meta(description="mean number of levels that a step drafts")]
-
-
 class CellRecord(Record, frozen=True, kw_only=True):
     """One configuration at one batch size, predicted and measured."""
 
     batch: Count
     name: str
     tree: TreeRecord | None
-    grown: MeasuredPolicyRecord | None = None
+    grown: PolicyInWords | None = None
     predicted: FiguresRecord
     closed_forms: FormsRecord
     measured: FiguresRecord

@@ -27,8 +27,8 @@ from treeopt.policies import Policy
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.walk import StepCounts
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, parse
+from treeopt.storage.atomic_files import write_text
+from treeopt.storage.json_records import RecordError, parse, reading
 from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import Count, Finite, Record, read_field, read_record
 from treeopt.storage.user_files import read_text
@@ -211,12 +211,8 @@ def load_predictions(path: Path) -> Predictions:
     Raises:
         PlanError: missing, broken or changed; names file and field.
     """
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: cannot be read: {why(error)}") from error
-    try:
-        record = parse(text, SCHEMA)
+    with reading(path, PlanError):
+        record = parse(read_text(path), SCHEMA)
         written = read_field(record, "sha256", str)
         actual = _hash({key: value for key, value in record.items() if key != "sha256"})
         if written != actual:
@@ -227,8 +223,6 @@ def load_predictions(path: Path) -> Predictions:
         forms = {(form.batch, form.tree): ClosedForms(form.leviathan, form.coral) for form in read.closed_forms}
         whole = {(run.batch, run.tree): Estimate(run.value, run.low, run.high) for run in read.whole_runs}
         return Predictions(plan_of(read.plan, "plan."), forms, read.meta, whole, read.sha256)
-    except (RecordError, PlanError) as error:
-        raise PlanError(f"{path}: {error}") from error
 
 
 def _hash(record: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_by_layers, kind_of_drafter
-from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, parsed, quant_method
+from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, parsed, text_part
 from simulate.model_sizes.model_shape import Shape
 from simulate.model_sizes.sizes_by_hand import SPREAD, llama_of, shape_by_hand
 from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
@@ -23,6 +23,8 @@ from treeopt.defaults import BYTES
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
+
+QUANTISED = ("quantization_config", "hf_quant_config", "quantization")  # fields; the last is MLX's
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,11 @@ def bytes_per_weight(config: Config | None, given: float | None, option: str, *,
     """
     if given is not None or config is None:
         return default if given is None else given
-    method = quant_method(config)
-    if method is not None:
+    if quantised := parsed(config, lambda content: next(filter(None, map(text_part(content).get, QUANTISED)), None)):
         name = "" if isinstance(config, Mapping) else f"{config}: "
+        method = quantised
+        if isinstance(quantised, Mapping):
+            method = quantised.get("quant_method", quantised.get("quant_algo", "not named"))
         raise UsageError(
             f"{name}quantization_config says that weights are quantised (quant_method {method}): give the "
             f"bytes of one with {option}"
@@ -214,7 +218,7 @@ def prices_of_devices(prices: Mapping[str, float], places: Sequence[Place]) -> d
     Raises:
         UsageError: names the price that is wrong or missing.
     """
-    singles = {place.single or place.device for place in places}
+    singles = {place.model.device.name for place in places}
     priced: dict[str, float] = {}
     for word, price in prices.items():
         if not PRICES[0] <= price <= PRICES[1]:
@@ -236,7 +240,7 @@ def prices_of_devices(prices: Mapping[str, float], places: Sequence[Place]) -> d
     missing = sorted(singles - priced.keys())
     if missing:
         raise UsageError(f"--price is missing for {', '.join(missing)}")
-    return {place.device: place.count * priced[place.single or place.device] for place in places}
+    return {place.device: place.model.devices * priced[place.model.device.name] for place in places}
 
 
 def context_warnings(target: Config, contexts: Sequence[int], positions: Any = None) -> list[str]:

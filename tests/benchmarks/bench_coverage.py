@@ -28,7 +28,7 @@ from treeopt.comparison.compare_drafters import compare
 from treeopt.planning.search_warnings import doubts
 from treeopt.replay.objective import WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.clustered_estimate import group_factor, linearised_error, quantile, ratio
+from treeopt.statistics.clustered_estimate import _influence, _linearised, group_factor, quantile, ratio
 from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import Trace
@@ -148,7 +148,7 @@ def coverage(process: Process, requests: int, *, samples: int, rng: Generator) -
     rows = []
     for _ in range(samples):
         tokens, steps, group = process.draw(rng, requests)
-        estimate, before = ratio(tokens, steps), quantile(requests) * linearised_error(tokens, steps)
+        estimate, before = ratio(tokens, steps), quantile(requests) * _linearised(_influence(tokens, steps)[1])
         factor = None if group is None else group_factor(tokens, steps, group)
         half, off = (estimate.high - estimate.low) / 2, abs(estimate.value - tau)
         warned = doubts(tokens, steps) is not None or factor is not None

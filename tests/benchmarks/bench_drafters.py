@@ -2,8 +2,8 @@
 
 Run as `python -m tests.benchmarks.bench_drafters` when models, traces and profiles are there (`make drafters`). For
 each drafter: its trace is replayed, a tree is chosen for each batch size from half of the trace's requests, predicted
-on the rest with the profile that `make profile` measured, and the live loop decodes prompts that no trace holds. Prints
-a table in Markdown and writes the figures with `--output`; asserts nothing.
+on the rest with the profile that `make profile` measured, and the live loop decodes prompts that no trace holds. Writes
+the table of `PAGE`, and the figures with `--output`; asserts nothing.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import numpy as np
 from data.make.make_traces import DRAFTERS, place_of, target_of
 from simulate.profiles.profile import load_profile
 from simulate.validation.predictions import draft_s
+from tests.benchmarks.engine_tables import written
+from tests.helpers.engine_setups import ROOT
 from treeopt.plans.plan import Plan
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.static_trees.local_search import improve
@@ -34,12 +36,14 @@ CLAIMS = (
     ("eagle", "medusa", "tau"),
     ("hass", "eagle", "later"),
     ("coral", "eagle", "later"),
+    ("dflash", "eagle3", "tau"),
 )
 CHAIN = 5
 LATER = 3
 SIZES = (25, 63)
 BATCHES = (1, 4)
 THREADS = 1  # as `make profile` has
+PAGE = ROOT / "docs" / "results" / "drafters.md"
 
 
 def top_1(trace: Trace, depth: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -156,26 +160,22 @@ def show(value: Mapping[str, float], digits: int = 2) -> str:
     return f"{value['value']:.{digits}f} [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
 
 
-def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """The figures of all drafters in Markdown."""
-    head = ["drafter", "top-1 by depth 1 to 5", "tau, chain of 5"]
-    head += [f"tau, best tree of {size}" for size in SIZES]
-    head += [f"batch {b}: tree, draft ms, speedup predicted / measured" for b in BATCHES]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+def table(rows: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """The figures of all drafters, a row each, as docs/results/drafters.md has them."""
+    found = []
     for name, row in rows.items():
         cells = [name, " ".join(f"{d['value']:.2f}".lstrip("0") for d in row["top_1"]), show(row["tau_chain"])]
         cells += [show(row[f"tau_tree_{size}"]) for size in SIZES]
-        for cell in row.get("batches", []):
-            if not cell["nodes"]:
-                cells.append("does not pay")
+        for cell in row.get("batches", [{}] * len(BATCHES)):
+            if "measured" not in cell:
+                cells.append("speculation does not pay" if cell else "not measured")
                 continue
-            ran = show(cell["measured"])
             cells.append(
                 f"{cell['nodes']} nodes, depth {cell['depth']}; {1e3 * cell['draft_s']:.1f}; "
-                f"{show(cell['predicted'])} / {ran}"
+                f"{show(cell['predicted'])} / {show(cell['measured'])}"
             )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        found.append(cells)
+    return found
 
 
 def agreement(rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -216,7 +216,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if asked.output:
             record = {"schema": "treeopt.drafters/1", "drafters": rows, "claims": claimed, "provenance": this_run()}
             write_text(asked.output, json.dumps(record, indent=1) + "\n")
-    print(table(rows))
+    PAGE.write_text(written(PAGE.read_text("utf-8"), [table(rows)]), "utf-8")
     if not asked.replay_only:
         print(agreement(rows))
     for claim in claimed:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.helpers.positional_trees import from_table
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes, from_table
+from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes
 from treeopt.searchers.static_trees.shrinkage import TRIED, fit_strength
 from treeopt.storage.atomic_files import shipped, write_text
 from treeopt.storage.provenance import this_run

@@ -18,6 +18,7 @@ from typing import Any
 import click
 import numpy as np
 
+import treeopt
 from executor.checkpoints import load_drafter
 from executor.checkpoints.convert import rewrite
 from executor.prompts.prompt_files import encode, read_prompts
@@ -27,6 +28,7 @@ from executor.runners.engine_runner import EngineRunner
 from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
+from tests.benchmarks.engine_times import PARALLEL
 from tests.helpers.engine_setups import ENGINES as PLACES
 from tests.helpers.engine_setups import ENVIRONMENT, SETUPS
 from treeopt.engines import ENGINES
@@ -53,12 +55,14 @@ class Check:
     Attributes:
         engine: key of `SETUPS`.
         method: name of the check.
-        drafter: a shipped drafter, `LAYERS` for the target's first layers, or a name of prompt lookup.
+        drafter: a shipped drafter, `LAYERS` for the target's first layers, `PARD`, or the name of a lookup.
         drafts: what a step verifies.
-        layout: layout of the drafter for the engine; None: the drafter has no file there.
+        layout: layout of the drafter for the engine; None: the drafter has no file there; `WITH_TARGET`: its file holds
+            the target too.
         word: `--method`; None: the engine needs none.
         concurrencies: requests in flight.
         arguments: of the launch, beside those of the engine.
+        python: interpreter below `.engines`; "": the engine's.
     """
 
     engine: str
@@ -69,19 +73,30 @@ class Check:
     word: str | None = None
     concurrencies: tuple[int, ...] = (1, 4)
     arguments: str = ""
+    python: str = ""
 
 
 FIRST_LAYERS = "first-layers"  # the target's first layers as a draft model
+PARD = "pard"  # three of them, trained for two minutes
+IN_PARALLEL = '{"method": "draft_model", "parallel_drafting": true}'
+OWN_TEXT = '{"method": "suffix", "suffix_decoding_max_cached_requests": 0}'
+LOOKUPS = ("prompt-lookup", "suffix")
 BACKEND = "--spec-draft-backend-sampling"  # llama-server's default, which the driver switches off
 SAMPLED = f"eagle3 {BACKEND}"
 TREE = DynamicTree(nodes=12, depth=4, beam=3)
-THREE, FIVE = Tree.chain(3), Tree.chain(5)
+THREE, FIVE, SEVEN = (Tree.chain(length) for length in (3, 5, 7))
+WITH_TARGET = "vllm-mimo"
 CHECKS = (
     Check("vllm", "eagle", "stdlib-eagle", THREE, "vllm", "eagle"),
     Check("vllm", "eagle3", "stdlib-eagle3", THREE, "eagle3-vllm", "eagle3"),
     Check("vllm", "medusa", "stdlib-medusa", THREE, "vllm-medusa", "medusa"),
     Check("vllm", "draft-model", FIRST_LAYERS, THREE, "", "draft_model"),
     Check("vllm", "ngram", "prompt-lookup:vllm:1-3", THREE, None, "ngram"),
+    Check("vllm", "mtp", "stdlib-mtp", THREE, WITH_TARGET, "mtp", arguments="--skip-tokenizer-init"),
+    Check("vllm", "p-eagle", "stdlib-p-eagle", FIVE, "", PARALLEL),
+    Check("vllm", "dflash", "stdlib-dflash", SEVEN, "", "dflash"),
+    Check("vllm", "pard", PARD, FIVE, "", IN_PARALLEL),
+    Check("vllm", "suffix", "suffix:8", Tree.chain(8), None, OWN_TEXT, python="vllm-suffix/bin/python"),
     Check("llama.cpp", "eagle3", "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4)),
     Check("llama.cpp", SAMPLED, "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4), BACKEND),
     Check("llama.cpp", "draft-model", FIRST_LAYERS, FIVE, "gguf", "draft-simple", (1, 2, 4)),
@@ -124,10 +139,12 @@ class Bench:
         return cls(engines, folder, target, tokens, domains, new_tokens)
 
     def source(self, name: str) -> Path | str:
-        """Return the drafter that is recorded: a folder, or a name of prompt lookup."""
+        """Return the drafter that is recorded: a folder, or the name of a lookup."""
         if name == FIRST_LAYERS:
             return first_layers(self.folder / FIRST_LAYERS)
-        return name if name.startswith("prompt-lookup") else shipped(f"models/{name}")
+        if name == PARD:
+            return trained_pard(self.folder / PARD)
+        return name if name.startswith(LOOKUPS) else shipped(f"models/{name}")
 
     def recorded(self, check: Check) -> tuple[Trace, list[list[int]]]:
         """Return the trace of a check's drafter on the prompts, with candidates for a dynamic tree, and the texts."""
@@ -166,16 +183,18 @@ class Bench:
     def settings(self, check: Check, concurrency: int) -> DriverSettings:
         """Return the settings of the driver."""
         setup = SETUPS[check.engine]
-        drafter = None
+        target, drafter = self.converted(TARGET, setup.layout, exporter=setup.exporter), None
         if check.layout is not None:
-            drafter = str(self.converted(check.drafter, check.layout, exporter=setup.exporter))
+            drafter = self.converted(check.drafter, check.layout, exporter=setup.exporter)
+        if check.layout == WITH_TARGET and drafter is not None:
+            target, drafter = drafter, None
         return DriverSettings(
             check.engine,
-            str(self.converted(TARGET, setup.layout, exporter=setup.exporter)),
-            drafter=drafter,
+            str(target),
+            drafter=None if drafter is None else str(drafter),
             method=check.word,
-            lookup=None if drafter else check.drafter,
-            python=self.engines / setup.python,
+            lookup=check.drafter if check.layout is None else None,
+            python=self.engines / (check.python or setup.python),
             arguments=f"{setup.arguments} {check.arguments}".strip(),
             concurrency=concurrency,
         )
@@ -191,6 +210,14 @@ def first_layers(folder: Path) -> Path:
     model.save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (folder / file).write_bytes((source / file).read_bytes())
+    return folder
+
+
+@cache
+def trained_pard(folder: Path) -> Path:
+    """Train a PARD drafter; return its folder."""
+    quick = {"changes": ("layers=3",), "learning_rate": 1e-3, "length": 64, "steps": 120, "held_out": 0.001}
+    treeopt.train(shipped(f"models/{TARGET}"), recipe=PARD, data=shipped(PROMPTS), output=folder, threads=1, **quick)
     return folder
 
 
@@ -296,7 +323,7 @@ def chosen(
     """Yield the launches: a check and its requests in flight, of the named engines or of those that are set up."""
     for check in CHECKS:
         setup = SETUPS[check.engine]
-        needed = [engines / path for path in (setup.python, setup.exporter) if path]
+        needed = [engines / path for path in (check.python or setup.python, setup.exporter) if path]
         if check.engine not in names if names else not all(path.exists() for path in needed):
             continue
         if not methods or check.method in methods:

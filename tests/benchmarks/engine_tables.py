@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.helpers.engine_setups import ROOT
@@ -23,8 +23,8 @@ def records() -> list[dict[str, Any]]:
 
 
 def method(record: Mapping[str, Any]) -> str:
-    """Return the method in code font, with the name of prompt lookup."""
-    lookup = f", `{record['drafter']}`" if record["drafter"].startswith("prompt-lookup") else ""
+    """Return the method in code font, with the name of a lookup."""
+    lookup = f", `{record['drafter']}`" if record["drafter"].startswith(("prompt-lookup", "suffix")) else ""
     return f"`{record['method']}`{lookup}"
 
 
@@ -139,15 +139,21 @@ def tables(page: str) -> list[list[Row]]:
     return [table[2:] for table in found]
 
 
-def written(page: str) -> str:
-    """Return the page with the rows of its tables as the files have them."""
-    new = iter([acceptance(), times(), cells(), tuned(), slots()])
+def engine_rows() -> list[Iterable[Row]]:
+    """Return the rows of the tables of docs/results/engines.md, in order."""
+    return [acceptance(), times(), cells(), tuned(), slots()]
 
-    def with_rows(head: re.Match[str]) -> str:
-        return head[1] + "".join(f"| {' | '.join(row)} |\n" for row in next(new))
+
+def written(page: str, tables: Sequence[Iterable[Row] | None]) -> str:
+    """Return the page with new rows in its tables, in order; None leaves those of a table."""
+    new = iter(tables)
+
+    def with_rows(found: re.Match[str]) -> str:
+        rows = next(new, None)
+        return found[0] if rows is None else found[1] + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
     return re.sub(r"^(\|.*\n\|---.*\n)(?:\|.*\n)*", with_rows, page, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")
+    PAGE.write_text(written(PAGE.read_text("utf-8"), engine_rows()), "utf-8")

@@ -2,8 +2,8 @@
 
 Run as `python -m tests.benchmarks.engine_times` on a machine that nothing else uses. For each case below `CASES` it
 calls `treeopt profile --engine` and `treeopt validate --engine` and keeps the profile, the predictions that were
-written before anything was measured, and the validation. Chains of 1 to 5 at one and at four requests in flight, or
-dynamic trees at one; greedy, float32, prompts that are in no shipped trace.
+written before anything was measured, and the validation. Chains at one and at four requests in flight, or dynamic trees
+at one; greedy, float32, prompts that are in no shipped trace.
 """
 
 import os
@@ -20,12 +20,11 @@ from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, ROOT, SETUPS
 from treeopt.storage.atomic_files import shipped
 
 PROMPTS, SKIP = "data/prompts/stdlib.jsonl", 1000  # prompts before these are in traces
-CHAINS = ",".join(f"chain:{length}" for length in range(1, 6))
 SHIPPED = shipped("models/stdlib-llama")
 SMOLLM2 = ENGINES / "models" / "smollm2"  # made by `python -m tests.benchmarks.real_models`
 BEAM, WIDTH = 16, 4  # nodes continued per level of recorded candidates, and children of each
 NEW_TOKENS = "48"  # waves overlap long enough to be timed
-RECORDED = ("--prompts", PROMPTS, "--new-tokens", NEW_TOKENS, "--depth", "5")
+RECORDED = ("--prompts", PROMPTS, "--new-tokens", NEW_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,13 @@ class Case:
         engine: key of `SETUPS`.
         target: folder of the target.
         layout: layout of the target for the engine; empty: its own folder; a file: that file.
-        drafter: folder of the drafter, or a name of prompt lookup.
+        drafter: folder of the drafter, `dflash:SLOTS:FOLDER`, or a name of prompt lookup.
         drafter_layout: layout of the drafter for the engine; None: the engine reads no drafter.
         method: `--method`; None: the engine needs none.
         arguments: of the launch, beside those of the engine.
-        servers: servers that may be alive at a time.
-        trees: dynamic trees, measured beside the best chain and the best tree; none: chains of 1 to 5.
+        servers: servers that may be alive at a time; None: treeopt steps the engine.
+        trees: dynamic trees, measured beside the best chain and the best tree; none: chains.
+        lengths: of the chains that are predicted and measured.
     """
 
     engine: str
@@ -51,16 +51,39 @@ class Case:
     drafter_layout: str | None
     method: str | None
     arguments: str = ""
-    servers: int = 1
+    servers: int | None = 1
     trees: tuple[str, ...] = ()
+    lengths: tuple[int, ...] = (1, 2, 3, 4, 5)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the drafter."""
+        return Path(str(self.drafter).rpartition(":")[2])
+
+    @property
+    def trace(self) -> str:
+        """The name of the drafter's trace: that of its folder, after the slots where they are named."""
+        return "-".join([*str(self.drafter).split(":")[1:-1], self.folder.name])
 
 
 EAGLE3 = shipped("models/stdlib-eagle3")
 TREES = ("nodes=6,depth=4,beam=2,width=2", "nodes=10,depth=4,beam=3,width=3", "nodes=14,depth=5,beam=4,width=4")
 # vLLM's default executor has workers that poll; six idle servers of it would take a core. Its other executor waits.
 UNI = "--distributed-executor-backend uni"
+PARALLEL = '{"method": "eagle3", "parallel_drafting": true}'
+
+
+def dflash(length: int) -> Case:
+    """Return the case of chains of one length: vLLM's block of DFlash has a slot more."""
+    name = f"dflash:{length + 1}:data/models/stdlib-dflash"
+    return Case("vllm", SHIPPED, "", name, "", "dflash", servers=None, lengths=(length,))
+
+
 CASES = {
     "eagle3-vllm": Case("vllm", SHIPPED, "", EAGLE3, "eagle3-vllm", "eagle3", UNI, 6),
+    "p-eagle-vllm": Case("vllm", SHIPPED, "", shipped("models/stdlib-p-eagle"), "", PARALLEL, servers=None),
+    "dflash-3-vllm": dflash(3),
+    "dflash-7-vllm": dflash(7),
     "eagle3-llama.cpp": Case("llama.cpp", SHIPPED, "gguf", EAGLE3, "gguf", "draft-eagle3", "", 6),
     "eagle3-openvino": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None),
     "eagle3-openvino-trees": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None, trees=TREES),
@@ -94,11 +117,12 @@ def converted(model: Path, layout: str | Path, folder: Path, case: Case) -> Path
 def common(case: Case, folder: Path) -> list[str]:
     """Return the options that the commands share."""
     setup = SETUPS[case.engine]
-    options = ["--engine", case.engine, "--engine-python", str(ENGINES / setup.python), "--servers", str(case.servers)]
+    options = ["--engine", case.engine, "--engine-python", str(ENGINES / setup.python)]
+    options += [] if case.servers is None else ["--servers", str(case.servers)]
     options += ["--engine-args", f"{setup.arguments} {case.arguments}".strip(), "--target", str(case.target)]
     options += ["--engine-target", str(converted(case.target, case.layout, folder, case))]
     if case.drafter_layout is not None:
-        options += ["--engine-drafter", str(converted(Path(case.drafter), case.drafter_layout, folder, case))]
+        options += ["--engine-drafter", str(converted(case.folder, case.drafter_layout, folder, case))]
     options += ["--chat"] if case.target == SMOLLM2 else []
     return options + (["--method", case.method] if case.method else [])
 
@@ -109,14 +133,15 @@ def recorded(name: str, case: Case, folder: Path) -> Path:
     A drafter that treeopt has is recorded in its own loop, once for all engines; a rule of an engine in that engine.
     """
     if case.trees:
-        trace, options = folder / f"{Path(case.drafter).name}-candidates.npz", ["--target", str(case.target)]
+        trace, options = folder / f"{case.trace}-candidates.npz", ["--target", str(case.target)]
         options += ["--requests", "300", "--candidates", f"depth=5,beam={BEAM},width={WIDTH}", "--threads", "1"]
     elif case.drafter_layout is not None:
-        trace, options = folder / f"{Path(case.drafter).name}.npz", ["--target", str(case.target), "--requests", "600"]
+        trace, options = folder / f"{case.trace}.npz", ["--target", str(case.target), "--requests", "600"]
     else:
         trace, options = folder / f"{name}.npz", [*common(case, folder), "--requests", "160"]
     if not trace.exists():
-        treeopt(["trace", "collect", *options, "--drafter", str(case.drafter), *RECORDED, "--output", trace])
+        options += ["--drafter", str(case.drafter), "--depth", str(max(case.lengths))]
+        treeopt(["trace", "collect", *options, *RECORDED, "--output", trace])
     return trace
 
 
@@ -135,10 +160,11 @@ def run_case(name: str, output: Path, folder: Path, *, requests: int, rounds: in
     profile, check = output / f"{name}.profile.json", output / f"{name}.validation.json"
     shared += ["--prompts", PROMPTS, "--skip", str(SKIP), "--batch", "1,4", "--new-tokens", NEW_TOKENS]
     lookup = drafter if case.drafter_layout is None else []
-    measured = ["--requests", "64", "--max-depth", "5", "--rounds", str(rounds)]
+    measured = ["--requests", "64", "--max-depth", str(max(case.lengths)), "--rounds", str(rounds)]
     treeopt(["profile", *shared, *lookup, *measured, "--output", profile])
     predicted = ["--trace", trace, "--profile", profile, "--predictions", output / f"{name}.predictions.json"]
-    sizes = ["--requests", str(requests), "--blocks", str(rounds), "--shapes", CHAINS]
+    shapes = ",".join(f"chain:{length}" for length in case.lengths)
+    sizes = ["--requests", str(requests), "--blocks", str(rounds), "--shapes", shapes]
     treeopt(["validate", *shared, *drafter, *predicted, *sizes, "--output", check])
 
 

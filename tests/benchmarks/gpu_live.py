@@ -16,7 +16,6 @@ import torch
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.drafter import Drafter
 from executor.profiling.loop_blocks import WARM_UP, run_block
-from executor.profiling.measure_steps import measure_profile
 from executor.profiling.profile_settings import Measuring
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
@@ -35,6 +34,7 @@ from simulate.roofline.roofline_model import Roofline
 from simulate.validation.predicted_vs_measured import Comparison, comparison_record
 from simulate.validation.predictions import Predictions, save_predictions, whole_runs
 from tests.benchmarks.gpu_pieces import Pieces
+from tests.helpers.measured_profiles import measure_profile
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.planning.held_out_split import hold_out

@@ -13,16 +13,13 @@ from tests.benchmarks.engine_acceptance import CHECKS, KNOWN, compared, key_of, 
 from tests.benchmarks.engine_tables import (
     FILE,
     PAGE,
-    acceptance,
-    cells,
+    engine_rows,
     records,
-    slots,
     tables,
-    times,
-    tuned,
     validations,
     written,
 )
+from tests.benchmarks.engine_times import CASES
 from treeopt.storage.atomic_files import checksum
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -96,8 +93,8 @@ def test_a_record_takes_the_place_of_the_one_before(tmp_path):
 
 def test_the_page_has_the_tables_of_the_file():
     page = PAGE.read_text("utf-8")
-    assert tables(page) == [list(acceptance()), list(times()), list(cells()), list(tuned()), list(slots())]
-    assert written(page) == page
+    assert tables(page) == [list(rows) for rows in engine_rows()]
+    assert written(page, engine_rows()) == page
 
 
 def test_the_shipped_checks_are_all_there_and_differ_only_where_it_is_known():
@@ -121,9 +118,9 @@ def test_the_shipped_validations_are_of_predictions_made_before_from_the_shipped
             assert len([cell for cell in record["cells"] if cell["grown"]]) >= 3
             continue
         assert predictions.meta["profile"] == checksum(profile)
-        shortest = 2 if name == "smollm2-lookup-llama.cpp" else 1  # llama.cpp drops drafts shorter than the match
+        lengths = CASES[name].lengths[name == "smollm2-lookup-llama.cpp" :]  # it drops drafts shorter than the match
         assert {(cell["batch"], len(cell["tree"]["paths"])) for cell in record["cells"]} == {
-            (batch, length) for batch in (1, 4) for length in range(shortest, 6)
+            (batch, length) for batch in (1, 4) for length in lengths
         }
 
 

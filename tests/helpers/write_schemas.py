@@ -13,7 +13,7 @@ from treeopt.traces.trace import TraceMeta
 
 FOLDER = Path(__file__).parent.parent.parent / "treeopt" / "schemas"
 FORMATS: dict[str, type[Any]] = {
-    **{kind.name: load(kind.record) for kind in RESULTS.values() if kind.schemas},
+    **{kind.name: load(kind.record) for kind in RESULTS.values() if kind.schema},
     "trace_meta": TraceMeta,
 }
 LIMITS = {("minimum", -LARGEST), ("maximum", LARGEST), ("minimum", INTEGERS[0]), ("maximum", INTEGERS[1])}

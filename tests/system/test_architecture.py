@@ -50,7 +50,7 @@ ROOF = (
 EXECUTOR_ONLY = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "peft"}
 # Loaded inside functions, where they are needed: each takes 0.1 s to seconds.
 LONGEST_COMMAND = 60  # lines
-LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "simpy", "datasets", "jinja2", "altair", "vl_convert"}
+LAZY = {"pandas", "ortools", "matplotlib", "scipy", "peft", "datasets", "jinja2", "altair", "vl_convert"}
 LAZY |= {"prometheus_client", "pyarrow", "marimo", "uvicorn", "starlette", "ray", "fsspec"}
 # Only the server of the page loads these.
 PAGE = {f"treeopt.explore.{name}" for name in ("marimo_page", "controls", "answer_parts")}

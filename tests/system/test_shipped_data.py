@@ -35,6 +35,7 @@ from treeopt.tree import Tree
 from treeopt.tree_files.paper_trees import MEDUSA, published_trees
 
 TRACES = ["medusa-t0", "medusa-t1"]
+MEASURED = [name for name in make_traces.DRAFTERS if shipped(f"profiles/{name}-cpu.json").is_file()]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,11 @@ def test_traces_are_as_large_as_promised(name):
     assert trace.meta["provenance"]["commit"]
 
 
-@pytest.mark.parametrize("name", make_traces.DRAFTERS)
+def test_every_drafter_has_a_profile_but_those_that_wait_for_an_idle_machine():
+    assert set(make_traces.DRAFTERS) - set(MEASURED) <= {"mtp", "p-eagle", "dflash"}
+
+
+@pytest.mark.parametrize("name", MEASURED)
 def test_a_trace_finds_the_profile_of_its_drafter(name):
     """Of one thread, measured as the others were; a drafter may have others, of policies or two threads."""
     file = shipped(f"traces/{name}-t0.npz")
@@ -92,8 +97,10 @@ def test_runs_of_one_machine_differ_by_what_profiles_allow_for():
     measured anew six hours after the others.
     """
     sizes, shifts = (4, 8, 16, 32, 64), []
-    names = [name for name in make_traces.DRAFTERS if name != "medusa"]
+    names = [name for name in MEASURED if name != "medusa"]
     profiles = [load_profile(shipped(f"profiles/{name}-cpu.json")) for name in names]
+    profiles = [each for each in profiles if each.meta["provenance"]["processor"] == "AMD EPYC"]
+    assert len(profiles) >= 11
     for batch in (1, 4, 16):
         tables = [next(times for times in profile.batches if times.batch == batch) for profile in profiles]
         logs = [np.log(np.interp(sizes, *zip(*times.rest, strict=True)) / times.plain_s).mean() for times in tables]
@@ -147,7 +154,7 @@ def test_no_drafter_is_said_to_be_of_another_target(name, caplog):
 
 def test_models_are_small_and_say_where_they_come_from():
     files = [path for path in shipped("models").rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 40e6
+    assert sum(path.stat().st_size for path in files) < 45e6
     trained = [build.NAME, *(drafter.folder for drafter in build.DRAFTERS.values())]
     for name in trained:
         record = json.loads((shipped("models") / name / "training.json").read_text())
@@ -240,6 +247,6 @@ def test_drafters_are_trained_beside_the_shipped_target(tmp_path, monkeypatch):
         assert (log["target"]["name"], log["precision"]) == (build.NAME, "bfloat16")
     build.build(tmp_path, "bigram")
     assert load_drafter(tmp_path / "models" / "stdlib-bigram", target).order == 2
-    assert set(build.DRAFTERS) == set(recipes())
+    assert set(recipes()) - set(build.DRAFTERS) == {"dspark", "pard"}  # of these no page needs one
     with pytest.raises(UsageError, match="the name must be target or one of unigram, bigram, medusa1"):
         build.build(tmp_path, "nothing")

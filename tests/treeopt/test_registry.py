@@ -96,7 +96,7 @@ def test_an_option_takes_the_name_of_another_packages_entry(monkeypatch):
 
 
 def test_a_file_of_another_packages_result_is_known_by_its_schema(monkeypatch):
-    kind = replace(RESULTS["whatif"], name="weather", schemas=("weather.report/1",))
+    kind = replace(RESULTS["whatif"], name="weather", schema="weather.report/1")
     offered(monkeypatch, **{"treeopt.results": kind})
     with RESULTS.registered():
         assert kind_of_schema("weather.report/1") is kind

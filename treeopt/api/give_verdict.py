@@ -40,17 +40,18 @@ def verdict(
         >>> record["loads"][0]["verdict"]
         'fixed'
     """
-    from simulate.profiles.measured_arms import SENTENCE, profile_of_arms
+    from simulate.profiles.measured_arms import profile_of_arms
     from simulate.profiles.sglang_cost_table import write_cost_table
     from simulate.runs.running_requests import read_running
     from simulate.runs.verdict_record import compare_lengths
 
     trace, trace_file = as_trace(trace)
     how: dict[str, Any] = {name: getattr(settings, name) for name in ("pad", "adaptive_s", "seed")}
+    known: list[str] = []
     if settings.arms is not None:
         if profile is not None:
             raise UsageError("give one of --profile and --arms")
-        profile = profile_of_arms(settings.arms, trace)
+        profile, known = profile_of_arms(settings.arms, trace)
         how["fixed"] = profile.batches[0].deepest
     profile = as_profile(profile, trace, trace_file)
     if settings.cost_table is not None:
@@ -60,8 +61,7 @@ def verdict(
     loads = dict.fromkeys(sizes) if settings.running is None else read_running(settings.running)
     record = compare_lengths(trace, profile, loads, settings.prompts, **how)
     caveats = profile.caveats(trace=trace.meta, batches=tuple(loads))
-    arms = [] if settings.arms is None else [SENTENCE]
-    record["warnings"] = list(dict.fromkeys([*record["warnings"], *arms, *assumption(trace.meta), *caveats]))
+    record["warnings"] = list(dict.fromkeys([*record["warnings"], *known, *assumption(trace.meta), *caveats]))
     running = None if settings.running is None else settings.running.name
     record["meta"] = {
         "settings": settings.prompts.settings | {"batch": list(loads), "running": running} | how,

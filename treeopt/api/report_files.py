@@ -130,7 +130,7 @@ def _kind(record: Any) -> ResultKind | None:
     if isinstance(record, list) and record and isinstance(record[0], dict) and "texts_equal" in record[0]:
         return RESULTS["acceptance"]
     schema = record.get("schema") if isinstance(record, dict) else None
-    return RESULTS.find(lambda kind: schema in kind.schemas) if isinstance(schema, str) else None
+    return RESULTS.find(lambda kind: schema == kind.schema) if isinstance(schema, str) else None
 
 
 def _not_json(data: bytes, error: Exception) -> str:
@@ -154,7 +154,7 @@ def _no_result(record: Any) -> str:
     if not isinstance(schema, str):
         return "JSON, but no result of treeopt: it names no schema"
     for kind in RESULTS.values():
-        if schema.rpartition("/")[0] in {known.rpartition("/")[0] for known in kind.schemas}:
+        if kind.schema and schema.rpartition("/")[0] == kind.schema.rpartition("/")[0]:
             return f"written by another version of treeopt ({schema:.40}): run `treeopt {kind.command}` again"
     return f"a file of another kind ({schema:.60}), which a page does not show"
 

@@ -24,7 +24,6 @@ from treeopt.errors import TreeoptError, visible
 EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "tokenizers", "safetensors", "accelerate"), "executor"),
     "peft": "train",
-    "simpy": "serving",
     **dict.fromkeys(("altair", "jinja2", "vl_convert"), "report"),
     "pyarrow": "parquet",
     **dict.fromkeys(("marimo", "uvicorn", "starlette"), "explore"),

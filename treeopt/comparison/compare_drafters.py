@@ -198,7 +198,11 @@ def compare(
         sizes = tuple(dict.fromkeys(Size("chain", min(size.nodes, longest)) for size in sizes))
     parts = {name: hold_out(trace, held_out=settings.held_out, seed=settings.seed) for name, trace in traces.items()}
     paired = pairing is not None
-    contests = _by_size(parts, sizes, drafter_rules, paired=paired)
+    judged = _by_size(parts, sizes, drafter_rules, paired=paired)
+    contests = [contest for contest in judged if contest.standings]
+    left_out = [f"{one.name} is left out: {next(iter(one.skipped.values()))}" for one in judged if not one.standings]
+    if left_out and not contests and not batches:
+        raise UsageError(f"--shapes: {'; '.join(left_out)}")
     plans: dict[str, Plan] = {}
     limits: dict[str, Any] = {name: getattr(settings, name) for name in ("max_nodes", "max_depth", "held_out", "seed")}
     for name, trace in traces.items() if batches else ():
@@ -220,15 +224,18 @@ def compare(
         "requests_chosen_on": parts[first][0].requests,
         **limits,
         "trace": {name: dict(trace.meta) for name, trace in traces.items()},
-        "cost": {name: _priced_as(plan) for name, plan in plans.items()},
+        "cost": {
+            name: {**plan.meta["cost"], "priced_at": plan.meta["search"]["context"]} for name, plan in plans.items()
+        },
         "provenance": this_run(),
     }
+    doubts = (*left_out, *unlike(meta["trace"], meta["cost"], pairing))
     return Comparison(
         first,
         pairing,
         tuple(contests),
         plans,
-        (*unlike(meta["trace"], meta["cost"], pairing), *_drift(contests, meta["cost"]), *_merge_sentences(warnings)),
+        (*doubts, *_drift(contests, meta["cost"]), *_merge_sentences(warnings)),
         meta,
     )
 
@@ -352,11 +359,6 @@ def _by_batch(
         _contest(f"batch {batch}, each with its own best tree", batch, by_drafter, paired=paired)
         for batch, by_drafter in results.items()
     ]
-
-
-def _priced_as(plan: Plan) -> dict[str, Any]:
-    """Return the provenance of a plan's step times, with the context that they are priced at."""
-    return {**plan.meta["cost"], "priced_at": plan.meta["search"]["context"]}
 
 
 def _drift(contests: Sequence[Contest], costs: Mapping[str, Any]) -> list[str]:

@@ -213,8 +213,8 @@ def _row(scenario: Scenario, price: float) -> Row:
         (
             number(scenario.batch),
             word("does not fit" if scenario.fits is False else describe_choice(scenario.choice)),
-            money(asdict(planned.million)),
-            money(asdict(plain.million)),
+            money(asdict(planned)["million"]),
+            money(asdict(plain)["million"]),
             number(1e3 * planned.tpot_s, 2),
         )
     )
@@ -224,4 +224,5 @@ def _offer(offer: Offer | None) -> str:
     if offer is None:
         return "at no batch size within the limits"
     name = "" if offer.name == PLAIN else f" with the {offer.name}"
-    return f"at batch {offer.batch}{name}: {money(asdict(offer.million)).text}"
+    price = money(asdict(offer)["million"]).text
+    return f"at batch {offer.batch}{name}: {price}"

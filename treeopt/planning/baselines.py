@@ -55,7 +55,9 @@ class Rivals:
         plain, static = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
         kinds = () if self.cannot_run is not None and self.cannot_run(SMALLEST, batch) else self.settings.policies
         policies = [self._judged(judge, kind, batch) for kind in kinds]
-        eligible = [policy for policy in policies if self.take_policies and self._runs(policy)]
+        any_shape = self.settings.padded != "full"
+        runs = [policy for policy in policies if any_shape or isinstance(policy.policy, DynamicTree)]
+        eligible = runs if self.take_policies else []
         fastest = max(eligible, key=_fitted_rate, default=None)
         trees, skipped = self._trees(judge, batch)
         if self.cannot_run is not None and kinds != self.settings.policies:
@@ -138,9 +140,6 @@ class Rivals:
             cannot_run=self.cannot_run,
             seed=self.settings.seed,
         )
-
-    def _runs(self, judged: Judged) -> bool:
-        return self.settings.padded != "full" or isinstance(judged.policy, DynamicTree)
 
     def _bound(self, judge: Judge, batch: int) -> "_Row":
         prices = Prices(judge.cost, batch, self.settings.padded, judge.context)

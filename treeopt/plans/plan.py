@@ -3,11 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from treeopt.errors import PlanError, UsageError
 from treeopt.policies import Policy
 from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.storage.typed_records import Count, Integer
 from treeopt.tree import Tree
 from treeopt.value_methods import ValueMethods
 
@@ -79,16 +82,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Proof:
-    """The proof of a choice, if there is one.
+    """The proof of a choice: what is known about it."""
 
-    Attributes:
-        objective: what was maximised.
-        optimal: True if the choice is proved to maximise it.
-        statement: both in words.
-    """
-
-    objective: str
-    optimal: bool
+    objective: Annotated[str, Meta(description="what was maximised")]
+    optimal: Annotated[bool, Meta(description="whether the choice is proved to be the best")]
     statement: str
 
 
@@ -138,22 +135,13 @@ class PlanEntry:
 
 @dataclass(frozen=True)
 class Switch:
-    """A change between the configurations of two neighbouring batch sizes, for an engine that is running.
+    """Where a running engine changes between the configurations of two neighbouring batch sizes."""
 
-    Between `down` and `up` the engine stays with the one it runs: neither is known to be better there by more than
-    the margin.
-
-    Attributes:
-        small: the planned batch size below the change.
-        large: the planned batch size above it.
-        up: change when the batch reaches this size.
-        down: change back when it falls to this size.
-    """
-
-    small: int
-    large: int
-    up: int
-    down: int
+    # Between `down` and `up` it stays with the one it runs: neither is known to be better by more than the margin.
+    small: Count
+    large: Count
+    up: Annotated[Integer, Meta(description="change to the larger one's when the batch reaches this size")]
+    down: Annotated[Integer, Meta(description="change back when it falls to this size")]
 
 
 @dataclass(frozen=True)

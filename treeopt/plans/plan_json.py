@@ -12,14 +12,13 @@ from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Swi
 from treeopt.policies import POLICIES
 from treeopt.policies.policy_kinds import policy_of, to_record
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import why, write_text
-from treeopt.storage.json_records import RecordError, parse
+from treeopt.storage.atomic_files import write_text
+from treeopt.storage.json_records import RecordError, parse, reading
 from treeopt.storage.typed_records import (
     AtLeastOne,
     Count,
     Finite,
     Index,
-    Integer,
     NotNegative,
     Positive,
     Record,
@@ -73,13 +72,18 @@ class TreeRecord(Record, frozen=True):
     ]
 
 
-class GrownRecord(Record, frozen=True):
-    """A dynamic tree: a policy draws it at each step."""
+class PolicyInWords(Record, frozen=True):
+    """The policy of a dynamic tree, in words."""
 
     kind: str
     settings: dict[str, Any]
     nodes: Annotated[NotNegative, Meta(description="mean number of drafted nodes that a step verifies")]
     depth: Annotated[NotNegative, Meta(description="mean number of levels that a step drafts")]
+
+
+class GrownRecord(PolicyInWords, frozen=True):
+    """A dynamic tree: a policy draws it at each step."""
+
     policy: Annotated[PolicyRecord | None, Meta(description="all that draws the same trees again; null: a bound")]
 
 
@@ -107,14 +111,6 @@ class ChoiceRecord(Record, frozen=True):
             raise ValueError("`tree` and `grown` exclude one another")
 
 
-class ProofRecord(Record, frozen=True):
-    """The proof of a choice: what is known about it."""
-
-    objective: Annotated[str, Meta(description="what was maximised")]
-    optimal: Annotated[bool, Meta(description="whether the choice is proved to be the best")]
-    statement: str
-
-
 class PriceRecord(Record, frozen=True):
     """The cost of one engine rule by itself."""
 
@@ -133,17 +129,8 @@ class EntryRecord(Record, frozen=True):
     ]
     compared: tuple[ChoiceRecord, ...]
     skipped: Annotated[dict[str, str], Meta(description="by name: why a configuration is not judged")]
-    proof: ProofRecord
+    proof: Proof
     prices: tuple[PriceRecord, ...]
-
-
-class SwitchRecord(Record, frozen=True):
-    """Where a running engine changes between the configurations of two neighbouring batch sizes."""
-
-    small: Count
-    large: Count
-    up: Annotated[Integer, Meta(description="change to the larger one's when the batch reaches this size")]
-    down: Annotated[Integer, Meta(description="change back when it falls to this size")]
 
 
 class PlanRecord(Record, frozen=True):
@@ -151,7 +138,7 @@ class PlanRecord(Record, frozen=True):
 
     schema: Literal["treeopt.plan/3", "treeopt.plan/2"]
     entries: Annotated[tuple[EntryRecord, ...], Meta(min_length=1)]
-    switches: tuple[SwitchRecord, ...]
+    switches: tuple[Switch, ...]
     best: Annotated[Count | None, Meta(description="batch size that the objective prefers")]
     warnings: tuple[str, ...]
     meta: Annotated[
@@ -217,8 +204,7 @@ def plan_of(record: PlanRecord, where: str = "") -> Plan:
         RecordError: names the field that is wrong.
     """
     entries = tuple(_entry(entry, f"{where}entries[{i}]") for i, entry in enumerate(record.entries))
-    switches = tuple(Switch(switch.small, switch.large, switch.up, switch.down) for switch in record.switches)
-    return Plan(entries, record.meta, switches, record.best, record.warnings)
+    return Plan(entries, record.meta, record.switches, record.best, record.warnings)
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -232,14 +218,8 @@ def load_plan(path: Path) -> Plan:
     Raises:
         PlanError: missing or broken; names file and field.
     """
-    try:
-        text = read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path}: cannot be read: {why(error)}") from error
-    try:
-        return from_json(text)
-    except PlanError as error:
-        raise PlanError(f"{path}: {error}") from error
+    with reading(path, PlanError):
+        return from_json(read_text(path))
 
 
 def _choice_record(choice: Choice) -> dict[str, Any]:
@@ -273,7 +253,7 @@ def _entry(record: EntryRecord, where: str) -> PlanEntry:
         gain=None if record.gain_over_chain is None else _estimate(record.gain_over_chain),
         compared=tuple(_choice(choice, f"{where}.compared[{i}]") for i, choice in enumerate(record.compared)),
         skipped=record.skipped,
-        proof=Proof(record.proof.objective, record.proof.optimal, record.proof.statement),
+        proof=record.proof,
         prices=tuple(Price(price.rule, price.source, _estimate(price.share)) for price in record.prices),
     )
 

@@ -19,56 +19,11 @@ from treeopt.errors import TraceError, UsageError
 from treeopt.policies import Chosen, Policy
 from treeopt.policies.beam import Drafted, drafted_candidates
 from treeopt.policies.reranking import Shortlists, ranked_places, shortlists
-from treeopt.replay.walk import StepCounts, Walk, count, walk_steps
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 
-UNKNOWN = -1
 CHUNK = 2**22  # entries of shortlists processed together
 ROUNDS = 2  # approximate number of requests per row of a running batch
-
-
-def accepted_lengths(policy: Policy, trace: Trace) -> NDArray[np.int64]:
-    """Return the drafted tokens that a step from each anchor would accept; int64 (P,), UNKNOWN where not recorded.
-
-    A budget applies to a sequence decoded alone.
-
-    Raises:
-        TraceError: the trace holds no candidates.
-    """
-    lists = shortlists(trace, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)
-    chosen = choose_alone(policy, lists)
-    return np.where(chosen.known, lists.accepted(chosen.levels, chosen.nodes), UNKNOWN)
-
-
-def visit(policy: Policy, trace: Trace) -> Walk:
-    """Return the steps that the policy takes through every request.
-
-    Raises:
-        TraceError: the trace holds no candidates, or too few where a step starts.
-    """
-    steps = walk_steps(np.maximum(accepted := accepted_lengths(policy, trace), 0), trace)
-    unknown = accepted[steps.anchors] == UNKNOWN
-    if unknown.any():
-        raise _not_recorded(int(steps.anchors[np.argmax(unknown)]))
-    return steps
-
-
-def replay_policy(policy: Policy, trace: Trace) -> StepCounts:
-    """Return the counts of the policy's walk through every request.
-
-    Raises:
-        TraceError: as `visit` does.
-
-    >>> from treeopt.policies import DynamicTree
-    >>> from treeopt.traces.candidates import Candidates
-    >>> tree = Candidates(np.int64([0, 2, 4]), *(np.int16([-1, 0] * 2), np.uint8([0] * 4)),
-    ...     np.float32([-0.5, -1] * 2), np.array([True, True, True, False]))
-    >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 0], [0, -2]]), 2, candidates=tree)
-    >>> replay_policy(DynamicTree(nodes=2, depth=2, beam=1), trace).tau
-    2.0
-    """
-    return count(visit(policy, trace), trace, depth=policy.drafting.depth)
 
 
 def choose_alone(policy: Policy, lists: Shortlists) -> Chosen:
@@ -147,7 +102,7 @@ class Batches:
             else:
                 chosen, accepted = everywhere[anchors], accepted_everywhere[anchors]
             if not chosen.known.all():
-                raise _not_recorded(int(anchors[~chosen.known][0]))
+                raise not_recorded(int(anchors[~chosen.known][0]))
             log.append((anchors, turn < self.lengths[:, None], accepted, chosen.nodes, chosen.levels.max(1)))
             anchors = anchors + accepted + 1
             ended = anchors >= self.trace.stops[request]
@@ -160,7 +115,8 @@ class Batches:
         return np.asarray(self.queues[lane, turn % self.lengths[:, None]])
 
 
-def _not_recorded(anchor: int) -> TraceError:
+def not_recorded(anchor: int) -> TraceError:
+    """Return the error of a step whose candidates were not all recorded."""
     return TraceError(
         f"anchor {anchor}: the policy expands a candidate whose children were not recorded; record candidates at "
         "every position, as deep and as wide as the policy, with a larger beam"

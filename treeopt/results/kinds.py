@@ -15,7 +15,7 @@ from treeopt.registry import Registry, load
 from treeopt.results.blocks import Block, Blocks, Column, Line, Table, warnings_of
 from treeopt.results.words import describe_models
 from treeopt.storage.atomic_files import write_text
-from treeopt.storage.json_records import RecordError, check_schema
+from treeopt.storage.json_records import check_schema
 from treeopt.storage.provenance import look
 from treeopt.storage.table_files import table_of
 from treeopt.value_methods import ValueMethods
@@ -62,8 +62,7 @@ class ResultKind:
         question: the question that it answers, the heading of its section on the page.
         place: its place on the page, in rising order.
         command: the command that writes it.
-        schemas: the schemas of its files, the one that is written first; empty: it has no JSON file.
-        upgrade: makes a record of the schema that is written from one of the schema before.
+        schema: the schema of its files; empty: it has no JSON file.
         record: `module:Struct`, the typed record of its file.
         value: `module:Class` of its values in Python.
         made_by: `module:Class` of values whose record, by their method `record()`, is what is shown.
@@ -93,8 +92,7 @@ class ResultKind:
     question: str = ""
     place: int = 100
     command: str = ""
-    schemas: tuple[str, ...] = ()
-    upgrade: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    schema: str = ""
     record: str = ""
     value: str = RECORD
     made_by: str = ""
@@ -138,13 +136,8 @@ class ResultKind:
         """
         from treeopt.storage.typed_records import read_record
 
-        if self.schemas:
-            record = check_schema(record, *self.schemas)
-        if self.upgrade is not None and record["schema"] != self.schemas[0]:
-            try:
-                record = self.upgrade(record) | {"schema": self.schemas[0]}
-            except (LookupError, TypeError, AttributeError) as error:
-                raise RecordError(f"is no whole record of {record['schema']}") from error
+        if self.schema:
+            record = check_schema(record, self.schema)
         read_record(record, load(self.record))
         return load(self.value)(record)
 
@@ -214,7 +207,7 @@ def kind_of_schema(schema: str) -> ResultKind:
     Raises:
         UsageError: there is none.
     """
-    kind = RESULTS.find(lambda kind: schema in kind.schemas)
+    kind = RESULTS.find(lambda kind: schema == kind.schema)
     if kind is None:
         raise UsageError(f"no kind of result has the schema {schema!r:.80}")
     return kind

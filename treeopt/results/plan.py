@@ -36,7 +36,6 @@ from treeopt.results.words import (
     interval,
     never_ran,
     other_model,
-    percent,
     replayed_on,
     shape_words,
     shown,
@@ -259,7 +258,9 @@ def _notes(entry: PlanEntry, first: int | None) -> list[str]:
             f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]{meaning}"
         )
     for price in entry.prices:
-        lines.append(f"{price.rule} ({price.source}) alone costs {percent(price.share)} % of tokens per second")
+        lines.append(
+            f"{price.rule} ({price.source}) alone costs {ranged(price.share, 1, scale=100).text} % of tokens per second"
+        )
     return lines
 
 
@@ -355,18 +356,14 @@ def _conditions(plan: Plan) -> list[Line]:
     return conditions(visible, detail)
 
 
-def _title(plan: Plan) -> str:
-    return f"Plan for batch {', '.join(str(entry.batch) for entry in plan.entries)}"
-
-
 ENTRY = ResultKind(
     name="plan",
-    title=_title,
+    title=lambda plan: f"Plan for batch {', '.join(str(entry.batch) for entry in plan.entries)}",
     models=lambda plan: look(plan.meta, "trace"),
     question="Which tree, and how fast?",
     place=1,
     command="search",
-    schemas=("treeopt.plan/3", "treeopt.plan/2"),
+    schema="treeopt.plan/3",
     record="treeopt.plans.plan_json:PlanRecord",
     value="treeopt.plans.plan:Plan",
     read="treeopt.plans.plan_json:load_plan",

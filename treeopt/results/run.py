@@ -1,6 +1,6 @@
 """Simulated runs of all requests: figures down, configurations side by side. Servers have the same parts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from treeopt.planning.evaluator import PLAIN
@@ -29,11 +29,6 @@ COLUMNS = (
         for percent in PERCENTS
     ),
 )
-
-
-def renamed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run, server or capacity of the schema before with today's names."""
-    return {"configurations" if key == "ways" else key: value for key, value in record.items()}
 
 
 def side_by_side(title: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -92,19 +87,17 @@ def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
     yield side_by_side(f"batch {record['batch']}, {record['mode']}", COLUMNS, record["configurations"])
 
 
-def simulated(name: str, *, upgrade: Callable[[dict[str, Any]], dict[str, Any]] = renamed, **own: Any) -> ResultKind:
+def simulated(name: str, **own: Any) -> ResultKind:
     """Return a kind of result of `treeopt simulate`, a row for each configuration.
 
     Args:
         name: of the kind, and of its schema.
-        upgrade: makes today's record of one of the schema before.
         own: what only this kind has; see `ResultKind`.
     """
     return ResultKind(
         name=name,
         command="simulate",
-        schemas=(f"treeopt.{name}/2", f"treeopt.{name}/1"),
-        upgrade=upgrade,
+        schema=f"treeopt.{name}/2",
         record=f"simulate.runs.run_records:{name.capitalize()}Record",
         rows=lambda record: record["configurations"],
         next_lines=next_lines,

@@ -6,7 +6,7 @@ from typing import Any
 from treeopt.errors import counted
 from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Block, Column, Line, ranged
-from treeopt.results.run import LATENCIES, PERCENTS, on_device, renamed, side_by_side, simulated
+from treeopt.results.run import LATENCIES, PERCENTS, on_device, side_by_side, simulated
 from treeopt.results.words import paths_words
 
 COLUMNS = (
@@ -75,21 +75,11 @@ def _trees(record: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _renamed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a server of the schema before with today's names."""
-    record = renamed(record)
-    for configuration in record.get("configurations", ()):
-        figures = {key.replace("way_", "tree_"): value for key, value in configuration["figures"].items()}
-        configuration["figures"] = figures
-    return record
-
-
 ENTRY = simulated(
     "serving",
     title="Server",
     question="How does a server cope?",
     place=9,
-    upgrade=_renamed,
     columns=(*COLUMNS, *LATENCY_COLUMNS),
     answers=_answers,
     tables=_tables,

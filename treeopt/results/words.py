@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
 from typing import Any
 
 from treeopt.engines import ENGINES
+from treeopt.results.blocks import ranged
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.provenance import drafter_name, from_figure, look, target_name
 
@@ -54,17 +54,7 @@ def interval(estimate: Estimate, digits: int = 2) -> str:
     >>> interval(Estimate(1.5, 1.25, 1.75))
     '1.50 [1.25, 1.75]'
     """
-    value, low, high = (decimal(part, digits) for part in astuple(estimate))
-    return f"{value} [{low}, {high}]"
-
-
-def decimal(value: float, digits: int) -> str:
-    """Return a number with fixed decimals, a rounded zero without a sign.
-
-    >>> decimal(-0.04, 1), decimal(-0.06, 1)
-    ('0.0', '-0.1')
-    """
-    return f"{value:z.{digits}f}"
+    return ranged(estimate, digits).text
 
 
 def unsure(ratio: Estimate | Mapping[str, float]) -> str:
@@ -75,15 +65,6 @@ def unsure(ratio: Estimate | Mapping[str, float]) -> str:
     """
     low, high = (ratio.low, ratio.high) if isinstance(ratio, Estimate) else (ratio["low"], ratio["high"])
     return ", within the error" if low <= 1 <= high else ""
-
-
-def percent(share: Estimate) -> str:
-    """Return a share and its interval in per cent.
-
-    >>> percent(Estimate(0.128, 0.119, 0.138))
-    '12.8 [11.9, 13.8]'
-    """
-    return interval(Estimate(*(100 * part for part in astuple(share))), digits=1)
 
 
 def shown(value: Any) -> str:

@@ -86,18 +86,6 @@ def ratio(numerator: Counts, denominator: Counts, group: Groups = None) -> Estim
     return Estimate(value, value - half, value + half)
 
 
-def linearised_error(numerator: Counts, denominator: Counts) -> float:
-    """Return the standard error of Σ numerator / Σ denominator, of the linearised ratio estimator (see `ratio`).
-
-    Raises:
-        TraceError: see `ratio`; or a single cluster.
-    """
-    _, influence, _ = _influence(numerator, denominator)
-    if len(influence) < 2:
-        raise TraceError("a standard error needs at least 2 clusters, found 1")
-    return _linearised(influence)
-
-
 def evidence(numerator: Counts, denominator: Counts) -> float:
     """Return the number of clusters that the interval of a ratio rests on, (Σ v_i)² / Σ v_i² with v_i = e_i².
 

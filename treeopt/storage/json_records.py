@@ -1,7 +1,13 @@
 """JSON records of a schema, and the error of those that break their format; `typed_records` checks their fields."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from treeopt.errors import TreeoptError
+from treeopt.storage.atomic_files import why
 
 # The largest number that is read: sums and products of a few stay finite.
 LARGEST_NUMBER = 1e100
@@ -9,6 +15,17 @@ LARGEST_NUMBER = 1e100
 
 class RecordError(ValueError):
     """A record that breaks its format. The reader raises its own error, which names the file."""
+
+
+@contextmanager
+def reading(path: Path, refusal: type[TreeoptError]) -> Iterator[None]:
+    """Raise what is wrong with a file, or with reading it, as one kind of error, which names the file."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise refusal(f"{path}: cannot be read: {why(error)}") from error
+    except (RecordError, refusal) as error:
+        raise refusal(f"{path}: {error}") from error
 
 
 def parse(text: str, *schemas: str) -> dict[str, Any]:

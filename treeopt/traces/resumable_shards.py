@@ -290,7 +290,7 @@ def gather(
     writes: bool = True,
     merged: bool = True,
 ) -> Trace:
-    """Return the trace of all shards; those that the folder holds are not made again.
+    """Return the trace of all shards; those that `folder` holds are not made again, see `Shards.begin`.
 
     Args:
         head: of the trace.
@@ -299,10 +299,6 @@ def gather(
         progress: called with twice the requests that the folder holds.
         writes: False where another process of this run writes the folder.
         merged: False returns a trace that reads the folder when it is split.
-
-    Raises:
-        UsageError: the folder was begun with other settings.
-        TraceError: the folder is damaged.
     """
     shards = Shards(Path(), *head[:3]) if folder is None else Shards.begin(folder, *head[:3])
     writes = writes and folder is not None

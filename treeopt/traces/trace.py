@@ -70,7 +70,7 @@ class TraceMeta(Record, frozen=True, kw_only=True):
     kept: Annotated[Provenance, Meta(description="how the array `kept` was found")] = None
     draft_prob: Annotated[Provenance, Meta(description="warped: the array `draft_prob` is not at temperature 1")] = None
     confidence: Annotated[
-        Provenance,
+        Literal["probability", "head"] | None,
         Meta(description="what the array `confidence` holds: `probability`, or `head` for a confidence head's output"),
     ] = None
     candidates: Annotated[

@@ -75,11 +75,9 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
     configs = [config_of(plainly, f"layers.{n}.", target, hidden=target.hidden, number=n) for n in range(count)]
     check_layers(plainly, target, count)
     windows = [window_of(plainly, given, n) for n in range(count)]
-    slots, mask = field_of(stored.config, "block_size", "dspark_block_size") or SLOTS, field_of(stored.config, *MASKS)
+    slots, mask = field_of(stored.config, "block_size", "dspark_block_size") or SLOTS, mask_of(stored, target)
     if type(slots) is not int or slots < 2:
         raise ExecutorError(f"{stored.where}: block_size must be 2 or more, found {slots!r:.40}")
-    if type(mask) is not int or not 0 <= mask < target.vocabulary:
-        raise ExecutorError(f"{stored.where}: mask_token_id must be a token of the target's, found {mask!r:.40}")
     if any(window is not None and window < slots for window in windows):
         raise ExecutorError(f"{stored.where}: sliding_window must be at least block_size, {slots}")
     own = {name: _is_own(stored, name, target) for name in (EMBEDDINGS, HEAD)}
@@ -109,6 +107,14 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
         str,
         ignored=["d2t", "t2d", *(name for name, present in own.items() if not present)],
     )
+
+
+def mask_of(stored: Stored, target: Target) -> int:
+    """Return the token that stands for those to come; raise ExecutorError without one of the target's."""
+    mask = field_of(stored.config, *MASKS)
+    if type(mask) is not int or not 0 <= mask < target.vocabulary:
+        raise ExecutorError(f"{stored.where}: mask_token_id must be a token of the target's, found {mask!r:.40}")
+    return mask
 
 
 def _layers_alone(stored: Stored) -> Stored:

@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from executor.drafters.base.decoder_layer import LayerCache, PlainLayer, layer_config
 from executor.drafters.base.drafter import Admitted, Committed, Forced, mask_token
 from executor.drafters.base.recipe import Frequent, Recipe
+from executor.drafters.dflash import LAYERS
 from executor.target.causal_model import pick_rows
 from executor.target.target_model import Target
 
@@ -268,11 +269,11 @@ def spread_taps(layers: int, count: int) -> tuple[int, ...]:
 
 
 def untrained(recipe: Recipe, target: Target, frequent: Frequent) -> DFlash:
-    """Return an untrained drafter, which reads as many layers as it has; see `Training.untrained`."""
+    """Return an untrained drafter, which reads five layers as the published ones; see `Training.untrained`."""
     layers = int(target.model.config.get_text_config().num_hidden_layers)
     return DFlash(
         [layer_config(target.model.config) for _ in range(recipe.layers)],
-        taps=spread_taps(layers, min(recipe.layers, max(1, layers - 3))),
+        taps=spread_taps(layers, min(LAYERS, max(1, layers - 3))),
         vocabulary=target.vocabulary,
         mask=mask_token(target),
         slots=recipe.depths + (not recipe.markov_rank),

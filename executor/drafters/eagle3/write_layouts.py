@@ -40,7 +40,7 @@ def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, n
     if layout == "eagle3-specforge":
         config = _specforge(drafter, config)
     elif layout == "eagle3-vllm":
-        config = _vllm(drafter, config)
+        config |= {"architectures": ["Eagle3LlamaForCausalLM"], **_variants(drafter)}
     elif layout == "speculators-eagle3":
         config = _speculators(drafter, len(tensors["lm_head.weight"]), target, name)
     return Written(file, tensors, config, facts)
@@ -113,10 +113,6 @@ def _specforge(drafter: Eagle3, reference: dict[str, Any]) -> dict[str, Any]:
         "fc_norm": drafter.norms == "fc",
         "norm_before_fc": drafter.norms == "input",
     }
-
-
-def _vllm(drafter: Eagle3, reference: dict[str, Any]) -> dict[str, Any]:
-    return reference | {"architectures": ["Eagle3LlamaForCausalLM"], **_variants(drafter)}
 
 
 def _speculators(drafter: Eagle3, drafted: int, target: Target | None, name: str) -> dict[str, Any]:

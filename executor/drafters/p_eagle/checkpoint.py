@@ -1,22 +1,17 @@
-"""Read and write P-EAGLE checkpoints: EAGLE-3's tensors and `mask_hidden`, (1, 1, taps x width).
-
-The mask token stands in `mask_token_id`, `ptd_token_id` or `pard_token`, or in `dflash_config`.
-"""
+"""Read and write P-EAGLE checkpoints: EAGLE-3's tensors and `mask_hidden`, (1, 1, taps x width)."""
 
 from dataclasses import replace
 from functools import partial
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.checkpoints.tensors.write_tensors import Written
-from executor.drafters.dflash import field_of
+from executor.drafters.dflash.checkpoint import mask_of
 from executor.drafters.eagle3.read_checkpoint import read_eagle3
 from executor.drafters.eagle3.write_layouts import eagle3_content
 from executor.drafters.p_eagle import SLOTS
 from executor.drafters.p_eagle.drafter import PEagle
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
-
-MASKS = ("mask_token_id", "ptd_token_id", "pard_token")
 
 
 def read_peagle(stored: Stored, target: Target) -> PEagle:
@@ -25,12 +20,10 @@ def read_peagle(stored: Stored, target: Target) -> PEagle:
     Raises:
         ExecutorError: no mask token, or see `read_eagle3`.
     """
-    mask, slots = field_of(stored.config, *MASKS), stored.facts.get("slots", SLOTS)
-    if type(mask) is not int or not 0 <= mask < target.vocabulary:
-        raise ExecutorError(f"{stored.where}: mask_token_id must be a token of the target's, found {mask!r:.40}")
+    slots = stored.facts.get("slots", SLOTS)
     if type(slots) is not int or slots < 1:
         raise ExecutorError(f"{stored.where}: slots must be 1 or more, found {slots!r:.40}")
-    return read_eagle3(stored, target, partial(PEagle, mask=mask, slots=slots))
+    return read_eagle3(stored, target, partial(PEagle, mask=mask_of(stored, target), slots=slots))
 
 
 def peagle_content(drafter: PEagle, layout: str | None, target: Target | None, name: str) -> Written:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.policy_replay import accepted_lengths, replay_policy
 from tests.helpers.slow_growth import POLICIES, drafted, run
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import grown_trace
@@ -16,7 +17,7 @@ from treeopt.policies import CostAware, DynamicTree, OptTree, growths
 from treeopt.policies.beam import Drafting, reach
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.policies.reranking import calibrate, shortlists
-from treeopt.replay.dynamic_tree import Batches, Steps, accepted_lengths, choose_alone, replay_policy
+from treeopt.replay.dynamic_tree import Batches, Steps, choose_alone
 from treeopt.searchers.dynamic_trees.choose_policy import best_policy, upper_bound
 from treeopt.searchers.dynamic_trees.cost_aware_fit import fit_cost_aware
 from treeopt.searchers.dynamic_trees.step_prices import Prices, price_replay

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from executor.profiling.measure_steps import measure_profile
 from executor.profiling.profile_settings import Measuring
 from executor.runners.engine_runner import EngineRunner
+from tests.helpers.measured_profiles import measure_profile
 from treeopt.cost_model import StepShape
 from treeopt.engines.driver import EngineStep
 from treeopt.errors import UsageError

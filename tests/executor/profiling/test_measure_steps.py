@@ -18,13 +18,14 @@ from executor.profiling.configurations import (
 )
 from executor.profiling.drift import cell_of
 from executor.profiling.loop_blocks import TOGETHER, LoopBlocks
-from executor.profiling.measure_steps import MARGIN, fit_schedule, measure_profile
+from executor.profiling.measure_steps import MARGIN, fit_schedule
 from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import RequestSteps, Run
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy, make_rule
 from executor.verification.temperature_top_k_top_p import Warp
+from tests.helpers.measured_profiles import measure_profile
 from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, ExecutorError, UsageError

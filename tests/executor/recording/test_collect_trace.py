@@ -13,13 +13,14 @@ from executor.recording.collect_trace import ForcedText, collect, repeated_share
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp
 from tests.helpers.drafters import DRAFTERS
+from tests.helpers.expected_replay import expected_replay
 from tests.helpers.models import random_heads, random_prompts, small_model, small_target
 from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import assert_equal_traces
 from treeopt.errors import ExecutorError, TraceError, UsageError
 from treeopt.planning.search_warnings import advice
 from treeopt.policies import DynamicTree
-from treeopt.replay.sampled_rules import drawn_ranks, expected_replay
+from treeopt.replay.sampled_rules import drawn_ranks
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
 from treeopt.traces.trace import PAST_END, load_trace, save_trace
 from treeopt.tree import EMPTY, Tree

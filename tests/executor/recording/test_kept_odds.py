@@ -13,10 +13,11 @@ from executor.verification.block_verification import BlockVerification
 from executor.verification.leviathan import Leviathan
 from executor.verification.multi_round_rejection import Sequoia, SpecInfer
 from tests.executor.verification.test_lossless import FORK, SIX, WIDE, Tables, continued, rule_of, stops_of
+from tests.helpers.expected_replay import accepted_odds, expected_replay, survival, visit_odds
 from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import traces, trees, with_lengths
 from treeopt.errors import TraceError
-from treeopt.replay.sampled_rules import accepted_odds, drawn_ranks, evidence, expected_replay, survival, visit_odds
+from treeopt.replay.sampled_rules import drawn_ranks, evidence
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.tree import Tree
 

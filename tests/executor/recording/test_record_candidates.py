@@ -8,10 +8,10 @@ import pytest
 from tests.executor.validation.test_replay_equals_live import GENEROUS, POLICIES, recorded
 from tests.helpers.drafters import DRAFTERS
 from tests.helpers.models import random_heads, small_target
+from tests.helpers.policy_replay import UNKNOWN, accepted_lengths, visit
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import TraceError
 from treeopt.policies import DynamicTree
-from treeopt.replay.dynamic_tree import UNKNOWN, accepted_lengths, visit
 from treeopt.traces.trace import PAST_END, load_trace, save_trace
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from executor.decoding.decoder import Decoder
-from executor.profiling.measure_steps import measure_profile
 from executor.profiling.profile_settings import Measuring
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
@@ -22,13 +21,15 @@ from executor.verification.temperature_top_k_top_p import Warp
 from simulate.validation.predicted_vs_measured import Figures, comparison_record
 from simulate.validation.predictions import ways_of
 from tests.helpers.drafters import DRAFTERS
+from tests.helpers.measured_profiles import measure_profile
 from tests.helpers.models import random_heads, random_prompts, small_target
+from tests.helpers.policy_replay import replay_policy, visit
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import UsageError
 from treeopt.planning.search_pipeline import search
 from treeopt.policies import CostAware, DynamicTree, OptTree
 from treeopt.policies.reranking import shortlists
-from treeopt.replay.dynamic_tree import Batches, replay_policy, visit
+from treeopt.replay.dynamic_tree import Batches
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.static_tree import visit as visit_static
 from treeopt.statistics.isotonic_regression import Curve

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.expected_replay import accepted_odds
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import assert_equal_traces, trees, with_lengths
 from tests.treeopt.planning.test_search_pipeline import Cost
@@ -15,7 +16,6 @@ from treeopt import search
 from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
 from treeopt.constraints import ContiguousRanks
 from treeopt.errors import EngineError, TraceError
-from treeopt.replay.sampled_rules import accepted_odds
 from treeopt.replay.static_tree import accepted_lengths, covers, deepest, replay_tree
 from treeopt.searchers.static_trees.hydra_growth import grow
 from treeopt.traces.merge_split import halves, merge_traces

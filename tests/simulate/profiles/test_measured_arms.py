@@ -21,7 +21,7 @@ PUBLISHED = {4: -0.070, 8: -0.083, 16: -0.047, 32: -0.054, 64: 0.064, 128: 0.180
 
 def test_both_arms_come_back():
     trace = acceptance(ACCEPTED)
-    profile, tau = profile_of_arms(ARMS, trace), replay_tree(Tree.chain(7), trace).tau
+    (profile, _), tau = profile_of_arms(ARMS, trace), replay_tree(Tree.chain(7), trace).tau
     rates = {(4, 0): 381.5, (4, 7): 970.3, (256, 0): 8878.6, (256, 7): 7852.4}
     for (batch, length), rate in rates.items():
         step_s = profile.plain_s(batch=batch)
@@ -31,7 +31,7 @@ def test_both_arms_come_back():
 
 
 def test_fewer_drafted_tokens_take_no_longer():
-    profile = profile_of_arms(ARMS, acceptance(ACCEPTED))
+    profile, _ = profile_of_arms(ARMS, acceptance(ACCEPTED))
     for times in profile.batches:
         assert (np.diff([seconds for _, seconds in times.rest]) >= 0).all()
 
@@ -40,11 +40,19 @@ def test_fewer_drafted_tokens_take_no_longer():
 def test_the_third_arm_has_the_published_sign():
     """All seven loads of vllm#52362, whose third arm set the two constants."""
     trace = acceptance(ACCEPTED)
-    profile = profile_of_arms(ARMS, trace)
+    profile, _ = profile_of_arms(ARMS, trace)
     record = compare_lengths(trace, profile, dict.fromkeys(PUBLISHED), PromptSettings(), fixed=7, adaptive_s=1e-3)
     for load in record["loads"]:
         speeds = {arm["name"]: arm["tokens_s"]["value"] for arm in load["configurations"]}
         assert (speeds["adaptive"] > speeds["fixed"]) == (PUBLISHED[load["requests"]] > 0)
+
+
+def test_batch_sizes_of_one_arm_are_named(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("batch,drafted,tokens_s\n1,0,9\n1,2,9\n4,0,30\n8,2,50\n")
+    profile, known = profile_of_arms(path, acceptance(ACCEPTED))
+    assert [times.batch for times in profile.batches] == [1]
+    assert known[1] == "only one of the two arms was measured at batch 4, 8: left out"
 
 
 BAD = {

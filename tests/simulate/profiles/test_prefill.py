@@ -20,12 +20,13 @@ from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import PIECE
 from simulate.runs.batch_run import run
 from simulate.runs.run_costs import FREE
-from simulate.runs.server import Switching, serve
+from simulate.runs.server import Switching
 from simulate.runs.server_load import Workload, read_requests
 from simulate.whatif.unmeasured_profiles import transfer
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.models import random_heads, small_target
+from tests.helpers.served_days import serve
 from tests.helpers.strategies import drawn_trace
 from tests.simulate.roofline.test_roofline_model import as_profile
 from tests.simulate.whatif.test_predicted_profile import model

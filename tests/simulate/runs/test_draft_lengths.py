@@ -67,6 +67,24 @@ def test_adaptive_verification_equals_forty_lines(trace, rows, oracle, seed):
     assert timeline.step_s == pytest.approx(seconds)
 
 
+@settings(deadline=None)
+@given(
+    trace=traces(requests=(1, 6), length=12, depth=3), rows=st.integers(1, 3), length=st.integers(0, 3), data=st.data()
+)
+def test_stretches_of_one_length_equal_its_single_steps(trace, rows, length, data):
+    arrived_s = np.sort(data.draw(st.lists(st.floats(0, 2), min_size=trace.requests, max_size=trace.requests)))
+    work = Workload(arrived_s, np.arange(trace.requests), trace.lengths)
+    length = min(length, trace.depth)
+    decoding = decoding_of(trace, f"fixed:{length}" if length else "none", rows=rows)
+    together = serve_day(decoding, work, rows=rows).timeline
+    decoding.length = None
+    single = serve_day(decoding, work, rows=rows).timeline
+    assert (together.steps == single.steps).all()
+    assert together.occupancy.tolist() == single.occupancy.tolist()
+    for name in ("admitted_s", "first_s", "done_s", "share_s", "gap_s", "started_s", "step_s"):
+        assert getattr(together, name) == pytest.approx(getattr(single, name), abs=1e-9)
+
+
 @pytest.mark.parametrize("length", [0, 1, 4])
 def test_fixed_lengths_take_the_steps_of_static_chains(length):
     """At batch 1 and 4, where the profile was measured; steps differ by what committed tokens cost, below 2 %."""

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -51,8 +51,10 @@ def started(*words):
         psutil.wait_procs(known.values(), timeout=30)
         assert [found.name() for found in known.values() if found.is_running()] == []
     finally:
-        for found in (*known.values(), process):
-            found.kill()
+        process.kill()
+        for found in known.values():
+            with suppress(psutil.NoSuchProcess):
+                found.kill()
 
 
 def descendants(process):
@@ -68,9 +70,9 @@ def worker_of(process, known):
     while time.monotonic() < deadline_s and process.poll() is None:
         known |= descendants(process)
         for found in known.values():
-            with_title = found.is_running() and found.status() != psutil.STATUS_ZOMBIE and found.cmdline()
-            if with_title and with_title[0] == "ray::_Worker.run":
-                return found
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if "ray::_Worker" in " ".join((found.name(), *found.cmdline())):
+                    return found
         time.sleep(0.2)
     raise AssertionError("no worker")
 

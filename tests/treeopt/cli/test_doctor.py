@@ -15,7 +15,7 @@ def test_a_sound_machine():
     record = json.loads(done("doctor", "--json").stdout)
     assert record["sound"]
     names = {package["name"] for package in record["packages"]}
-    assert {"numpy", "ortools", "torch", "transformers", "simpy", "altair", "peft"} <= names
+    assert {"numpy", "ortools", "torch", "transformers", "altair", "peft"} <= names
     assert not names & {"pytest", "ruff"}
     assert [trial["holds"] for trial in record["trials"]] == [True, True]
     assert record["device"]["name"].startswith("cpu")
@@ -58,7 +58,7 @@ def test_packages_that_are_old_or_absent(monkeypatch):
     real = metadata.version
 
     def version(name):
-        if name in ("scipy", "simpy"):
+        if name in ("scipy", "peft"):
             raise metadata.PackageNotFoundError(name)
         return "1.9" if name == "numpy" else real(name)
 
@@ -67,11 +67,11 @@ def test_packages_that_are_old_or_absent(monkeypatch):
     result = run("doctor", "--json")
     assert result.exit_code == 1
     found = {package["name"]: package["trouble"] for package in json.loads(result.stdout)["packages"]}
-    assert (found["numpy"], found["scipy"], found["simpy"], found["click"]) == ("older than 2.0", "missing", None, None)
+    assert (found["numpy"], found["scipy"], found["peft"], found["click"]) == ("older than 2.0", "missing", None, None)
     shown = run("doctor").stdout
     assert shown.startswith("Not sound: numpy, scipy.")
-    assert re.search(r"Not installed, needed for some commands only: .*\bsimpy\b", shown)
-    assert "pip install 'treeopt[serving]'" in run("doctor", "--verbose").stdout
+    assert re.search(r"Not installed, needed for some commands only: .*\bpeft\b", shown)
+    assert "pip install 'treeopt[train]'" in run("doctor", "--verbose").stdout
 
 
 SOUND = {"name": "cpu, 1 threads", "free_bytes": None, "bf16_products": False}

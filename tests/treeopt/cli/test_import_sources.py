@@ -117,3 +117,5 @@ def test_counts_of_tokens_take_k_and_m(tmp_path, trace_file, profile_file):
             "times", tmp_path / "t.csv", "--device", "x", "--context", text, "--output", tmp_path / "p.json", "--force"
         )
         assert json.loads((tmp_path / "p.json").read_text())["context"] == due
+    nameless = run("times", tmp_path / "t.csv", "--device", " ", "--context", "8k", "--output", tmp_path / "q.json")
+    refused(nameless, "--device must name the device that was measured", code=2)

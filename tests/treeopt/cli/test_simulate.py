@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +11,12 @@ import pytest
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, save_profile
 from simulate.runs.batch_run import run
 from simulate.runs.run_costs import FREE
-from simulate.runs.server import Switching, serve
+from simulate.runs.server import Switching
 from simulate.runs.server_load import draw_requests, poisson
 from simulate.runs.timeline import speedup
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
+from tests.helpers.served_days import serve
 from tests.helpers.strategies import drawn_trace, with_lengths
 from treeopt.planning.baselines import STATIC
 from treeopt.planning.search_pipeline import search
@@ -207,11 +207,6 @@ def test_a_server_that_cannot_be_is_refused(files, tmp_path):
     fed = words(files, "--batch", "2", "--requests-file", log)
     refused(command(*fed), "its requests have no `arrived_s`: give --arrivals", code=2)
     refused(command(*fed, "--prompt-tokens", "9"), "give one of --prompt-tokens and --requests-file", code=2)
-
-
-def test_without_simpy_a_server_says_what_it_needs(files, monkeypatch):
-    monkeypatch.setitem(sys.modules, "simpy", None)
-    refused(command(*words(files, "--batch", "2", "--arrivals", "3")), "needs simpy: pip install 'treeopt[serving]'")
 
 
 # --- refusals

@@ -17,9 +17,9 @@ from tests.helpers.command_line import (
     run,
     write_target,
 )
+from tests.helpers.policy_replay import replay_policy
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.policies import DynamicTree
-from treeopt.replay.dynamic_tree import replay_policy
 from treeopt.replay.sampled_rules import drawn_ranks
 from treeopt.traces.trace import load_trace
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from tests.helpers.policy_replay import accepted_lengths
 from treeopt.charts.trace_charts import plan_charts
 from treeopt.errors import TraceError
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.policies import DynamicTree
 from treeopt.policies.reranking import shortlists
-from treeopt.replay.dynamic_tree import accepted_lengths, choose_alone, first_tree
+from treeopt.replay.dynamic_tree import choose_alone, first_tree
 from treeopt.replay.static_tree import deepest
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import shipped

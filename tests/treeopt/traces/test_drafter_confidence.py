@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 
 from tests.helpers.strategies import trace_of, traces
+from treeopt.errors import TraceError
 from treeopt.results.trace import ENTRY, describe
 from treeopt.traces.drafter_confidence import ALONG_TEXT, confidences, reliability
+from treeopt.traces.trace import load_trace, save_trace
 
 
 @given(traces(parts=True))
@@ -29,6 +31,15 @@ def test_reliability_counts_the_tokens_whose_ancestors_are_right(trace):
     expected = [np.mean(bins[place], axis=0).tolist() for place in sorted(bins)]
     assert [[b.confidence, b.right] for b in curve.bins] == [pytest.approx(pair) for pair in expected]
     assert [b.tokens for b in curve.bins] == [len(bins[place]) for place in sorted(bins)]
+
+
+def test_a_file_says_in_one_of_two_words_what_its_confidences_are(tmp_path):
+    trace = trace_of([[[0, 1], [-1, -2]]], width=2)
+    for word in ("probability", "head", "logit"):
+        save_trace(replace(trace, meta={**trace.meta, "confidence": word}), tmp_path / f"{word}.npz")
+    assert [load_trace(tmp_path / f"{word}.npz").meta["confidence"] for word in ("probability", "head")]
+    with pytest.raises(TraceError, match="confidence: Invalid enum value 'logit'"):
+        load_trace(tmp_path / "logit.npz")
 
 
 def test_probabilities_along_the_text_stand_in_and_say_so():

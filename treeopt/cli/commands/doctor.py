@@ -15,7 +15,7 @@ from treeopt.errors import TreeoptError, UsageError
 from treeopt.storage.provenance import this_run
 
 EXAMPLES = examples("treeopt doctor", "treeopt doctor --device cpu --json")
-# A requirement of treeopt, such as `simpy>=4.1; extra == 'serving'`.
+# A requirement of treeopt, such as `peft>=0.18; extra == 'train'`.
 _REQUIREMENT = re.compile(r"(?P<name>[\w-]+)(?:<[\d.]+,)?(?:>=(?P<least>[\d.]+))?(?:; extra == '(?P<extra>\w+)')?")
 DEVELOPERS = ("dev", "docs", "browser")  # extras that no command needs
 

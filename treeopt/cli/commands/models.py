@@ -8,7 +8,7 @@ from simulate.model_sizes.hf_config import known_models
 from simulate.model_sizes.model_shape import Shape
 from treeopt.cli.options import general, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.errors import CostError
+from treeopt.errors import CostError, UsageError
 
 EXAMPLES = examples("treeopt models", "treeopt models qwen3 --json")
 
@@ -25,6 +25,8 @@ def models(words: tuple[str, ...], as_json: bool) -> None:
     layers. A model without a price names the field that is not understood.
     """
     rows = [_row(name) for name in known_models() if all(word.lower() in name.lower() for word in words)]
+    if not rows:
+        raise UsageError(f"no model's name holds {' and '.join(words)}: `treeopt models` lists all")
     record = {"models": rows}
     if as_json:
         printing.print_json(record)
@@ -38,5 +40,5 @@ def _row(name: str) -> dict[str, Any]:
         shape = Shape.from_config(known_models()[name])
     except CostError as error:
         return {"name": name, **row, "refused": str(error).partition(":")[0]}
-    sizes = (shape.parameters / 1e9, shape.step_parameters / 1e9, shape.kv_bytes(), shape.state_bytes / 1e6)
+    sizes = (shape.parameters / 1e9, shape.step_parameters / 1e9, shape.kv_bytes, shape.state_bytes / 1e6)
     return {"name": name, **dict(zip(row, sizes, strict=True)), "refused": ""}

@@ -45,7 +45,7 @@ def simulate(
 
     Every request is replayed step by step; a step is priced by the number of requests in it. With --arrivals or
     --requests-file, requests come to a server of --batch rows, which changes between a plan's trees as its load
-    changes; with --capacity, the highest rate that keeps the limits is found. Servers need simpy.
+    changes; with --capacity, the highest rate that keeps the limits is found.
     """
     files.check()
     record = simulate_requests.simulate(trace_file, profile_file, settings=settings, progress=printing.progress)

@@ -38,6 +38,8 @@ def times(tables: tuple[Path, ...], device: str, context: str | None, output: Pa
     TABLE may also be the cost table of SGLang's DSpark planner (JSON), whose steps all draft, plain ones too.
     """
     output_files.check_output(output, force=force)
+    if not device.strip():
+        raise UsageError("--device must name the device that was measured")
     from simulate.profiles.engine_times_csv import read_times
     from simulate.profiles.profile import save_profile
     from simulate.profiles.sglang_cost_table import read_cost_table

@@ -1,6 +1,7 @@
 """Help texts: options in named sections, at most a dozen described, the others named; `--help-all` describes all."""
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -94,7 +95,8 @@ class Command(cloup.Command):
             if group.title == ADVANCED:
                 names = [max(option.opts, key=len) for option in group.options if not option.hidden]
                 formatter.write(f"\n{ADVANCED} (--help-all describes them):\n")
-                for row in filled([f"{name}," for name in names[:-1]] + names[-1:], formatter.width - 2):
+                text = ", ".join(names)
+                for row in wrap(text, formatter.width - 2, break_long_words=False, break_on_hyphens=False):
                     formatter.write(f"  {row}\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -131,21 +133,6 @@ def _help_all() -> click.Option:
         callback=show,
         help="Show all options and exit.",
     )
-
-
-def filled(words: list[str], width: int) -> list[str]:
-    """Return words in rows of at most this width; no word is broken.
-
-    >>> filled(["--tree,", "--batch,", "--json"], 16)
-    ['--tree, --batch,', '--json']
-    """
-    rows: list[str] = []
-    for word in words:
-        if rows and len(rows[-1]) + 1 + len(word) <= width:
-            rows[-1] += f" {word}"
-        else:
-            rows.append(word)
-    return rows
 
 
 def examples(*lines: str) -> str:

@@ -300,26 +300,6 @@ class _Prefixes:
         return expand
 
 
-def from_table(table: NDArray[np.float64], *, nodes: int) -> Frontier:
-    """Return the best trees under a positional table (Medusa, Sequoia): value of a path = Π table[d, rank at depth d].
-
-    Args:
-        table: float64 (depth, width), probability of each rank at each depth, whatever its parent.
-        nodes: largest size wanted. Ranks may be skipped.
-    """
-    depth, width = table.shape
-    if not ((table >= 0) & (table <= 1)).all():
-        raise UsageError("table must hold probabilities in [0, 1]")
-    value = np.ones(1)
-
-    def expand(level: int, kept: NDArray[np.int64]) -> Children:
-        nonlocal value
-        value = (value[kept, None] * table[level]).ravel()
-        return np.repeat(np.arange(len(kept)), width), np.tile(np.arange(width), len(kept)), value
-
-    return _grow(expand, nodes=nodes, depth=depth, ranks=width)
-
-
 def _grow(expand: Expand, *, nodes: int, depth: int, ranks: int) -> Frontier:
     """Keep, level by level, the nodes that some best tree of at most `nodes` nodes and these ranks may take."""
     if nodes < 0 or depth < 0:

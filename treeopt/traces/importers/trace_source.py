@@ -80,10 +80,7 @@ class TraceSource:
     Attributes:
         name: its name, also in the `meta` of traces.
         title: what a file of this kind holds, in words.
-        form: what the file must be, for the reference.
-        trace_holds: what the trace holds, for the reference.
         settings: the settings that it takes, and what each means here.
-        assumes: what its traces assume beyond `chain_counts.ASSUMED`.
         holds: whether a content is of this kind; None: never recognised, but named as the format.
         chain: reads the chain of a content, with the settings that were given.
         trace: reads the trace of a file, for kinds that hold more than a chain.
@@ -93,10 +90,7 @@ class TraceSource:
 
     name: str
     title: str
-    form: str
-    trace_holds: str
     settings: Mapping[str, str]
-    assumes: tuple[str, ...] = ()
     holds: Callable[[Content], bool] | None = None
     chain: Callable[..., Chain] | None = None
     trace: Callable[..., Trace] | None = None

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.helpers.pools import all_trees
+from tests.helpers.positional_trees import from_table
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces, with_lengths
 from treeopt.errors import UsageError
-from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes, from_table
+from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 

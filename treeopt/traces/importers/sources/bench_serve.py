@@ -135,8 +135,6 @@ def _count(record: Mapping[str, Any], key: str, where: str) -> int:
 ENTRY = TraceSource(
     name="bench-serve",
     title="results of `vllm bench serve`",
-    form=f"JSON of `vllm bench serve --save-result` with `{RATES}`",
-    trace_holds="several results are windows",
     settings={
         "uneven": "count what short drafts left out as rejected",
         "requests": "most texts that stand for the steps",

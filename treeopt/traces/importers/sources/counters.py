@@ -73,8 +73,7 @@ def totals_by_engine(samples: Mapping[Key, float]) -> tuple[str, int, list[int]]
 def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
     """Return the counters of engines, by the engine's names.
 
-    Collectors write an underscore for the colon, put names of their own before (`ray_vllm_spec_decode_...`), and may
-    leave out `_total`.
+    Collectors write an underscore for the colon, put names before (`ray_vllm_spec_decode_...`), and omit `_total`.
     """
     totals: dict[Key, float] = {}
     for names in counter_names().values():
@@ -145,11 +144,6 @@ def _by_drafted_position(counts: Mapping[Key, float], names: CounterNames, engin
 ENTRY = TraceSource(
     name="counters",
     title="an engine's counters",
-    form="Prometheus text of vLLM, LMDeploy, llama.cpp or TensorRT-LLM, by position, summed over data-parallel "
-    "engines and instances; what `LLM.get_metrics()` of vLLM returns, as JSON. `--before`: an earlier scrape, to count "
-    "only what came after; "
-    "counters that fell are an error",
-    trace_holds="intervals by steps",
     settings={
         "before": "an earlier scrape, from which counting starts",
         "model": "the model_name to read, where there are several",
@@ -157,7 +151,6 @@ ENTRY = TraceSource(
         "requests": "most texts that stand for the steps",
         "steps": "number of counted steps, for a check",
     },
-    assumes=(ONE_POSITION,),
     holds=holds_samples,
     chain=read_counters,
     outputs=(

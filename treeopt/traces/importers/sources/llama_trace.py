@@ -108,8 +108,6 @@ def _plain(tasks: Sequence[_Task]) -> list[str]:
 ENTRY = TraceSource(
     name="llama-trace",
     title="LLAMA_TRACE lines",
-    form="lines `task 0 \\| accepted  1/ 5 draft tokens` of llama-server with `LLAMA_TRACE=1`",
-    trace_holds="each task is a request, its steps in order",
     settings={"depth": "length of the chain; default the longest draft"},
     holds=holds_lines,
     chain=read_lines,

@@ -133,10 +133,7 @@ def _numbers(text: str) -> list[float]:
 ENTRY = TraceSource(
     name="log",
     title="log lines of acceptance by position",
-    form="lines of vLLM, LMDeploy or llama.cpp that print acceptance by position",
-    trace_holds="lines of vLLM and LMDeploy are windows",
     settings={},
-    assumes=(ROUNDED,),
     holds=holds_lines,
     chain=read_log,
     outputs=(

@@ -43,11 +43,7 @@ def read_steps(content: Content, *, depth: int | None = None) -> Chain:
 ENTRY = TraceSource(
     name="openvino-steps",
     title="OpenVINO's step lists",
-    form="JSON with `m_batch_sizes` (tokens committed step by step, entry 0 is the prefill) for each request; those of "
-    "draft models are passed over",
-    trace_holds="each list is a request, in order",
     settings={"depth": "length of the chain; default the longest draft that was accepted"},
-    assumes=(LONGEST,),
     holds=lambda content: bool(step_lists(content.values)),
     chain=read_steps,
     outputs=(

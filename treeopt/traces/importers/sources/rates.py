@@ -253,8 +253,7 @@ def _printed(rates: Sequence[str], words: str, counts: Sequence[int | None], whe
     named = _PERCENT.search(words) is not None
     percent = all(marked) or max(values) > 1
     if max(values) > 100:
-        what = "are these counts? Divide them by the drafts; decimals stand behind a point"
-        raise TraceError(f"{where}: {max(values):g} is no rate: {what}")
+        raise TraceError(f"{where}: {max(values):g} is no rate: are these counts? Divide by drafts; write 0.8 for 0,8")
     if not all(marked) and not named and 0 < min(values) <= 1 < max(values):
         raise TraceError(f"{where}: rates mix per cent and shares: {', '.join(rates)[:60]}")
     if named and not percent and max(values) > 0:
@@ -279,15 +278,10 @@ def _conditional(rates: Sequence[str]) -> str:
 ENTRY = TraceSource(
     name="rates",
     title="rates by position",
-    form="a text with rates by position, shares of all steps: a line or JSON list named `per-position acceptance`, "
-    "lines `acceptance at token 0: 0.80`, a table with columns `accept_rate@0`, with a list or with a row for each "
-    "position, a distribution of accepted lengths, or histograms by position of Modular MAX. Rows are pooled by steps",
-    trace_holds="intervals by steps, if their number is known",
     settings={
         "requests": "most texts that stand for the steps",
         "steps": "number of steps that the rates cover, if the text has none",
     },
-    assumes=(SHARES,),
     holds=holds_rates,
     chain=read_rates,
     last=True,

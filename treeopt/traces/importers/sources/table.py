@@ -144,12 +144,6 @@ def drawn_trace(
 ENTRY = TraceSource(
     name="table",
     title="acceptance by depth and rank",
-    form="probabilities, a row per head or depth and a column per rank, in `.pt`, `.npy`, `.json` (nested lists) or "
-    "`.csv`. `--column rank`: each rank by itself, rows sum to at most 1. `--column recall`: this rank or better, "
-    "rows do not fall. Rows are given those before. A single row holds at `--depth` depths. `--column survival`: one "
-    "share of all steps for each position, as engines print them",
-    trace_holds="`--requests` of `--length` tokens, with the table's frequencies up to the last anchor, and depths "
-    "shuffled independently",
     settings={
         "column": "acceptance of each rank by itself (rank), or of this rank or a better one (recall), each given the "
         "rows before; or the share of all steps that accept each position (survival)",
@@ -158,6 +152,5 @@ ENTRY = TraceSource(
         "requests": f"number of requests drawn, default {IMPORTED_REQUESTS}",
         "length": f"tokens of each request, default {IMPORTED_LENGTH}",
     },
-    assumes=ASSUMED,
     trace=read_table,
 )

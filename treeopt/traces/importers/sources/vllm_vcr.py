@@ -72,16 +72,12 @@ def _of_sidecar(stats: list[Any], uneven: bool) -> Chain:
 ENTRY = TraceSource(
     name="vllm-vcr",
     title="a recording of vllm-vcr",
-    form="JSON lines with `itl_tokens` and `itl_ms` for each request, or its sidecar with `spec_decoding_stats` for "
-    "each step",
-    trace_holds="each request with its steps in order; of a sidecar, intervals by steps",
     settings={
         "depth": "length of the chain, for recordings, which do not state it",
         "uneven": "count what short drafts left out as rejected",
         "requests": "most texts that stand for the steps",
         "steps": "number of counted steps, for a check",
     },
-    assumes=(BURSTS,),
     holds=lambda content: bool(content.with_key("itl_tokens", "spec_decoding_stats")),
     chain=read_recording,
     outputs=(Output("vllm-vcr", "steps of each request", "its recording, or its sidecar", first=2),),

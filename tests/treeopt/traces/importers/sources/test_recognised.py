@@ -127,8 +127,8 @@ def test_the_guide_and_the_reference_list_every_source():
     )
     for output in outputs():
         assert f"| {output.counts} | {output.how} |" in guide
-    for name, source in SOURCES.items():
-        assert f"| `{name}` | {source.form} | {source.trace_holds} |" in reference
+    for name in SOURCES:
+        assert f"\n| `{name}` | " in reference
 
 
 def test_a_source_of_another_package_is_one_entry(tmp_path):
@@ -136,8 +136,6 @@ def test_a_source_of_another_package_is_one_entry(tmp_path):
     entry = TraceSource(
         name="max",
         title="rates of MAX",
-        form="lines of rates",
-        trace_holds="a chain",
         settings={"steps": "number of steps to draw"},
         holds=lambda content: "maxserve_rate" in content.text,
         chain=lambda content: Chain(tuple(float(line.split()[1]) for line in content.text.splitlines())),
