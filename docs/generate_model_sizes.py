@@ -66,14 +66,14 @@ def main() -> None:
     rows: dict[tuple[int, int], list[str]] = {}
     for name, shape in covered().items():
         if isinstance(shape, Shape):
-            rows.setdefault((shape.parameters, shape.kv_bytes()), []).append(name)
+            rows.setdefault((shape.parameters, shape.kv_bytes), []).append(name)
     text = OPENING
     for names in rows.values():
         shape = covered()[names[0]]
         real = next(filter(None, map(of_transformers, names)), "no class | ")
         same = "" if len(names) == 1 else f" and {len(names) - 1} more"
         read = f"{shape.parameters / 1e9:.3f} | {shape.step_parameters / 1e9:.3f}"
-        kept = f"{shape.kv_bytes()} | {shape.state_bytes / 1e6:.1f}"
+        kept = f"{shape.kv_bytes} | {shape.state_bytes / 1e6:.1f}"
         text += f"| {names[0]}{same} | {read} | {real} | {card(names)} | {kept} |\n"
     text += "\nWithout a price, by the field that is not understood:\n\n"
     for name, said in covered().items():

@@ -8,7 +8,8 @@
 * `layer_groups`: what like layers multiply, read and keep.
 * `model_shape`: the parameters, K/V bytes and FLOP of a decoder-only transformer of these sizes.
 * `mixture_of_experts`: the number of experts that a batch of tokens needs.
-* `forward_pass`: the matrices and attention of one forward, also divided over several devices (tensor parallelism).
+* `forward_pass`: the matrices and attention of one forward, also divided over several devices (tensor and expert
+  parallelism).
 * `drafter_kinds`: the forwards of a drafter at each level of a tree; what the entry of a kind says, the registry of
   kinds, and the kind of a configuration.
 * `device_memory`: the bytes of weights, caches and states on a device, and the largest batch that fits.

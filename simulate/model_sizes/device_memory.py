@@ -1,7 +1,7 @@
 """Device memory: what weights, caches and states of target and drafter take, and the batch that there is room for.
 
-Counts bytes as stored. Not counted: activations, padding of pages and states, prefixes and checkpoints that an engine
-keeps for later, a drafter's embedding, experts that a token of the drafter does not pick, norms.
+Counts bytes as stored. Not counted: activations, vision parts, padding of pages and states, prefixes and checkpoints
+that an engine keeps for later, a drafter's embedding, experts that a token of the drafter does not pick, norms.
 """
 
 from collections.abc import Mapping

@@ -106,30 +106,6 @@ def decoder(layer: Shape, matrices: tuple[Matrix, ...], vocab: int, layers: int)
     )
 
 
-def eagle_parameters(target: Shape, *, fc_bias: bool = False) -> int:
-    """Return the weights that one forward of an EAGLE, EAGLE-2, HASS or CORAL drafter for `target` reads.
-
-    `fc` (2 x hidden to hidden; some checkpoints have a bias), one decoder layer of the target's shape without
-    its first norm, the target's LM head. Source: CORAL (Weng et al. 2025), Table 1, W_d.
-
-    Raises:
-        CostError: the target has experts.
-
-    >>> shape = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
-    >>> eagle_parameters(shape)
-    968
-    """
-    if target.experts is not None:
-        raise CostError("an EAGLE drafter of a target with experts has a layer of its own shape")
-    fc = 2 * target.hidden**2 + fc_bias * target.hidden
-    return fc + target.layer_parameters - target.hidden + target.vocab * target.hidden
-
-
-def nothing_assumed(config: Fields | None, target: Shape, drafter: DrafterShape) -> Sequence[str]:
-    """Return no assumptions; see `Sizes.assumed`."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Sizes:
     """The work and the reads of a kind, for step times on hardware that was not measured.
@@ -148,7 +124,7 @@ class Sizes:
     own_config: bool = False
     any_width: bool = False
     any_vocabulary: bool = False
-    assumed: Callable[[Fields | None, Shape, DrafterShape], Sequence[str]] = nothing_assumed
+    assumed: Callable[[Fields | None, Shape, DrafterShape], Sequence[str]] = lambda config, target, drafter: ()
 
 
 @dataclass(frozen=True)

@@ -134,11 +134,6 @@ class Forward:
         rows = self.head[0] if groups is None else min(self.head[0], groups.active * -(-self.head[0] // groups.count))
         return rows * self.head[1]
 
-    @property
-    def kv_elements(self) -> int:
-        """Count of numbers in one token's keys and values, over all layers."""
-        return sum(count * each.kv_width for count, each in self.attention)
-
     def kept_elements(self, tokens: float) -> float:
         """Return the count of numbers that a sequence of so many tokens keeps in the cache."""
         return sum(count * each.kv_width * float(each.kept(tokens)) for count, each in self.attention)

@@ -116,29 +116,6 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
 
 
-def quant_method(config: Mapping[str, Any] | Path | str) -> str | None:
-    """Return the method by which a config.json says that its weights are quantised; None if they are not.
-
-    Args:
-        config: the parsed file, its path, or the path of its folder.
-
-    Raises:
-        CostError: the file cannot be read; names it.
-
-    >>> quant_method({"quantization_config": {"quant_method": "awq", "bits": 4}})
-    'awq'
-    """
-    fields = ("quantization_config", "hf_quant_config", "quantization")  # the last is MLX's
-    quantization = parsed(config, lambda content: next(filter(None, map(text_part(content).get, fields)), None))
-    if not quantization:
-        return None
-    return str(
-        quantization.get("quant_method", quantization.get("quant_algo", "not named"))
-        if isinstance(quantization, Mapping)
-        else quantization
-    )
-
-
 def context_limit(config: Mapping[str, Any] | Path | str) -> int | None:
     """Return the longest context that a model was built for; None if its configuration does not state it.
 

@@ -8,15 +8,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from simulate.model_sizes.hf_config import parsed, positive, true_or_false
 from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.read_layers import sizes_of
 from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
-from treeopt.errors import CostError, UsageError
+from treeopt.errors import CostError
 
 UNSURE = 0.02  # share by which the counted weights of a GGUF file may differ from those in it
 
@@ -53,7 +50,7 @@ class Shape:
         CostError: names the first field that is wrong.
 
     >>> shape = Shape(layers=2, hidden=8, intermediate=16, heads=4, kv_heads=2, head_dim=2, vocab=32)
-    >>> shape.parameters, shape.step_parameters, shape.kv_bytes()
+    >>> shape.parameters, shape.step_parameters, shape.kv_bytes
     (1704, 1448, 32)
     """
 
@@ -153,11 +150,6 @@ class Shape:
         return (LayerGroup(self.layers, matrix, other, attention, 0, self.experts, mlp, mlp_biases),)
 
     @property
-    def layer_parameters(self) -> int:
-        """Weights of one decoder layer: matrices, biases, router, norms; of the first where layers differ."""
-        return self.layer_groups[0].weights()
-
-    @property
     def step_parameters(self) -> int:
         """Weights that a decoding step reads: the LM head, tied or not, but no embedding (CORAL, Table 1).
 
@@ -172,14 +164,11 @@ class Shape:
         layers = sum(group.count * group.weights() for group in self.layer_groups)
         return layers + self.hidden + (2 - self.tied) * self.vocab * self.hidden
 
-    def kv_bytes(self, *, element_bytes: int = 2) -> int:
-        """Return the bytes of one token's keys and values in all layers; `element_bytes` is 2 for bf16.
-
-        Raises:
-            CostError: `element_bytes` is not a positive integer.
-        """
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers, in bf16."""
         attention = ((group.count, group.attention) for group in self.layer_groups if group.attention is not None)
-        return sum(count * each.kv_width for count, each in attention) * positive("element_bytes", element_bytes)
+        return sum(count * each.kv_width for count, each in attention) * 2
 
     def weight_bytes(self, default: float, *, experts: int | None = None) -> float:
         """Return the bytes of all layers' weights as stored, those of no stated size having `default` bytes.
@@ -200,36 +189,3 @@ class Shape:
     def state_bytes(self) -> int:
         """Bytes of the states that recurrent layers keep for a sequence."""
         return sum(group.count * group.state_bytes for group in self.layer_groups)
-
-    def flops(
-        self, tokens: ArrayLike, *, context: ArrayLike = 0, logits: ArrayLike | None = None
-    ) -> float | NDArray[np.float64]:
-        """Return the FLOP of one sequence's forward, a multiply-add being 2; a float64 array for arrays.
-
-        Counts matrix products only. Every token meets every key of `context` and `tokens`, as a masked tree forward
-        computes it; a causal kernel that skips blocks does less.
-
-        Args:
-            tokens: tokens fed.
-            context: tokens whose keys and values are cached.
-            logits: tokens whose logits are computed; None: all that are fed.
-
-        Raises:
-            UsageError: tokens below 1, or context or logits below 0.
-
-        >>> shape = Shape(layers=1, hidden=4, intermediate=8, heads=2, kv_heads=1, head_dim=2, vocab=16)
-        >>> shape.flops(1, context=9)
-        576.0
-        """
-        fed, cached = np.asarray(tokens, dtype=np.float64), np.asarray(context, dtype=np.float64)
-        rows = fed if logits is None else np.asarray(logits, dtype=np.float64)
-        for name, value, minimum in (("tokens", fed, 1), ("context", cached, 0), ("logits", rows, 0)):
-            if not np.all((value >= minimum) & np.isfinite(value)):
-                raise UsageError(f"{name} must be {minimum} or more, got {value}")
-        total = 2.0 * self.vocab * self.hidden * rows
-        for group in self.layer_groups:
-            products = group.products(active=True)
-            if group.attention is not None:
-                products = products + group.attention.products(cached + fed)
-            total = total + 2 * group.count * products * fed
-        return float(total) if np.ndim(total) == 0 else np.asarray(total)

@@ -121,7 +121,7 @@ _WEIGHTY = re.compile(
     "per_layer|shared|engram|hc_mult|altup|laurel|layer_id|chunk|double_wide|no_rope|residual_block"
 )
 _HARMLESS = re.compile(
-    "architectures|dropout|"
+    "architectures|dropout|treeopt_drafter|"
     "rope_(theta|scal|param)|softcap|scal(e|ing)|aux_loss|router_(z|jitter|aux|logits)|mtp|nextn|eps|init|"
     "norm_topk|topk_(method|group)|expert_group|scoring|implementation|max_window|mamba_(ssm|hidden|chunk|proj)|"
     "chunk_size|score|index_(share_for_mtp|skip_topk|topk_freq)|gate_lower|attn_temperature|floor_scale|cache_dtype|"
@@ -495,7 +495,9 @@ class _Reader:
 def _refuse_unread(fields: _Fields, layers: int) -> None:
     """Raise CostError for the first field that was not read and may change what is counted."""
     unread = [(name, value) for name, value in fields.config.items() if name not in fields.seen and value]
-    lists = {name for name, value in unread if isinstance(value, list | Mapping) and len(value) >= max(layers, 2)}
+    lists = {name for name, value in unread if isinstance(value, list) and len(value) >= max(layers, 2)}
+    lists |= {name for name, value in unread if isinstance(value, Mapping) and str(layers - 1) in value}
+    lists |= {name for name, value in unread if isinstance(value, str) and len(value) == layers > 4 > len(set(value))}
     for name, _ in sorted(unread, key=lambda field: field[0] not in lists):
         harmless = "quant" in name or (_HARMLESS.search(name) and not _ID_LISTS.search(name))
         if not harmless and (name in lists or _WEIGHTY.search(name)):

@@ -96,9 +96,7 @@ def _served(record: Record, where: str) -> dict[str, Any]:
     if record["max_concurrency"] is None:
         raise CostError(f"{where}: max_concurrency must be a number: serve with --max-concurrency")
     if record.get("completed") and _number(record, "completed", where) < _number(record, "max_concurrency", where):
-        raise CostError(
-            f"{where}: {record['completed']} requests never fill max_concurrency: serve several times as many"
-        )
+        raise CostError(f"{where}: {record['completed']} requests never fill max_concurrency: serve many more")
     row = {"batch": record["max_concurrency"], "drafted": asked, "step_ms": _number(record, "mean_itl_ms", where)}
     if record.get("total_input_tokens") and record.get("completed"):
         cached = _number(record, "total_input_tokens", where) + _number(record, "total_output_tokens", where) / 2

@@ -3,8 +3,8 @@
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Annotated
 
 import numpy as np
@@ -15,7 +15,6 @@ from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.json_records import RecordError, check_schema
 from treeopt.storage.typed_records import Count, Record, read_record
-from treeopt.storage.user_files import read_text
 
 Floats = NDArray[np.float64]
 MOST = 8  # devices of a node; constants were fitted for 2, 4 and 8
@@ -107,9 +106,6 @@ class Hardware:
         note: figures that are uncertain ([U]) or were measured to differ.
         memory_bytes: B of device memory; None where it is not known.
         link: the link between devices of one node; None where it is not known.
-
-    >>> Hardware("X", "X", flops=6e12, bandwidth=3e10, l2_bytes=1, multiprocessors=1, source="X").ridge_point
-    200.0
     """
 
     name: Text
@@ -124,11 +120,6 @@ class Hardware:
     memory_bytes: Count | None = None
     link: Link | None = None
 
-    @property
-    def ridge_point(self) -> float:
-        """FLOP/B; work with fewer operations per byte moved is bound by bandwidth, the rest by arithmetic."""
-        return self.flops / self.bandwidth
-
 
 class HardwareFile(Record, frozen=True):
     """A file of devices."""
@@ -136,37 +127,23 @@ class HardwareFile(Record, frozen=True):
     devices: Annotated[tuple[Hardware, ...], Meta(min_length=1)]
 
 
-def load_hardware(path: Path | str | None = None) -> dict[str, Hardware]:
-    """Read devices by name, in the order of the file; without `path` those shipped with treeopt.
-
-    Raises:
-        CostError: names the file, the device and the field that is wrong.
+@cache
+def load_hardware() -> dict[str, Hardware]:
+    """Return the shipped devices by name, in the order of data/hardware.json.
 
     >>> load_hardware()["H200"].bandwidth
     4800000000000.0
     """
-    path = shipped("hardware.json") if path is None else Path(path)
-    try:
-        content = check_schema(json.loads(read_text(path)), SCHEMA)
-        entries = read_record(content, HardwareFile).devices
-    except (OSError, ValueError, RecursionError) as error:
-        raise CostError(f"{path}: {error}") from error
-    for device in content["devices"]:
-        if unknown := set(device) - {field.name for field in fields(Hardware)}:
-            raise CostError(f"{path}: {device['name']} has a field {min(unknown)!r:.40}, which is unknown")
-    devices = {device.name: device for device in entries}
-    if len({name.casefold() for name in devices}) < len(entries):
-        raise CostError(f"{path}: devices must have different names; upper and lower case count as the same")
-    return devices
+    content = check_schema(json.loads(shipped("hardware.json").read_text("utf-8")), SCHEMA)
+    return {device.name: device for device in read_record(content, HardwareFile).devices}
 
 
-def find_hardware(name: str, *, path: Path | str | None = None) -> Hardware:
+def find_hardware(name: str) -> Hardware:
     """Return the device called `name`, or the only one whose name begins or ends with these words.
 
     Args:
         name: as in the file, such as "H100 SXM", or its first or last words: "h100", "rtx5090", "5090", "m4-max". Case,
             hyphens and the vendor do not matter; "l4" does not match L40S.
-        path: a file like data/hardware.json; None: that file.
 
     Raises:
         CostError: no device matches, or several do; lists the candidates.
@@ -174,7 +151,7 @@ def find_hardware(name: str, *, path: Path | str | None = None) -> Hardware:
     >>> find_hardware("h100").multiprocessors, find_hardware("m4-max").name
     (132, 'M4 Max')
     """
-    devices = load_hardware(path)
+    devices = load_hardware()
     wanted = _names(name)[0]
     matches = [known for known in devices if _names(known)[0] == wanted]
     matches = matches or [known for known in devices if wanted in _names(known)]
@@ -208,7 +185,6 @@ def own_hardware(
     bandwidth: float,
     flops: float,
     like: Hardware,
-    same_class: bool = False,
 ) -> Hardware:
     """Return a device with the user's own figures; cache and multiprocessors, which no cost depends on, as of `like`.
 
@@ -217,7 +193,6 @@ def own_hardware(
         bandwidth: B/s of device memory.
         flops: FLOP/s, dense bf16 with fp32 accumulation.
         like: the most similar device.
-        same_class: it belongs to that device's class, so that the fitted constants count as its own class's.
 
     Raises:
         CostError: names the figure that is wrong.
@@ -225,7 +200,7 @@ def own_hardware(
     >>> own_hardware("mine", bandwidth=1e12, flops=1e14, like=find_hardware("h100")).generation
     'like Hopper'
     """
-    generation = like.generation if same_class else f"like {like.generation}"
+    generation = f"like {like.generation}"
     source = f"given by the user; l2_bytes and multiprocessors of {like.name}"
     sizes = (like.l2_bytes, like.multiprocessors)
     return checked(Hardware(name, generation, flops, bandwidth, *sizes, source))
@@ -265,7 +240,8 @@ def fitted_for(device: Hardware, like: Hardware | None) -> Fitted:
     if fitted is None:
         raise CostError(
             f"{device.name}: no constants are known for devices of class {device.generation}, only for "
-            f"{', '.join(_classes())}; say which device it is like (--like)"
+            f"{', '.join(dict.fromkeys(known.generation for known in load_hardware().values() if known.fitted))}; "
+            "say which device it is like (--like)"
         )
     if fitted.kv_bandwidth_share is None:
         other = like.fitted if like else _fitted_in(_KV_FROM.get(device.generation, ""))
@@ -283,9 +259,7 @@ def constants_of(device: Hardware, like: Hardware | None) -> Fitted | None:
         return None
 
 
-def stated_error(
-    device: Hardware, like: Hardware | None, rows: int, *, experts: bool = False, devices: int = 1
-) -> float:
+def stated_error(device: Hardware, rows: int, *, experts: bool = False, devices: int = 1) -> float:
     """Return the stated error of forwards of `rows` rows, 95 %, as a share; the parts add in squares.
 
     * 10 %: the constants are those of the device or its class.
@@ -296,8 +270,6 @@ def stated_error(
     * 15 %: the model has experts.
     """
     fitted = device.fitted or _fitted_in(device.generation)
-    if fitted is None and like is not None and like.generation == device.generation:
-        fitted = like.fitted
     sure = fitted is not None and fitted.kv_bandwidth_share is not None and not fitted.weights_cached
     of_class = SAME_CLASS_ERROR if sure else ACROSS_CLASS_ERROR
     of_rows = ROWS_ERROR * math.log2(max(rows, FEW_ROWS) / FEW_ROWS)
@@ -309,8 +281,3 @@ def _fitted_in(generation: str) -> Fitted | None:
     """Return the constants of the first shipped device of a class that has any."""
     devices = load_hardware().values()
     return next((entry.fitted for entry in devices if entry.generation == generation and entry.fitted), None)
-
-
-def _classes() -> list[str]:
-    """Return the classes of devices that have fitted constants."""
-    return list(dict.fromkeys(entry.generation for entry in load_hardware().values() if entry.fitted))

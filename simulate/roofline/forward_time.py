@@ -5,7 +5,7 @@ Rates come from the data sheet and from the constants fitted to the device's cla
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulate.model_sizes.device_memory import HEAD_BYTES
 from simulate.model_sizes.forward_pass import Forward
 from simulate.roofline.data_sheets import Fitted, Hardware, fitted_for, stated_error
+from simulate.roofline.host_overhead import Overheads
 
 Floats = NDArray[np.float64]
 
@@ -53,49 +54,6 @@ EXPONENT = 3  # of the p-norm of bytes and FLOP; with PASSES fitted to the produ
 PASSES = 2  # of activations through memory between two products
 
 
-@dataclass(frozen=True)
-class MatrixProducts:
-    """The rates at which a device computes matrix products.
-
-    Attributes:
-        weight_bytes: bytes per weight; arithmetic counts as bf16 at any size.
-        byte_rate: B/s that products reach.
-        flop_rate: FLOP/s that products reach.
-        overhead_s: c0, seconds of a product beyond its bytes and its FLOP.
-    """
-
-    weight_bytes: float
-    byte_rate: float
-    flop_rate: float
-    overhead_s: float
-
-    def stored(self, weight_bytes: float | None = None) -> "MatrixProducts":
-        """Return the products of a matrix whose weights have so many bytes; None: as all."""
-        return self if weight_bytes is None else replace(self, weight_bytes=weight_bytes)
-
-    def seconds(
-        self, copies: int, outputs: int, inputs: int, rows: Floats, *, matrices: ArrayLike = 1, active: ArrayLike = 1
-    ) -> Split:
-        """Return the seconds of `copies` products of `rows` tokens; float64, of the shape of `rows`.
-
-        The p-norm of bytes and FLOP, and the kernels between products, which read and write activations.
-
-        Args:
-            copies: products of this size, one after the other.
-            outputs: rows of the matrix.
-            inputs: columns of the matrix.
-            rows: tokens of the batch.
-            matrices: matrices that are read per product: 1, or the experts or groups of rows that the tokens need.
-            active: matrices that each token is multiplied with: 1, or the experts or groups of rows that it picks.
-        """
-        activations = np.asarray(active) * rows * (outputs + inputs) * ACTIVATION_BYTES
-        read_s = (np.asarray(matrices) * outputs * inputs * self.weight_bytes + activations) / self.byte_rate
-        multiplied_s = 2 * np.asarray(active) * outputs * inputs * tiled_rows(rows) / self.flop_rate
-        product_s = (read_s**EXPONENT + multiplied_s**EXPONENT) ** (1 / EXPONENT)
-        work = copies * (product_s + PASSES * activations / self.byte_rate)
-        return Split(np.full_like(rows, copies * self.overhead_s), work)
-
-
 def tiled_rows(rows: ArrayLike) -> Floats:
     """Return the rows that a matrix product computes: multiples of 16 up to 64, of 64 above.
 
@@ -108,47 +66,13 @@ def tiled_rows(rows: ArrayLike) -> Floats:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """The rates at which a device computes attention.
-
-    Attributes:
-        kv_bytes: bytes of a number in the cache.
-        kv_rate: B/s that attention reaches.
-        flop_rate: FLOP/s that products reach.
-    """
-
-    kv_bytes: float
-    kv_rate: float
-    flop_rate: float
-
-    def work_s(self, forward: Forward, tokens: Floats, *, batch: int, context: int) -> Floats:
-        """Return the seconds of bytes and FLOP of all layers' attention; float64, of the shape of `tokens`.
-
-        Args:
-            forward: the forward whose layers attend.
-            tokens: tokens per sequence that are computed.
-            batch: sequences.
-            context: tokens of each sequence in the cache.
-        """
-        keys = context + tokens
-        read, flops = forward.state_bytes * (1 + tokens), np.zeros_like(tokens)  # a state per position is written
-        for layers, each in forward.attention:
-            read = read + layers * (each.read(keys) * self.kv_bytes + ACTIVATION_BYTES * tokens**2)
-            flops = flops + 2 * layers * each.products(keys) * tokens
-        return np.asarray(batch * (read / self.kv_rate + flops / self.flop_rate))
-
-
-@dataclass(frozen=True)
 class Kernels:
     """A device that runs forwards, one layer after the other.
 
     Attributes:
         device: data sheet.
         like: a device whose fitted constants are used if `device` and its class have none.
-        attention_s: seconds of a layer's attention beyond its bytes and FLOP.
-        layer_s: seconds of a layer's norms, rotations and activations.
-        exchange_s: seconds of an exchange between devices beyond the link's own.
-        launches: share of the fixed time of products, attention and layers that is left.
+        overheads: seconds of attention, layers and exchanges, and the share of launches that is left.
         weight_bytes: bytes per weight, of an LM head at least 2; arithmetic counts as bf16 at any size.
         kv_bytes: bytes of a number in the cache.
         spread: lambda of `Experts.touched`.
@@ -156,10 +80,7 @@ class Kernels:
 
     device: Hardware
     like: Hardware | None = None
-    attention_s: float = 0.0
-    layer_s: float = 0.0
-    exchange_s: float = 0.0
-    launches: float = 1.0
+    overheads: Overheads = field(default_factory=Overheads.none)
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
     spread: float = 1.0
@@ -175,41 +96,78 @@ class Kernels:
 
     def error(self, rows: int, *, experts: bool = False, devices: int = 1) -> float:
         """Return the stated error of forwards of `rows` rows, 95 %, as a share; see `stated_error`."""
-        return stated_error(self.device, self.like, rows, experts=experts, devices=devices)
+        return stated_error(self.device, rows, experts=experts, devices=devices)
 
     @property
     def head_bytes(self) -> float:
         """Bytes of a weight of an LM head."""
         return max(self.weight_bytes, HEAD_BYTES)
 
-    @property
+    @cached_property
     def byte_rate(self) -> float:
         """B/s that products reach."""
         return self.device.bandwidth * self.constants.bandwidth_share
 
-    @property
+    @cached_property
     def kv_rate(self) -> float:
         """B/s that attention reaches."""
         share = self.constants.kv_bandwidth_share
         assert share is not None
         return self.device.bandwidth * share
 
-    @property
+    @cached_property
     def flop_rate(self) -> float:
         """FLOP/s that products reach."""
         return self.device.flops * self.constants.flops_share
 
-    @cached_property
-    def products(self) -> MatrixProducts:
-        """Matrix products with the weights of layers."""
-        return MatrixProducts(
-            self.weight_bytes, self.byte_rate, self.flop_rate, self.launches * self.constants.gemm_overhead_s
-        )
+    def product(
+        self,
+        copies: int,
+        outputs: int,
+        inputs: int,
+        stored: float | None,
+        rows: Floats,
+        *,
+        matrices: ArrayLike = 1,
+        active: ArrayLike = 1,
+    ) -> Split:
+        """Return the seconds of `copies` products of `rows` tokens; float64, of the shape of `rows`.
 
-    @cached_property
-    def attention(self) -> Attention:
-        """Attention of all layers."""
-        return Attention(self.kv_bytes, self.kv_rate, self.flop_rate)
+        The p-norm of bytes and FLOP, and the kernels between products, which read and write activations.
+
+        Args:
+            copies: products of this size, one after the other.
+            outputs: rows of the matrix.
+            inputs: columns of the matrix.
+            stored: bytes of a weight; None: as all.
+            rows: tokens of the batch.
+            matrices: matrices that are read per product: 1, or the experts or groups of rows that the tokens need.
+            active: matrices that each token is multiplied with: 1, or the experts or groups of rows that it picks.
+        """
+        size = self.weight_bytes if stored is None else stored
+        activations = np.asarray(active) * rows * (outputs + inputs) * ACTIVATION_BYTES
+        read_s = (np.asarray(matrices) * outputs * inputs * size + activations) / self.byte_rate
+        multiplied_s = 2 * np.asarray(active) * outputs * inputs * tiled_rows(rows) / self.flop_rate
+        product_s = (read_s**EXPONENT + multiplied_s**EXPONENT) ** (1 / EXPONENT)
+        fixed_s = copies * self.overheads.launches * self.constants.gemm_overhead_s
+        work_s = copies * (product_s + PASSES * activations / self.byte_rate)
+        return Split(np.full_like(rows, fixed_s), work_s)
+
+    def attention_s(self, forward: Forward, tokens: Floats, *, batch: int, context: int) -> Floats:
+        """Return the seconds of bytes and FLOP of all layers' attention; float64, of the shape of `tokens`.
+
+        Args:
+            forward: the forward whose layers attend.
+            tokens: tokens per sequence that are computed.
+            batch: sequences.
+            context: tokens of each sequence in the cache.
+        """
+        keys = context + tokens
+        read, flops = forward.state_bytes * (1 + tokens), np.zeros_like(tokens)  # a state per position is written
+        for layers, each in forward.attention:
+            read = read + layers * (each.read(keys) * self.kv_bytes + ACTIVATION_BYTES * tokens**2)
+            flops = flops + 2 * layers * each.products(keys) * tokens
+        return np.asarray(batch * (read / self.kv_rate + flops / self.flop_rate))
 
     def forward(self, forward: Forward, rows: Floats, logits: Floats, *, batch: int, context: int) -> Split:
         """Return the seconds of a forward; of several groups of devices the one with the most sequences counts.
@@ -223,21 +181,22 @@ class Kernels:
         """
         everywhere, own = rows, math.ceil(batch / forward.groups)
         rows, logits = rows * own / batch, logits * own / batch
-        total = Split.fixed(self.launches * forward.layers * (self.attention_s + self.layer_s), rows)
+        host = self.overheads
+        total = Split.fixed(host.launches * forward.layers * (host.attention_s + host.layer_s), rows)
         for copies, outputs, inputs, *stored in (*forward.matrices, *forward.whole):
-            total += self.products.stored(*stored).seconds(copies, outputs, inputs, rows)
+            total += self.product(copies, outputs, inputs, stored[0] if stored else None, rows)
         for group in forward.routed:
             assert group.experts is not None
             holders = forward.devices if forward.tensor else 1
             touched = group.experts.touched(everywhere, spread=self.spread, sequences=batch) / holders
+            active = group.experts.active / holders
             for each in group.expert_matrices:
-                sizes, products = (group.count, each.outputs, each.inputs), self.products.stored(each.stored)
-                active = group.experts.active / holders
-                total += products.seconds(*sizes, everywhere, matrices=touched, active=active)
+                sizes = (group.count, each.outputs, each.inputs, each.stored)
+                total += self.product(*sizes, everywhere, matrices=touched, active=active)
         total += self.head(forward, logits)
         if forward.devices > 1:
             total += self._exchange(forward, rows, logits)
-        attention_s = self.attention.work_s(forward, rows / own, batch=own, context=context)
+        attention_s = self.attention_s(forward, rows / own, batch=own, context=context)
         return total + Split(np.zeros_like(rows), attention_s)
 
     def head(self, forward: Forward, logits: Floats) -> Split:
@@ -247,12 +206,12 @@ class Kernels:
         """
         if forward.head is None:
             return Split.fixed(0.0, logits)
-        products = self.products.stored(self.head_bytes if forward.head_bytes is None else forward.head_bytes)
+        stored = self.head_bytes if forward.head_bytes is None else forward.head_bytes
         (outputs, inputs), groups = forward.head, forward.head_groups
         touched: Floats | int = 1
         if groups is not None:
             outputs, touched = -(-outputs // groups.count), groups.touched(logits, spread=self.spread)
-        total = products.seconds(1, outputs, inputs, logits, matrices=touched, active=touched)
+        total = self.product(1, outputs, inputs, stored, logits, matrices=touched, active=touched)
         read_again = 2 * logits * touched * outputs * ACTIVATION_BYTES / self.byte_rate
         return total + Split(np.zeros_like(logits), read_again)
 
@@ -278,4 +237,4 @@ class Kernels:
             logit_bytes = logits * forward.head[0] * split * ACTIVATION_BYTES
             exchanges, total_s = exchanges + 1, total_s + link.gather_s(logit_bytes, devices=split)
         fixed_s = np.full_like(rows, exchanges * link.latency_s)
-        return Split(fixed_s + exchanges * self.exchange_s, total_s - fixed_s)
+        return Split(fixed_s + exchanges * self.overheads.exchange_s, total_s - fixed_s)

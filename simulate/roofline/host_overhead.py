@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from treeopt.errors import CostError, UsageError
+from treeopt.errors import UsageError
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.json_records import check_schema
 from treeopt.storage.typed_records import Record, read_record
@@ -85,7 +85,6 @@ class Overheads:
 
         Raises:
             UsageError: the version is no number.
-            CostError: the file is wrong.
         """
         release = None if version is None else _release(version)
         for row in _rows():
@@ -137,11 +136,8 @@ class OverheadFile(Record, frozen=True):
 
 @cache
 def _rows() -> tuple[OverheadRow, ...]:
-    path = shipped("engine_overheads.json")
-    try:
-        return read_record(check_schema(json.loads(path.read_text("utf-8")), SCHEMA), OverheadFile).rows
-    except (OSError, ValueError) as error:
-        raise CostError(f"{path}: {error}") from error
+    content = check_schema(json.loads(shipped("engine_overheads.json").read_text("utf-8")), SCHEMA)
+    return read_record(content, OverheadFile).rows
 
 
 def _release(version: str) -> tuple[int, ...]:

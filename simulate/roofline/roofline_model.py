@@ -51,7 +51,6 @@ class Roofline:
         spread: lambda of `Experts.touched`; 0.6 is fitted to SpecBundle's Qwen3-30B-A3B and 235B-A22B (105 speedups).
         committed: tokens per sequence that a step commits where a shape does not state them: the drafter reads them
             first, and their keys and values are moved.
-        captured: rows for which CUDA graphs were captured, rising; a target's forward is padded to the next.
         observed_rows: rows of the largest step that the model was shifted to, whose error the overheads state; 0: none.
 
     Raises:
@@ -68,7 +67,6 @@ class Roofline:
     kv_bytes: float = 2.0
     spread: float = 0.6
     committed: float = 1.0
-    captured: tuple[int, ...] = ()
     draft_bytes: float = 2.0
     devices: int = 1
     tensor: int = 0
@@ -84,8 +82,6 @@ class Roofline:
                 raise CostError(f"{name} must be above 0 and at most {WIDEST}, got {getattr(self, name)}")
         if not 0 < self.spread <= 1:
             raise CostError(f"spread must be above 0 and at most 1, got {self.spread}")
-        if list(self.captured) != sorted(set(self.captured)) or any(size < 1 for size in self.captured):
-            raise CostError(f"captured must be rising sizes of at least 1, got {self.captured}")
         self._check_devices()
         _ = self.kernels.constants, self.forward, self.drafts
 
@@ -124,17 +120,7 @@ class Roofline:
     @cached_property
     def kernels(self) -> Kernels:
         """The device with the settings of this model."""
-        return Kernels(
-            self.device,
-            self.like,
-            attention_s=self.overheads.attention_s,
-            layer_s=self.overheads.layer_s,
-            exchange_s=self.overheads.exchange_s,
-            launches=self.overheads.launches,
-            weight_bytes=self.weight_bytes,
-            kv_bytes=self.kv_bytes,
-            spread=self.spread,
-        )
+        return Kernels(self.device, self.like, self.overheads, self.weight_bytes, self.kv_bytes, self.spread)
 
     @cached_property
     def draft_kernels(self) -> Kernels:
@@ -174,7 +160,7 @@ class Roofline:
     @property
     def meta(self) -> Mapping[str, Any]:
         """Provenance: that nothing was measured, the device, its constants and all settings."""
-        settings = ("context", "weight_bytes", "draft_bytes", "kv_bytes", "spread", "committed", "captured")
+        settings = ("context", "weight_bytes", "draft_bytes", "kv_bytes", "spread", "committed")
         return {
             "kind": "roofline: predicted from sizes and a data sheet, nothing measured",
             "device": self.label,
@@ -182,7 +168,7 @@ class Roofline:
             "constants": asdict(self.kernels.constants),
             "link": asdict(self.device.link) if self.device.link and self.devices > 1 else None,
             "target": asdict(self.target),
-            "forward": {"bytes": self._read_bytes, "flops": self.target.flops(1)},
+            "forward": {"bytes": self._read_bytes, "flops": 2.0 * self.target.step_parameters},
             "drafter": asdict(self.drafter),
             "overheads": asdict(self.overheads),
             "settings": {name: getattr(self, name) for name in settings},
@@ -233,7 +219,7 @@ class Roofline:
     def _move_s(self, batch: int) -> float:
         """Return the seconds of moving the keys and values of one committed token per sequence."""
         batch = math.ceil(batch / self.forward.groups)
-        return 2 * batch * self.forward.kv_elements * self.kv_bytes / self.kernels.kv_rate
+        return 2 * batch * self.forward.kept_elements(1) * self.kv_bytes / self.kernels.kv_rate
 
     def error(self, shape: StepShape) -> float:
         """Return the stated errors of device and engine together; see `stated_error` and `Overheads.error`."""
@@ -259,7 +245,7 @@ class Roofline:
 
     def plain(self, *, batch: int, context: int | None = None) -> Split:
         """Return the seconds of a plain decoding step; arrays without dimensions."""
-        rows = self._padded(np.asarray(batch, dtype=np.float64))
+        rows = np.asarray(batch, dtype=np.float64)
         logits = np.full_like(rows, batch)
         step = self.kernels.forward(self.forward, rows, logits, batch=batch, context=self._context(context))
         return step + Split.fixed(self.overheads.plain_s + self.overheads.request_s * batch, rows)
@@ -269,7 +255,7 @@ class Roofline:
 
         Both parts are float64.
         """
-        rows = self._padded(batch * np.asarray(tokens, dtype=np.float64))
+        rows = np.asarray(batch * np.asarray(tokens, dtype=np.float64))
         step = self.kernels.forward(self.forward, rows, rows, batch=batch, context=self._context(context))
         host = self.overheads.step_s + self.overheads.request_s * batch
         work = np.full_like(rows, self.committed * self._move_s(batch))
@@ -338,12 +324,6 @@ class Roofline:
 
     def _context(self, context: int | None) -> int:
         return self.context if context is None else context
-
-    def _padded(self, rows: Floats) -> Floats:
-        """Return the rows that are computed: the next captured size, or `rows` beyond the largest."""
-        sizes = np.array([*self.captured, np.inf])
-        padded = sizes[np.searchsorted(sizes, rows)]
-        return np.where(np.isinf(padded), rows, padded)
 
 
 def _read_piece(kernels: Kernels, forward: Forward, start: int, rows: Floats) -> Split:

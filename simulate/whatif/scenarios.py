@@ -1,6 +1,6 @@
 """Scenarios: the plan for each device, context and batch size, and the batch size up to which speculation pays.
 
-Also the acceptance from which a chain pays, the largest batches that fit, and the price of a million tokens.
+Also the acceptance from which a chain pays, and the largest batches that fit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,16 +16,13 @@ from simulate.roofline.roofline_model import Roofline
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import CostError
 from treeopt.planning import search_pipeline
-from treeopt.planning.evaluator import PLAIN
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Choice, Plan
-from treeopt.statistics.clustered_estimate import Estimate, in_logs
+from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 Floats = NDArray[np.float64]
-MILLION = 1e6
-HOUR_S = 3600
 
 
 @dataclass(frozen=True)
@@ -74,31 +71,30 @@ class Place:
     """A device and a context to search for.
 
     Attributes:
-        device: its name.
+        model: target, drafter and device, or several devices.
         context: tokens per sequence in the cache.
         cost: seconds of steps on it.
         memory: memory that target and drafter take of each device.
-        single: name of one device, if there are several; "": `device`.
-        count: number of devices.
-        sharing: how several devices share the models; "" for one device.
     """
 
-    device: str
+    model: Roofline
     context: int
     cost: CostModel
     memory: DeviceMemory
-    single: str = ""
-    count: int = 1
-    sharing: str = ""
+
+    @property
+    def device(self) -> str:
+        """The name of the device or devices."""
+        return self.model.label
 
     @classmethod
     def of(
         cls, model: Roofline, *, context: int, heads: int, memory: float | None = None, cost: CostModel | None = None
     ) -> "Place":
-        """Return the device, the models and the predicted step times of a roofline.
+        """Return the place of a roofline's device, models and predicted step times.
 
         Args:
-            model: target, drafter and device.
+            model: target, drafter and device, or several devices.
             context: tokens per sequence in the cache.
             heads: heads of a drafter that has one for each depth.
             memory: GB that the engine may take of each device; None: its usual share of the data sheet's.
@@ -113,8 +109,7 @@ class Place:
             share=SHARE if memory is None else 1.0,
             **{name: getattr(model, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes", "devices", "tensor")},
         )
-        devices = (model.device.name, model.devices, model.sharing)
-        return cls(model.label, context, model if cost is None else cost, held, *devices)
+        return cls(model, context, model if cost is None else cost, held)
 
 
 def explore(
@@ -157,7 +152,7 @@ def explore(
                 0.0 if tree is None else place.cost.error(StepShape.of(tree, **size)),
                 _holds(memory, entry.batch, entry.choice),
                 plan,
-                place.sharing,
+                place.model.sharing,
                 memory,
             )
             scenarios.append(scenario)
@@ -309,83 +304,3 @@ def _chain_steps(
         ratios.append(step_s / plain_s)
     none_s, all_s = np.array(ratios).T
     return np.array(lengths), none_s, all_s
-
-
-@dataclass(frozen=True)
-class Offer:
-    """The price of decoding on one device at one context and batch size, all rows busy, prompts left out.
-
-    Attributes:
-        device: its name.
-        context: tokens per sequence in the cache.
-        batch: sequences.
-        name: name of the configuration.
-        tpot_s: seconds per token and sequence.
-        million: price of a million tokens, in the currency of the device's price. Its interval is the speedup's; the
-            plain step counts as exactly predicted.
-    """
-
-    device: str
-    context: int
-    batch: int
-    name: str
-    tpot_s: float
-    million: Estimate
-
-    @classmethod
-    def planned(cls, scenario: Scenario, *, price: float) -> "Offer":
-        """Return the price of the chosen configuration, the device being rented at `price` per hour."""
-        return cls._of(scenario, scenario.choice.name, scenario.choice.speedup, price)
-
-    @classmethod
-    def plain(cls, scenario: Scenario, *, price: float) -> "Offer":
-        """Return the price of decoding without speculation, the device being rented at `price` per hour."""
-        return cls._of(scenario, PLAIN, Estimate(1.0, 1.0, 1.0), price)
-
-    @classmethod
-    def _of(cls, scenario: Scenario, name: str, speedup: Estimate, price: float) -> "Offer":
-        tpot_s = scenario.plain_s / speedup.value
-        value = price / HOUR_S * tpot_s / scenario.batch * MILLION
-        million = in_logs(value, speedup.relative)
-        if speedup.low > 0:  # the interval of the speedup, turned over
-            million = Estimate(value, value * speedup.value / speedup.high, value * speedup.value / speedup.low)
-        return cls(scenario.device, scenario.context, scenario.batch, name, tpot_s, million)
-
-
-@dataclass(frozen=True)
-class Cheapest:
-    """The cheapest offers for one context.
-
-    Attributes:
-        context: tokens per sequence in the cache.
-        max_tpot_s: maximum seconds per token and sequence of an offer; None: any.
-        planned: the cheapest of the chosen configurations; None: all take longer, or nothing fits.
-        plain: the cheapest without speculation; None: all take longer, or nothing fits.
-    """
-
-    context: int
-    max_tpot_s: float | None
-    planned: Offer | None
-    plain: Offer | None
-
-
-def cheapest(
-    scenarios: Sequence[Scenario], prices: Mapping[str, float], *, max_tpot_s: float | None = None
-) -> tuple[Cheapest, ...]:
-    """Return for each context the cheapest offer over all devices and batch sizes, except those known not to fit.
-
-    Args:
-        scenarios: scenarios to choose from.
-        prices: price per hour, by device.
-        max_tpot_s: maximum seconds per token and sequence.
-    """
-
-    def best(make: Callable[..., Offer], context: int) -> Offer | None:
-        """Return the cheapest offer of one kind at one context."""
-        fitting = [scenario for scenario in scenarios if scenario.context == context and scenario.fits is not False]
-        offers = [make(scenario, price=prices[scenario.device]) for scenario in fitting]
-        quick = [offer for offer in offers if max_tpot_s is None or offer.tpot_s <= max_tpot_s]
-        return min(quick, key=lambda offer: offer.million.value, default=None)
-
-    contexts = dict.fromkeys(scenario.context for scenario in scenarios)
-    return tuple(Cheapest(c, max_tpot_s, best(Offer.planned, c), best(Offer.plain, c)) for c in contexts)

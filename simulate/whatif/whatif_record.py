@@ -8,7 +8,8 @@ from msgspec import Meta
 
 from simulate.model_sizes.device_memory import SHARE
 from simulate.profiles.profile import Profile
-from simulate.whatif.scenarios import Cheapest, Fit, Offer, Scenario, cheapest, fits, limits
+from simulate.whatif.price_per_token import Cheapest, Offer, cheapest
+from simulate.whatif.scenarios import Fit, Scenario, fits, limits
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.engines import ENGINES
 from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
@@ -59,35 +60,12 @@ class LimitRecord(Record, frozen=True):
     surely_up_to: Annotated[Count | None, Meta(description="with the whole interval above 1")]
 
 
-class OfferRecord(Record, frozen=True):
-    """The price of decoding on one device at one context and batch size."""
-
-    device: str
-    context: Index
-    batch: Count
-    name: str
-    tpot_s: Annotated[Positive, Meta(description="seconds per token and sequence")]
-    million: Annotated[EstimateRecord | None, Meta(description="price of a million tokens; null: no prices were given")]
-
-
-class CheapestRecord(Record, frozen=True):
-    """The cheapest offers for one context, as planned and without speculation; null where there is none.
-
-    Without prices, those of most tokens per second.
-    """
-
-    context: Index
-    max_tpot_s: Annotated[Positive | None, Meta(description="most seconds per token and sequence; null: any")]
-    planned: OfferRecord | None
-    plain: OfferRecord | None
-
-
 class WhatIfRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA, kw_only=True):
     """Predictions for devices, contexts and batch sizes."""
 
     cells: Annotated[tuple[ScenarioRecord, ...], Meta(min_length=1)]
     limits: tuple[LimitRecord, ...]
-    cheapest: tuple[CheapestRecord, ...] = ()
+    cheapest: Annotated[tuple[Cheapest, ...], Meta(description="with --price: cheapest offers by context")] = ()
     fits: Annotated[tuple[Fit, ...], Meta(description="with --fit: largest batches and their throughput")] = ()
     conditions: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -122,8 +100,7 @@ def record_of_scenarios(
     """
     conditions = whatif_conditions(trace, scenarios, settings) + _host_time(meta)
     limits_s = settings.max_tpot_s or (None,)
-    each = prices or dict.fromkeys((scenario.device for scenario in scenarios), 1.0)  # the same: speed decides
-    offers = [offer for limit in limits_s if prices or limit for offer in cheapest(scenarios, each, max_tpot_s=limit)]
+    offers = [offer for limit in limits_s if prices or limit for offer in cheapest(scenarios, prices, max_tpot_s=limit)]
     return {
         "schema": SCHEMA,
         "cells": [_cell(scenario, prices) for scenario in scenarios],
@@ -131,21 +108,12 @@ def record_of_scenarios(
             {"device": name, "context": tokens, "pays_up_to": pays, "surely_up_to": surely}
             for (name, tokens), (pays, surely) in limits(scenarios).items()
         ],
-        "cheapest": [_offers(best, priced=prices is not None) for best in offers],
+        "cheapest": [asdict(best) for best in offers],
         "fits": [asdict(fit) for fit in fits(scenarios)] if settings.fit else [],
         "conditions": conditions if prices is None else [*conditions, RENTED],
         "warnings": list(warnings),
         "meta": dict(meta),
     }
-
-
-def _offers(best: Cheapest, *, priced: bool) -> dict[str, Any]:
-    """Return offers as JSON values, without prices if none were given."""
-    record = asdict(best)
-    for offer in (record["planned"], record["plain"]):
-        if offer is not None and not priced:
-            offer["million"] = None
-    return record
 
 
 def _cell(scenario: Scenario, prices: Mapping[str, float] | None) -> dict[str, Any]:
@@ -168,7 +136,7 @@ def _cell(scenario: Scenario, prices: Mapping[str, float] | None) -> dict[str, A
         "speedup": asdict(choice.speedup),
         "relative_error": scenario.error,
         "break_even_acceptance": scenario.break_even,
-        "million": prices and asdict(Offer.planned(scenario, price=prices[scenario.device]).million),
+        "million": prices and asdict(Offer.planned(scenario, price=prices[scenario.device]))["million"],
     }
 
 

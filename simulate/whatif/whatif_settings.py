@@ -8,7 +8,7 @@ from typing import Any
 from simulate.model_sizes.device_memory import SHARE
 from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.model_sizes.hf_config import OWN_SWEEP
-from simulate.model_sizes.sizes_by_hand import SPREAD
+from simulate.model_sizes.sizes_by_hand import KEYS, SPREAD
 from simulate.profiles.profile import Profile
 from treeopt import defaults
 from treeopt.defaults import WHATIF_CONTEXT
@@ -18,8 +18,8 @@ from treeopt.settings import Settings, setting
 
 Config = Path | str | Mapping[str, Any]  # a folder, a config.json, or its content
 
-PRICES = (1e-6, 1e9)  # per hour
 LINKS = (1e-6, 1e6)  # GB/s, and microseconds
+LARGEST = 1e15  # weights of a model
 SHEETS = (1e-12, 1e21)  # GB/s, and TFLOP/s
 
 
@@ -118,7 +118,7 @@ class WhatIfSettings(Settings):
     seed: int = defaults.seed()
 
     def check(self) -> None:
-        """Raise UsageError where a setting lacks the one that it belongs to."""
+        """Raise UsageError where a setting lacks the one that it belongs to, or numbers are not those that it takes."""
         if (self.profile is None) != (self.measured_on is None):
             raise UsageError("--profile and --measured-on need each other")
         if self.observed and (len(self.hardware) > 1 or self.profile is not None):
@@ -129,6 +129,10 @@ class WhatIfSettings(Settings):
         ):
             if len(numbers) not in (0, 2):
                 raise UsageError(f"{option} takes two numbers, {units}")
+        for name, size in (self.sizes or {}).items():
+            most = 1 if name == SPREAD else LARGEST
+            if name not in (*KEYS, SPREAD) or not 0 < size <= most:
+                raise UsageError(f"--sizes takes numbers of {', '.join((*KEYS, SPREAD))}, not {name}={size:g}")
 
     @property
     def by_hand(self) -> Mapping[str, float]:
@@ -148,8 +152,9 @@ class WhatIfSettings(Settings):
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings as the record holds them, without models and step times, which it names elsewhere."""
-        names = "kind batch context prices engine observed measured_on data_sheet memory like sizes"
+        engine, _, version = (self.engine or "").partition("==")
+        names = "kind batch context prices observed measured_on data_sheet memory like sizes"
         names += " weight_bytes draft_bytes kv_bytes seed max_nodes max_depth"
         fields = {name: getattr(self, name) for name in names.split()}
         link = ",".join(f"{number:g}" for number in self.link) or None
-        return fields | {"link": link, "compare": {}}
+        return fields | {"engine": engine or None, "engine_version": version or None, "link": link, "compare": {}}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.model_sizes.drafter_kinds import eagle_parameters
+from executor.drafters.eagle import eagle_shape
 from simulate.model_sizes.model_shape import Shape
 from simulate.paper_formulas import expected_tau, walltime_speedup, weight_speedup
 from treeopt.storage.atomic_files import shipped
@@ -86,7 +86,7 @@ class Published:
     def weights(self, model: str) -> tuple[int, int]:
         """Return the weights that an EAGLE drafter's forward and a plain step read, from Table 1 or counted."""
         shape = self.shapes[model]
-        return self.table_weights.get(model, (eagle_parameters(shape), shape.step_parameters))
+        return self.table_weights.get(model, (eagle_shape(shape).level.weights, shape.step_parameters))
 
     def forwards_s(self, model: str) -> tuple[float, float]:
         """Return the seconds of an EAGLE drafter's forward and of a plain step of a model, on CORAL's A6000.

@@ -198,7 +198,11 @@ def compare(
         sizes = tuple(dict.fromkeys(Size("chain", min(size.nodes, longest)) for size in sizes))
     parts = {name: hold_out(trace, held_out=settings.held_out, seed=settings.seed) for name, trace in traces.items()}
     paired = pairing is not None
-    contests = _by_size(parts, sizes, drafter_rules, paired=paired)
+    judged = _by_size(parts, sizes, drafter_rules, paired=paired)
+    contests = [contest for contest in judged if contest.standings]
+    left_out = [f"{one.name} is left out: {next(iter(one.skipped.values()))}" for one in judged if not one.standings]
+    if left_out and not contests and not batches:
+        raise UsageError(f"--shapes: {'; '.join(left_out)}")
     plans: dict[str, Plan] = {}
     limits: dict[str, Any] = {name: getattr(settings, name) for name in ("max_nodes", "max_depth", "held_out", "seed")}
     for name, trace in traces.items() if batches else ():
@@ -225,12 +229,13 @@ def compare(
         },
         "provenance": this_run(),
     }
+    doubts = (*left_out, *unlike(meta["trace"], meta["cost"], pairing))
     return Comparison(
         first,
         pairing,
         tuple(contests),
         plans,
-        (*unlike(meta["trace"], meta["cost"], pairing), *_drift(contests, meta["cost"]), *_merge_sentences(warnings)),
+        (*doubts, *_drift(contests, meta["cost"]), *_merge_sentences(warnings)),
         meta,
     )
 

@@ -9,7 +9,8 @@ from typing import Any
 import altair as alt
 from marimo import Html, accordion, as_html, callout, plain_text, vstack
 
-from simulate.whatif.scenarios import Offer, Scenario, cheapest
+from simulate.whatif.price_per_token import Offer, cheapest
+from simulate.whatif.scenarios import Scenario
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
 from treeopt.charts.speed_charts import speedups, throughput_and_latency
 from treeopt.charts.trace_charts import accepted_shares, tau_by_nodes, tree_picture
@@ -213,8 +214,8 @@ def _row(scenario: Scenario, price: float) -> Row:
         (
             number(scenario.batch),
             word("does not fit" if scenario.fits is False else describe_choice(scenario.choice)),
-            money(asdict(planned.million)),
-            money(asdict(plain.million)),
+            money(asdict(planned)["million"]),
+            money(asdict(plain)["million"]),
             number(1e3 * planned.tpot_s, 2),
         )
     )
@@ -224,4 +225,5 @@ def _offer(offer: Offer | None) -> str:
     if offer is None:
         return "at no batch size within the limits"
     name = "" if offer.name == PLAIN else f" with the {offer.name}"
-    return f"at batch {offer.batch}{name}: {money(asdict(offer.million)).text}"
+    price = money(asdict(offer)["million"]).text
+    return f"at batch {offer.batch}{name}: {price}"

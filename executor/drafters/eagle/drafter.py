@@ -15,9 +15,9 @@ from transformers import LlamaConfig
 from executor.drafters.base.decoder_layer import Attend, Layer, SelfAttention, layer_config
 from executor.drafters.base.feature_recurrence import Recurrent
 from executor.drafters.base.recipe import Frequent, Recipe
+from executor.drafters.eagle import eagle_shape
 from executor.drafters.eagle.lm_head_router import Router, routed_scores
 from executor.target.target_model import Target
-from simulate.model_sizes.drafter_kinds import eagle_parameters
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import UsageError
 
@@ -116,5 +116,11 @@ def random_layer(target: Target, count: int, packed: bool) -> Eagle:
 
 
 def weights_read(drafter: Eagle, target: Shape) -> int | None:
-    """Return the weights that a forward reads, None with a router; see `DrafterKind.reads`."""
-    return None if drafter.groups else eagle_parameters(target, fc_bias=drafter.fc.bias is not None)
+    """Return the weights that a forward reads, None with a router; see `DrafterKind.reads`.
+
+    The layer lacks the first norm of the target's, and what else it holds beside matrices counts. Source: CORAL (Weng
+    et al. 2025), Table 1, W_d.
+    """
+    if drafter.groups or target.experts is not None:
+        return None
+    return eagle_shape(target).level.weights + target.layer_groups[0].other - target.hidden

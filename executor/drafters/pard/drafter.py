@@ -160,8 +160,9 @@ def read_pard(stored: Stored, target: Target) -> Pard:
 
 def pard_content(drafter: Pard, layout: str | None, target: Target | None, name: str) -> Written:
     """Return the model's own files, with the mask token as AMD's and vLLM's readers ask for it."""
-    config = {**drafter.model.config.to_dict(), "architectures": [type(drafter.model).__name__], MASKS[0]: drafter.mask}
-    config |= {"torch_dtype": config.pop("dtype", None), "spd_type": drafter.kind}
+    config = drafter.model.config.to_diff_dict()
+    config |= {"architectures": [type(drafter.model).__name__], "torch_dtype": config.pop("dtype", None)}
+    config |= {MASKS[0]: drafter.mask, "spd_type": drafter.kind}
     held = {value.data_ptr(): (key, value) for key, value in reversed(drafter.model.state_dict().items())}  # tied: once
     return Written("model.safetensors", dict(held.values()), config, {"kind": drafter.kind})
 

@@ -24,6 +24,7 @@ def test_it_is_written_and_read_again(tmp_path, kind):
     save_drafter(tmp_path, drafter, dtype="float32", meta={}, target=target)
     loaded = load_drafter(tmp_path, target)
     assert (loaded.kind, loaded.mask) == (kind_of_drafter(tmp_path), 5) == ("pard", 5)
+    assert drafter_shape(tmp_path, kind="pard").slots == 8
     text = torch.tensor(random_prompts((9, 9), seed=3))
     with torch.no_grad():
         passes = (each.teacher_forced(target, text, torch.zeros(0), 3) for each in (loaded, drafter))

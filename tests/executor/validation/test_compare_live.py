@@ -366,7 +366,7 @@ def test_weights_are_counted_where_shapes_tell():
     one_layer = random_drafter("layers:1", target)
     assert isinstance(one_layer, LanguageModel)
     assert weights_read(target, one_layer) == (
-        shape.step_parameters - shape.layer_parameters,
+        shape.step_parameters - shape.layer_groups[0].weights(),
         shape.step_parameters,
     )
     head = shape.hidden**2 + shape.hidden

@@ -60,4 +60,4 @@ def test_caches_and_states_are_those_of_transformers(name):
             counted += group.count * attention.kv_width * min(TOKENS, (attention.window or TOKENS + 1) - 1)
     assert (2 * counted, shape.state_bytes) == (cached, states)
     if all(group.attention is None or group.attention.window is None for group in shape.layer_groups):
-        assert shape.kv_bytes() * TOKENS == cached
+        assert shape.kv_bytes * TOKENS == cached

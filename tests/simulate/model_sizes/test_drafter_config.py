@@ -73,7 +73,7 @@ def test_deeper_layers_read_the_layer_before():
     two = eagle3(STATED | {"num_hidden_layers": 2})
     assert two.level.weights - eagle3(STATED).level.weights == PLAIN
     assert two.level.layers == 2
-    assert two.level.kv_elements == 2 * eagle3(STATED).level.kv_elements
+    assert two.level.kept_elements(1) == 2 * eagle3(STATED).level.kept_elements(1)
     assert not names_drafter({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32})
     assert eagle3(LLAMA_3_8B).level.layers == 1  # a target's configuration: one layer like its own
     first = {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 2}

@@ -102,10 +102,10 @@ def test_known_totals_states_and_caches():
     shapes = covered()
     assert round(shapes["openai/gpt-oss-120b"].parameters / 1e9, 2) == 116.83
     assert round(shapes["deepseek-ai/DeepSeek-V3"].parameters / 1e9, 2) == 671.03
-    assert shapes["deepseek-ai/DeepSeek-V3"].kv_bytes() == 2 * 61 * (512 + 64)  # latent, for all heads
+    assert shapes["deepseek-ai/DeepSeek-V3"].kv_bytes == 2 * 61 * (512 + 64)  # latent, for all heads
     large = shapes["Qwen/Qwen3.5-397B-A17B"]
     assert large.state_bytes / 2 == pytest.approx(90 * 2**20, rel=0.03)  # TreeWY (arXiv 2608.20961), a state in bf16
-    assert large.kv_bytes() == 15 * 2 * 2 * 256 * 2  # of 15 layers of 60
+    assert large.kv_bytes == 15 * 2 * 2 * 256 * 2  # of 15 layers of 60
     gemma = [group for group in shapes["google/gemma-3-27b-it"].groups if group.attention.window == 1024]
     assert [group.count for group in gemma] == [52]
 

@@ -261,7 +261,7 @@ def test_contexts_beyond_the_target_s_are_warned_of(files, tmp_path):
 
 def test_what_exceeds_the_memory_does_not_fit_and_does_not_pay(files):
     asked = ["--batch", "32,64", "--context", "8k", "--max-nodes", "9"]
-    size = 2 * (L3.parameters + 2 * L3.hidden**2 + L3.layer_parameters)
+    size = 2 * (L3.parameters + 2 * L3.hidden**2 + L3.layer_groups[0].weights())
     keys = 8192 * 2 * (L3.layers + 1) * L3.kv_heads * L3.head_dim * 2
     assert size + 32 * keys < 0.92 * 80 * 2**30 < size + 64 * keys
     record = json.loads(done(*words(files, *asked, "--json", hardware="h100,h200")).stdout)
@@ -341,7 +341,7 @@ def test_an_exchange_that_is_not_known_is_given(files):
     sums = 2 * 32 + 1  # of the layers, and the logits
     assert cells[1][0]["plain_s"] - cells[0][0]["plain_s"] == pytest.approx(sums * 25e-6)
     assert cells[1][1] == cells[0][1]  # the H100's is known
-    refused(run(*words(files, "--link", "fast,25", hardware="2xl40s")), "--link takes GB/s and microseconds", code=2)
+    refused(run(*words(files, "--link", "fast,25", hardware="2xl40s")), "is not two numbers such as 20,25", code=2)
     refused(run(*words(files, "--link", "20,25", hardware="2xh100")), "--link has no effect", code=2)
 
 
@@ -374,7 +374,10 @@ def test_the_largest_figures_that_are_taken_are_computed_with(files):
     ("words_", "said", "code"),
     [
         (("--hardware", "h300"), "hardware must be one of A6000", 1),
-        (("--data-sheet", "1000"), "--data-sheet takes GB/s and TFLOP/s", 2),
+        (("--hardware", "8xh100:tp3ep8"), "8xh100:tp3ep8: experts are spread over all 8 devices", 2),
+        (("--hardware", "8xh100:tp2ep8"), "--hardware 8xh100-sxm:tp2ep8: experts can be spread", 1),
+        (("--for", "vllm==new"), "a version must be numbers such as 0.10.2, got 'new'", 2),
+        (("--data-sheet", "1000"), "--data-sheet takes two numbers, GB/s and TFLOP/s", 2),
         (("--price", "h100=1,l40s=1", "--max-tpot-ms", "inf"), "inf is not a finite number", 2),
         (("--measured-on", "h100"), "--profile and --measured-on need each other", 2),
     ],

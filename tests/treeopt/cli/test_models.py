@@ -2,12 +2,8 @@
 
 import json
 
-import pytest
-
 from simulate.model_sizes.hf_config import known_models
 from tests.helpers.command_line import done, refused, run
-from treeopt.cli.commands.whatif import ByHand
-from treeopt.errors import UsageError
 
 ASKED = ("whatif", "--acceptance", "0.73,0.52", "--kind", "eagle3", "--hardware", "h200", "--batch", "1", "--json")
 
@@ -35,9 +31,11 @@ def test_a_target_by_name_by_its_last_part_and_by_hand():
     by_hand = ("--sizes", "params=30e9,active=3e9,kv_bytes=20000", "--weight-bytes", "1")
     found = json.loads(done(*ASKED, "--target", "DeepSeek-V4-Pro", *by_hand).stdout)
     assert found["cells"][0]["fits"]
-    for wrong in ("params=x", "frob=1", "params"):
-        with pytest.raises(UsageError, match="--sizes takes numbers of params, active, kv_bytes, layers"):
-            ByHand().convert(wrong, None, None)
+    for wrong in ("params=x", "params", "params=1e9,params=2e9"):
+        refused(run(*ASKED, "--target", "8b", "--sizes", wrong), "is not NAME=NUMBER with a name of its own", code=2)
+    for wrong in ("frob=1", "params=1e16", "spread=2"):
+        said = "--sizes takes numbers of params, active, kv_bytes, layers"
+        refused(run(*ASKED, "--target", "8b", "--sizes", wrong), said, code=2)
     refused(run(*ASKED, "--target", "8b", "--sizes", "active=3e9"), "--sizes needs params, such as")
     refused(
         run(*ASKED, "--target", "8b", "--sizes", "params=1e9,active=3e9,kv_bytes=9"), "active must be at most params"

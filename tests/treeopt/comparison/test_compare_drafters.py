@@ -109,6 +109,14 @@ def test_each_drafter_is_judged_as_if_alone(two):
             assert astuple(standing.speedup) == pytest.approx(astuple(choice.speedup))
 
 
+def test_sizes_that_no_trace_holds_are_left_out_and_named(two):
+    found = compare(two, sizes=parse_sizes("chain:2,chain:9"))
+    assert [contest.name for contest in found.contests] == ["chain of 2"]
+    assert "chain of 9 is left out: the tree has depth 9, the trace records depth 4" in found.warnings
+    with pytest.raises(UsageError, match=r"^--shapes: chain of 9 is left out"):
+        compare(two, sizes=parse_sizes("chain:9"))
+
+
 def test_a_drafter_is_once_as_good_as_itself(two):
     same = two["worse"]
     found = compare({"a": same, "b": same}, {"a": times(), "b": times()}, batch=1)

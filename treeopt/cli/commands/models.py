@@ -40,5 +40,5 @@ def _row(name: str) -> dict[str, Any]:
         shape = Shape.from_config(known_models()[name])
     except CostError as error:
         return {"name": name, **row, "refused": str(error).partition(":")[0]}
-    sizes = (shape.parameters / 1e9, shape.step_parameters / 1e9, shape.kv_bytes(), shape.state_bytes / 1e6)
+    sizes = (shape.parameters / 1e9, shape.step_parameters / 1e9, shape.kv_bytes, shape.state_bytes / 1e6)
     return {"name": name, **dict(zip(row, sizes, strict=True)), "refused": ""}

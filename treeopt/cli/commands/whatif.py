@@ -1,14 +1,14 @@
 """`treeopt whatif`: the best tree on devices, batch sizes and contexts that were not measured."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
-from simulate.model_sizes.sizes_by_hand import KEYS, SPREAD
 from simulate.profiles.profile import SCHEMA as PROFILE
 from simulate.profiles.profile import save_profile
-from simulate.whatif.whatif_settings import LINKS, PRICES, SHEETS, WhatIfSettings
+from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.api.whatif_devices import WhatIf
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
@@ -36,53 +36,31 @@ EXAMPLES = examples(
     "treeopt whatif --trace data/traces/medusa-t0.npz --hardware h100 --target 8b --batch 1 "
     "--max-nodes 15 --price h100=2.5 --plans plans",
 )
-LARGEST = 1e15  # weights of a model
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-class ByHand(click.ParamType):  # type: ignore[type-arg]
-    """Sizes by name, such as `params=117e9,active=5.1e9`."""
+class NamedNumbers(click.ParamType):  # type: ignore[type-arg]
+    """Numbers by name, such as `params=117e9,active=5.1e9` or `h100=2.5,l40s=0.9`."""
 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the sizes by name.
+        """Return the numbers by name.
 
-        >>> ByHand().convert("params=8e9, kv_bytes=131072", None, None)
+        >>> NamedNumbers().convert("params=8e9, kv_bytes=131072", None, None)
         {'params': 8000000000.0, 'kv_bytes': 131072.0}
         """
-        sizes = {}
+        numbers: dict[str, float] = {}
         for part in str(value).split(","):
-            name, _, number = (word.strip() for word in part.partition("="))
-            least, most = (0, 1) if name == SPREAD else (1, LARGEST)
-            if name not in (*KEYS, SPREAD) or not least <= (_float(number) or -1) <= most:
-                raise UsageError(f"--sizes takes numbers of {', '.join((*KEYS, SPREAD))}, not {part.strip()!r:.80}")
-            sizes[name] = float(number)
-        return sizes
-
-
-class Prices(click.ParamType):  # type: ignore[type-arg]
-    """Prices by device, such as `h100=2.5,l40s=0.9`."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the prices by name.
-
-        >>> Prices().convert("h100=2.5,l40s=0.9", None, None)
-        {'h100': 2.5, 'l40s': 0.9}
-        """
-        prices: dict[str, float] = {}
-        for part in str(value).split(","):
-            name, equals, number = (word.strip() for word in part.partition("="))
-            price = _float(number) if equals else None
-            if not name or price is None or not PRICES[0] <= price <= PRICES[1]:
-                bounds = f"a number from {PRICES[0]:g} to {PRICES[1]:g}"
-                raise UsageError(f"--price takes NAME=PRICE, {bounds}, such as h100=2.5,l40s=0.9, not {part.strip()!r}")
-            if name in prices:
-                raise UsageError(f"--price names {name} twice")
-            prices[name] = price
-        return prices
+            name, _, text = (word.strip() for word in part.partition("="))
+            try:
+                number = float(text)
+            except ValueError:
+                number = math.nan
+            if not name or not math.isfinite(number) or name in numbers:
+                self.fail(f"{part.strip()!r:.80} is not NAME=NUMBER with a name of its own", param, ctx)
+            numbers[name] = number
+        return numbers
 
 
 class Pair(click.ParamType):  # type: ignore[type-arg]
@@ -90,24 +68,12 @@ class Pair(click.ParamType):  # type: ignore[type-arg]
 
     name, whole = "text", True
 
-    def __init__(self, words: str, least: float, most: float) -> None:
-        """Take what errors call the numbers, and their bounds."""
-        self._words, self._least, self._most = words, least, most
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the two numbers."""
-        numbers = [_float(word) for word in value.split(",")] if isinstance(value, str) else list(value)
-        if value and (len(numbers) != 2 or not all(n and self._least <= n <= self._most for n in numbers)):
-            bounds = f"numbers from {self._least:g} to {self._most:g}"
-            raise UsageError(f"{self._words}, {bounds}, not {value!r}")
-        return tuple(numbers)
-
-
-def _float(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+        try:
+            return tuple(map(float, value.split(","))) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"{value!r:.80} is not two numbers such as 20,25", param, ctx)
 
 
 TYPES = {
@@ -115,10 +81,8 @@ TYPES = {
     **dict.fromkeys(("measured_on", "like"), Devices()),
     "hardware": Devices(several=True),
     "profile": general.FILE,
-    "prices": Prices(),
-    "sizes": ByHand(),
-    "link": Pair("--link takes GB/s and microseconds, such as 20,25", *LINKS),
-    "data_sheet": Pair("--data-sheet takes GB/s and TFLOP/s, such as 900,165", *SHEETS),
+    **dict.fromkeys(("prices", "sizes"), NamedNumbers()),
+    **dict.fromkeys(("link", "data_sheet"), Pair()),
     "engine": EngineName(ENGINES.limiting, versions=True),
 }
 

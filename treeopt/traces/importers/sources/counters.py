@@ -73,8 +73,7 @@ def totals_by_engine(samples: Mapping[Key, float]) -> tuple[str, int, list[int]]
 def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
     """Return the counters of engines, by the engine's names.
 
-    Collectors write an underscore for the colon, put names of their own before (`ray_vllm_spec_decode_...`), and may
-    leave out `_total`.
+    Collectors write an underscore for the colon, put names before (`ray_vllm_spec_decode_...`), and omit `_total`.
     """
     totals: dict[Key, float] = {}
     for names in counter_names().values():

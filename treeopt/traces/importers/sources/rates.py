@@ -253,8 +253,7 @@ def _printed(rates: Sequence[str], words: str, counts: Sequence[int | None], whe
     named = _PERCENT.search(words) is not None
     percent = all(marked) or max(values) > 1
     if max(values) > 100:
-        what = "are these counts? Divide them by the drafts; decimals stand behind a point"
-        raise TraceError(f"{where}: {max(values):g} is no rate: {what}")
+        raise TraceError(f"{where}: {max(values):g} is no rate: are these counts? Divide by drafts; write 0.8 for 0,8")
     if not all(marked) and not named and 0 < min(values) <= 1 < max(values):
         raise TraceError(f"{where}: rates mix per cent and shares: {', '.join(rates)[:60]}")
     if named and not percent and max(values) > 0:

@@ -28,6 +28,7 @@ ACCEPTED = ("spec_num_correct_drafts", "num_accepted_draft_tokens", "total_accep
 DRAFTED = ("num_draft_tokens", "total_draft_tokens")  # SGLang's number is not counted: it is the configured one
 LONGEST = "num_spec_tokens"
 PER_STEP = ("per_step_accepted", "per_step_drafted")
+WRITTEN = "completion_tokens"  # of the `usage` of a response with one choice
 MAX_RESPONSE_STEPS = 10**6
 SHORT = (
     "a histogram of SGLang ends with the most drafts that a step accepted: this is taken to be the length of the chain "
@@ -62,6 +63,11 @@ def read_responses(content: Content, *, depth: int | None = None, uneven: bool =
     """
     stats = _statistics(content)
     requests = [_lengths(record, f"response {number}") for number, record in enumerate(stats)]
+    per_step = [list(record[PER_STEP[1]]) for record in stats if record.get(PER_STEP[1]) is not None]
+    idle = [_undrafted(record, request) for record, request in zip(stats, requests, strict=True)]
+    if len(per_step) == len(stats):
+        requests = [request + (0,) * count for request, count in zip(requests, idle, strict=True)]
+        per_step = [part + [0] * count for part, count in zip(per_step, idle, strict=True)]
     known = [record[LONGEST] for record in stats if record.get(LONGEST) is not None]
     longest = max(int(max(request)) for request in requests)
     chosen = max([longest, 1, *known]) if depth is None else depth
@@ -73,7 +79,6 @@ def read_responses(content: Content, *, depth: int | None = None, uneven: bool =
     accepted = survival_counts(lengths, chosen).tolist()
     tokens = [_number(record, DRAFTED) for record in stats]
     total = None if None in tokens else sum(count for count in tokens if count is not None)
-    per_step = [record[PER_STEP[1]] for record in stats if record.get(PER_STEP[1]) is not None]
     if (
         total is not None
         and total < len(lengths) * chosen * (1 - TOLERATED)
@@ -84,9 +89,15 @@ def read_responses(content: Content, *, depth: int | None = None, uneven: bool =
         return chain_from_counts(accepted, steps=len(lengths), drafted=drafted.tolist())
     assumed = () if known or depth is not None else (SHORT,)
     chain = chain_from_counts(accepted, steps=len(lengths), draft_tokens=total, uneven=uneven, assumed=assumed)
-    ordered = len(per_step) == len(stats)
-    tried = tuple(tuple(part) for part in per_step) if ordered else ()
-    return replace(chain, requests=tuple(requests), ordered=ordered, drafted=tried)
+    complete = len(per_step) == len(stats)
+    tried = tuple(tuple(part) for part in per_step) if complete else ()
+    return replace(chain, requests=tuple(requests), ordered=complete and not any(idle), drafted=tried)
+
+
+def _undrafted(record: Mapping[str, Any], accepted: Sequence[int]) -> int:
+    """Return the steps of a response that drafted nothing, which vLLM leaves out: a token each, after prefill's."""
+    written = record.get(WRITTEN)
+    return max(0, written - 1 - len(accepted) - sum(accepted)) if type(written) is int else 0
 
 
 def _statistics(content: Content) -> list[Mapping[str, Any]]:
@@ -114,22 +125,27 @@ def _statistics(content: Content) -> list[Mapping[str, Any]]:
 
 
 def _responses(values: Sequence[Any]) -> Iterator[_Placed]:
-    """Yield the objects with a histogram, also in strings of raw responses, and their places."""
-    stack: list[tuple[Any, _Place | None]] = [(value, None) for value in values[::-1]]
+    """Yield the objects with a histogram, also in strings of raw responses, and their places.
+
+    An object within a response of one choice also has the tokens that were written, if the response counts them.
+    """
+    stack: list[tuple[Any, _Place | None, Mapping[str, Any]]] = [(value, None, {}) for value in values[::-1]]
     while stack:
-        value, place = stack.pop()
+        value, place, more = stack.pop()
         inner: list[tuple[Any, Any]] = []
         if isinstance(value, dict):
             place = (value["id"],) if isinstance(value.get("id"), str) else place
-            inner = list(value.items())
+            inner, usage, choices = list(value.items()), value.get("usage"), value.get("choices")
+            if isinstance(usage, dict) and isinstance(choices, list):
+                more = {WRITTEN: usage.get(WRITTEN)} if len(choices) == 1 else {}
             if any(value.get(key) for key in HISTOGRAM):
-                yield place, value
+                yield place, {**more, **value}
         elif isinstance(value, list):
             inner = [(_index(part, number), part) for number, part in enumerate(value)]
         elif isinstance(value, str) and "_histogram" in value:
             with suppress(TraceError):
                 yield from _responses(parsed(value))
-        stack.extend((part, None if place is None else (*place, key)) for key, part in reversed(inner))
+        stack.extend((part, None if place is None else (*place, key), more) for key, part in reversed(inner))
 
 
 def _index(part: Any, number: int) -> int:

@@ -194,3 +194,18 @@ def test_responses_printed_on_one_line_have_their_own_names():
     line = "out=" + repr([{"spec_accept_histogram": EARLY, "id": "a"}, {"spec_accept_histogram": LATE, "id": "b"}])
     assert len(chain_of(line).requests) == 2
     assert len(chain_of(f"{line}\n{line}").requests) == 2
+
+
+def test_steps_that_drafted_nothing_are_those_of_the_tokens_that_are_left():
+    """vLLM's suffix decoding: 15 tokens are one of prefill, five steps with their seven drafts, and two steps alone."""
+    block = VLLM_RESPONSE | {"per_step_drafted": [3, 1, 3, 2, 1], "num_draft_tokens": 10}
+    response = {
+        "choices": [{"text": ""}],
+        "usage": {"completion_tokens": 15},
+        "metrics": {"speculative_decoding": block},
+    }
+    chain = chain_of(json.dumps(response), uneven=True)
+    assert (chain.requests, chain.drafted) == (((3, 0, 1, 2, 1, 0, 0),), ((3, 1, 3, 2, 1, 0, 0),))
+    assert (chain.steps, chain.ordered, chain.tau) == (7, False, pytest.approx(2))
+    two = response | {"choices": [{"text": ""}] * 2}  # whose tokens these are is not said
+    assert chain_of(json.dumps(two), uneven=True).ordered

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_by_layers, kind_of_drafter
-from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, parsed, quant_method
+from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, parsed, text_part
 from simulate.model_sizes.model_shape import Shape
 from simulate.model_sizes.sizes_by_hand import SPREAD, llama_of, shape_by_hand
 from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
@@ -18,11 +18,13 @@ from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.observed_steps import Observed, shifted
 from simulate.whatif.scenarios import Place
 from simulate.whatif.unmeasured_profiles import transfer
-from simulate.whatif.whatif_settings import PRICES, Config, WhatIfSettings
+from simulate.whatif.whatif_settings import Config, WhatIfSettings
 from treeopt.defaults import BYTES
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
+
+QUANTISED = ("quantization_config", "hf_quant_config", "quantization")  # fields; the last is MLX's
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,11 @@ def bytes_per_weight(config: Config | None, given: float | None, option: str, *,
     """
     if given is not None or config is None:
         return default if given is None else given
-    method = quant_method(config)
-    if method is not None:
+    if quantised := parsed(config, lambda content: next(filter(None, map(text_part(content).get, QUANTISED)), None)):
         name = "" if isinstance(config, Mapping) else f"{config}: "
+        method = quantised
+        if isinstance(quantised, Mapping):
+            method = quantised.get("quant_method", quantised.get("quant_algo", "not named"))
         raise UsageError(
             f"{name}quantization_config says that weights are quantised (quant_method {method}): give the "
             f"bytes of one with {option}"
@@ -204,41 +208,6 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
     return places, warnings
 
 
-def prices_of_devices(prices: Mapping[str, float], places: Sequence[Place]) -> dict[str, float]:
-    """Return the price per hour of every device or group of devices that the settings name.
-
-    Args:
-        prices: of a single device, by names as `hardware` takes them.
-        places: the devices, all of which must be priced.
-
-    Raises:
-        UsageError: names the price that is wrong or missing.
-    """
-    singles = {place.single or place.device for place in places}
-    priced: dict[str, float] = {}
-    for word, price in prices.items():
-        if not PRICES[0] <= price <= PRICES[1]:
-            raise UsageError(f"--price must be from {PRICES[0]:g} to {PRICES[1]:g} per hour, got {word}={price:g}")
-        count, _, name = _count_and_name(word)
-        if count > 1:
-            raise UsageError(f"--price takes the price of one device: name {name}, not {word}")
-        name = next((single for single in singles if single.casefold() == name.casefold()), name)
-        if name not in singles:
-            try:
-                name = find_hardware(name).name
-            except CostError as error:
-                raise UsageError(f"--price: {error}") from error
-        if name not in singles:
-            raise UsageError(f"--price: {name} is not among the devices of --hardware")
-        if name in priced:
-            raise UsageError(f"--price names {name} twice")
-        priced[name] = price
-    missing = sorted(singles - priced.keys())
-    if missing:
-        raise UsageError(f"--price is missing for {', '.join(missing)}")
-    return {place.device: place.count * priced[place.single or place.device] for place in places}
-
-
 def context_warnings(target: Config, contexts: Sequence[int], positions: Any = None) -> list[str]:
     """Warn of contexts that are longer than the target was built for, or than the drafter has positions."""
     warnings = []
@@ -253,9 +222,27 @@ def context_warnings(target: Config, contexts: Sequence[int], positions: Any = N
     return warnings
 
 
+def count_and_name(word: str) -> tuple[int, int, str]:
+    """Return the number of devices, `Roofline.tensor` and the name of one.
+
+    Raises:
+        UsageError: experts on other devices than all.
+
+    >>> count_and_name("4xh100"), count_and_name("8xh100:tp2ep8"), count_and_name("RTX 4090")
+    ((4, 0, 'h100'), (8, 2, 'h100'), (1, 0, 'RTX 4090'))
+    """
+    several = re.fullmatch(r"([1-9]\d{0,3})\s*x\s*([^:]+)(?::tp(\d{1,3})ep(\d{1,3}))?", word.strip(), re.IGNORECASE)
+    if several is None:
+        return 1, 0, word.strip()
+    count, tensor, experts = int(several[1]), int(several[3] or 0), several[4]
+    if experts and (int(experts) != count or not tensor or count % tensor):
+        raise UsageError(f"{word}: experts are spread over all {count} devices, and tp divides them: :tp1ep{count}")
+    return count, tensor, several[2]
+
+
 def _devices(settings: WhatIfSettings, like: Hardware | None) -> list[Counted]:
     """Return known devices, or one in the caller's own figures."""
-    named = list(dict.fromkeys(_count_and_name(word) for word in settings.hardware))
+    named = list(dict.fromkeys(count_and_name(word) for word in settings.hardware))
     if not settings.data_sheet:
         return list(dict.fromkeys(Counted(count, tensor, find_hardware(name)) for count, tensor, name in named))
     if like is None or len(named) > 1:
@@ -266,7 +253,7 @@ def _devices(settings: WhatIfSettings, like: Hardware | None) -> list[Counted]:
 
 def _measured_on(word: str) -> Counted:
     """Return the devices that a profile was measured on."""
-    count, tensor, name = _count_and_name(word)
+    count, tensor, name = count_and_name(word)
     try:
         return Counted(count, tensor, find_hardware(name))
     except CostError as error:
@@ -286,21 +273,3 @@ def _linked(devices: list[Counted], link: Sequence[float]) -> list[Counted]:
         replace(counted, device=checked(replace(counted.device, link=own))) if counted.device.link is None else counted
         for counted in devices
     ]
-
-
-def _count_and_name(word: str) -> tuple[int, int, str]:
-    """Return the number of devices, `Roofline.tensor` and the name of one.
-
-    Raises:
-        UsageError: experts on other devices than all.
-
-    >>> _count_and_name("4xh100"), _count_and_name("8xh100:tp2ep8"), _count_and_name("RTX 4090")
-    ((4, 0, 'h100'), (8, 2, 'h100'), (1, 0, 'RTX 4090'))
-    """
-    several = re.fullmatch(r"([1-9]\d{0,3})\s*x\s*([^:]+)(?::tp(\d{1,3})ep(\d{1,3}))?", word.strip(), re.IGNORECASE)
-    if several is None:
-        return 1, 0, word.strip()
-    count, tensor, experts = int(several[1]), int(several[3] or 0), several[4]
-    if experts and (int(experts) != count or not tensor or count % tensor):
-        raise UsageError(f"{word}: experts are spread over all {count} devices, and tp divides them: :tp1ep{count}")
-    return count, tensor, several[2]
