@@ -149,7 +149,7 @@ class Profile(ValueMethods):
 
     def outside(self, batches: Sequence[int]) -> list[int]:
         """See `Measured`."""
-        return outside_of(batches, self._sizes)
+        return [batch for batch in batches if not self._sizes[0] <= batch <= self._sizes[-1]]
 
     def way_to(self, batches: Sequence[int]) -> tuple[str, str]:
         """See `Measured`."""
@@ -354,15 +354,6 @@ class Profile(ValueMethods):
         """Return the context nearest to `context` of those measured at a batch size."""
         contexts = [times.context for times in self.batches if times.batch == batch]
         return contexts[0] if context is None else min(max(context, contexts[0]), contexts[-1])
-
-
-def outside_of(batches: Sequence[int], sizes: Collection[int]) -> list[int]:
-    """Return the batch sizes that lie outside those that were measured.
-
-    >>> outside_of((1, 2, 8), (1, 4))
-    [8]
-    """
-    return [batch for batch in batches if not min(sizes) <= batch <= max(sizes)]
 
 
 def outside_text(batches: Sequence[int], sizes: Collection[int]) -> str:

@@ -1,6 +1,6 @@
 """Scenarios: the plan for each device, context and batch size, and the batch size up to which speculation pays.
 
-Also the acceptance from which a chain pays, the largest batches that fit, and the price of a million tokens.
+Also the acceptance from which a chain pays, and the largest batches that fit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,17 +16,13 @@ from simulate.roofline.roofline_model import Roofline
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import CostError
 from treeopt.planning import search_pipeline
-from treeopt.planning.evaluator import PLAIN
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Choice, Plan
-from treeopt.statistics.clustered_estimate import Estimate, in_logs
-from treeopt.storage.typed_records import Count, Index, Positive
+from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 Floats = NDArray[np.float64]
-MILLION = 1e6
-HOUR_S = 3600
 
 
 @dataclass(frozen=True)
@@ -308,85 +304,3 @@ def _chain_steps(
         ratios.append(step_s / plain_s)
     none_s, all_s = np.array(ratios).T
     return np.array(lengths), none_s, all_s
-
-
-@dataclass(frozen=True)
-class Offer:
-    """The price of decoding on one device at one context and batch size, all rows busy, prompts left out.
-
-    Attributes:
-        device: its name.
-        context: tokens per sequence in the cache.
-        batch: sequences.
-        name: name of the configuration.
-        tpot_s: seconds per token and sequence.
-        million: price of a million tokens, in the currency of the device's price; None without prices. Its interval is
-            the speedup's; the plain step counts as exactly predicted.
-    """
-
-    device: str
-    context: Index
-    batch: Count
-    name: str
-    tpot_s: Positive
-    million: Estimate | None
-
-    @classmethod
-    def planned(cls, scenario: Scenario, *, price: float | None) -> "Offer":
-        """Return the price of the chosen configuration, the device being rented at `price` per hour."""
-        return cls._of(scenario, scenario.choice.name, scenario.choice.speedup, price)
-
-    @classmethod
-    def plain(cls, scenario: Scenario, *, price: float | None) -> "Offer":
-        """Return the price of decoding without speculation, the device being rented at `price` per hour."""
-        return cls._of(scenario, PLAIN, Estimate(1.0, 1.0, 1.0), price)
-
-    @classmethod
-    def _of(cls, scenario: Scenario, name: str, speedup: Estimate, price: float | None) -> "Offer":
-        tpot_s = scenario.plain_s / speedup.value
-        value = (price or 0.0) / HOUR_S * tpot_s / scenario.batch * MILLION
-        million = None if price is None else in_logs(value, speedup.relative)
-        if price is not None and speedup.low > 0:  # the interval of the speedup, turned over
-            million = Estimate(value, value * speedup.value / speedup.high, value * speedup.value / speedup.low)
-        return cls(scenario.device, scenario.context, scenario.batch, name, tpot_s, million)
-
-
-@dataclass(frozen=True)
-class Cheapest:
-    """The cheapest offers for one context.
-
-    Attributes:
-        context: tokens per sequence in the cache.
-        max_tpot_s: maximum seconds per token and sequence of an offer; None: any.
-        planned: the cheapest of the chosen configurations; None: all take longer, or nothing fits.
-        plain: the cheapest without speculation; None: all take longer, or nothing fits.
-    """
-
-    context: Index
-    max_tpot_s: Positive | None
-    planned: Offer | None
-    plain: Offer | None
-
-
-def cheapest(
-    scenarios: Sequence[Scenario], prices: Mapping[str, float] | None, *, max_tpot_s: float | None = None
-) -> tuple[Cheapest, ...]:
-    """Return for each context the cheapest offer over all devices and batch sizes, except those known not to fit.
-
-    Without prices, that of most tokens per second.
-
-    Args:
-        scenarios: scenarios to choose from.
-        prices: price per hour, by device.
-        max_tpot_s: maximum seconds per token and sequence.
-    """
-
-    def best(make: Callable[..., Offer], context: int) -> Offer | None:
-        """Return the cheapest offer of one kind at one context."""
-        fitting = [scenario for scenario in scenarios if scenario.context == context and scenario.fits is not False]
-        offers = [make(scenario, price=prices[scenario.device] if prices else None) for scenario in fitting]
-        quick = [offer for offer in offers if max_tpot_s is None or offer.tpot_s <= max_tpot_s]
-        return min(quick, key=lambda o: o.tpot_s / o.batch * (prices[o.device] if prices else 1), default=None)
-
-    contexts = dict.fromkeys(scenario.context for scenario in scenarios)
-    return tuple(Cheapest(c, max_tpot_s, best(Offer.planned, c), best(Offer.plain, c)) for c in contexts)

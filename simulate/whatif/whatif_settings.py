@@ -18,7 +18,6 @@ from treeopt.settings import Settings, setting
 
 Config = Path | str | Mapping[str, Any]  # a folder, a config.json, or its content
 
-PRICES = (1e-6, 1e9)  # per hour
 LINKS = (1e-6, 1e6)  # GB/s, and microseconds
 LARGEST = 1e15  # weights of a model
 SHEETS = (1e-12, 1e21)  # GB/s, and TFLOP/s

@@ -18,9 +18,9 @@ from data.make.make_traces import target_of
 from simulate.profiles.profile import load_profile
 from tests.benchmarks.bench_drafters import BATCHES, PAGE, show
 from tests.benchmarks.engine_tables import written
+from tests.helpers.policy_replay import replay_policy
 from treeopt.policies import DynamicTree
 from treeopt.policies.opt_tree import OptTree
-from treeopt.replay.dynamic_tree import replay_policy
 from treeopt.replay.static_tree import replay_tree, step_seconds
 from treeopt.replay.walk import StepCounts
 from treeopt.statistics.clustered_estimate import ratio

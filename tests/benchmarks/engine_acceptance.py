@@ -31,10 +31,10 @@ from executor.target.tokenizer import load_tokenizer
 from tests.benchmarks.engine_times import PARALLEL
 from tests.helpers.engine_setups import ENGINES as PLACES
 from tests.helpers.engine_setups import ENVIRONMENT, SETUPS
+from tests.helpers.policy_replay import accepted_lengths as dynamic_lengths
 from treeopt.engines import ENGINES
 from treeopt.engines.driver import DriverSettings, EngineRequest
 from treeopt.policies import DynamicTree, settings
-from treeopt.replay.dynamic_tree import accepted_lengths as dynamic_lengths
 from treeopt.replay.static_tree import accepted_lengths
 from treeopt.storage.atomic_files import shipped, write_text
 from treeopt.storage.provenance import this_run

@@ -81,7 +81,7 @@ def dflash(length: int) -> Case:
 
 CASES = {
     "eagle3-vllm": Case("vllm", SHIPPED, "", EAGLE3, "eagle3-vllm", "eagle3", UNI, 6),
-    "p-eagle-vllm": Case("vllm", SHIPPED, "", shipped("models/stdlib-p-eagle"), "", PARALLEL, servers=None),
+    "p-eagle-vllm": Case("vllm", SHIPPED, "", shipped("models/stdlib-p-eagle"), "", PARALLEL, UNI, 6),
     "dflash-3-vllm": dflash(3),
     "dflash-7-vllm": dflash(7),
     "eagle3-llama.cpp": Case("llama.cpp", SHIPPED, "gguf", EAGLE3, "gguf", "draft-eagle3", "", 6),

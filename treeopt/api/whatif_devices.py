@@ -91,13 +91,8 @@ class WhatIf:
         """
         from simulate.model_sizes.drafter_kinds import named_drafter, without_sizes
         from simulate.model_sizes.hf_config import context_limit, parsed
-        from simulate.whatif.priced_devices import (
-            context_warnings,
-            drafter_kind,
-            places_of,
-            prices_of_devices,
-            target_shape,
-        )
+        from simulate.whatif.device_cost_models import context_warnings, drafter_kind, places_of, target_shape
+        from simulate.whatif.price_per_token import prices_of_devices
 
         if named := parsed(settings.target, named_drafter):
             raise CostError(f"{settings.target}: {named[0]} names {named[1]}, no language model: is it the --drafter?")
@@ -243,7 +238,7 @@ def _check_drafter(kind: str, drafter: Config | None, draft_bytes: float | None)
 
 def _with_profile(settings: WhatIfSettings, trace: Trace, warnings: list[str]) -> WhatIfSettings:
     """Return the question with its step times loaded, if it has any, and log warnings, these first."""
-    from simulate.whatif.priced_devices import check_measured
+    from simulate.whatif.device_cost_models import check_measured
 
     source = settings.profile
     file = Path(source) if isinstance(source, Path | str) else None
@@ -260,7 +255,7 @@ def _bytes(settings: WhatIfSettings, drafter: Config | None) -> dict[str, float 
 
     The drafter's are at least the target's by default.
     """
-    from simulate.whatif.priced_devices import as_stored, bytes_per_weight
+    from simulate.whatif.device_cost_models import as_stored, bytes_per_weight
 
     stored, target_bytes = as_stored(settings.target), settings.weight_bytes
     if not (stored.groups or stored.sizes) or settings.by_hand:

@@ -131,7 +131,7 @@ def _pays(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     cells = _of(record, limit["device"], limit["context"])
     place, largest = f"{limit['device']}, context {limit['context']}", max(cell["batch"] for cell in cells)
     if all(cell["fits"] is False for cell in cells):
-        return f"{place}: no batch size fits: take more devices (--hardware 2xNAME) or lower --weight-bytes."
+        return f"{place}: no batch size fits: take more devices (--hardware 2xNAME), lower --weight-bytes or --context."
     pays, surely = limit["pays_up_to"], limit["surely_up_to"]
     if pays is None:
         said = "speculation pays at no batch size"

@@ -82,7 +82,7 @@ def read_arrays(path: Path, wanted: Collection[str] = FORMAT) -> dict[str, Array
     except OSError as error:
         raise TraceError(why(error)) from error
     except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError) as error:
-        raise TraceError(f"not a complete .npz file: {error}") from error
+        raise TraceError(f"not a complete .npz file: {error}; `treeopt trace import` makes one") from error
     except TraceError:
         raise
     except Exception as error:  # numpy and zipfile raise many exceptions on a damaged header

@@ -103,8 +103,8 @@ PLAIN = "the checkpoint in float32, bfloat16 or float16 that it was quantised fr
 HEADS = "needed are Medusa or Hydra heads, EAGLE or EAGLE-3"
 # Pattern of a checkpoint's facts, see `_facts` -> the sentence. What is recognised first is named.
 KINDS = {
-    r"^kind eagle3?$[^$]*(^set parallel_drafting$|^field (pard_token|ptd_token_id)$)": "P-EAGLE and PARD without "
-    "mask_hidden are not supported: needed is that tensor, or a drafter that drafts one token after the other",
+    r"^kind eagle3?$[^$]*(^set parallel_drafting$|^field (pard_token|ptd_token_id)$)": "P-EAGLE without "
+    "mask_hidden is not supported: needed is that tensor, or a drafter that drafts one token after the other",
     r"^kind eagle3?$[^$]*^called .*(dspark|dflash)": "EAGLE's tensors under the name of DFlash or DSpark are not "
     "supported: needed are hidden_norm.weight, and q_norm and k_norm in every layer",
     r"^called .*(domino|jetspec|dflash2|[^a-z](hspec|dspine))": "blocks with a correction (Domino, JetSpec, "

@@ -33,7 +33,7 @@ def layer(prefix: str, **more: tuple[int, ...]):
     ("more", "said", "word"),
     [
         ({}, {"parallel_drafting": True}, "P-EAGLE"),
-        ({}, {"pard_token": 60}, "PARD"),
+        ({}, {"pard_token": 60}, "P-EAGLE"),
         ({"layers.0.self_attn.qkv_proj.weight": (4, 64)}, {}, "fused projections"),
         ({}, {"architectures": ["DSparkDraftModel"]}, "DSpark"),
         ({"layers.0.self_attn.q_proj.qweight": (4,)}, {"quantization_config": {"quant_method": "awq"}}, "(awq)"),

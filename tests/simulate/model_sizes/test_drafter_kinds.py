@@ -3,7 +3,7 @@
 import pytest
 
 from simulate.model_sizes.drafter_kinds import kind_by_layers, kind_of_drafter
-from simulate.whatif.priced_devices import drafter_kind
+from simulate.whatif.device_cost_models import drafter_kind
 from tests.helpers.command_line import small_trace
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import shipped

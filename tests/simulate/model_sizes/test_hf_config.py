@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from executor.drafters.eagle.drafter import weights_read
 from simulate.model_sizes.hf_config import context_limit
 from simulate.model_sizes.model_shape import Shape
-from simulate.whatif.priced_devices import bytes_per_weight
+from simulate.whatif.device_cost_models import bytes_per_weight
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.atomic_files import shipped
 

@@ -152,6 +152,10 @@ def test_vllm_drafts_in_parallel_where_the_plan_does() -> None:
     for kind, method in (("p-eagle", "eagle3"), ("pard", "draft_model")):
         plan = plan_of(entry(1, Tree.chain(5)), drafter={"kind": kind})
         assert json.loads(exported("vllm", plan, method=method, model="x").text)["parallel_drafting"] is True
+        two = plan_of(entry(1, Tree.chain(5)), entry(4, Tree.chain(2)), drafter={"kind": kind})
+        assert "another length with parallel_drafting" in "\n".join(
+            exported("vllm", two, method=method, model="x").notes
+        )
     for slots, noted in ((16, True), (6, False)):
         plan = plan_of(entry(1, Tree.chain(5)), drafter={"kind": "dflash", "slots": slots})
         notes = "\n".join(exported("vllm", plan, method="dflash", model="x").notes)

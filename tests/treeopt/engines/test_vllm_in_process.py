@@ -40,7 +40,10 @@ def test_plain_decoding_is_a_launch_of_its_own_and_heads_take_one_per_length():
     assert [eagle.launch(draft) for draft in (0, 1, 5)] == ["plain", "drafting", "drafting"]
     assert len({medusa.launch(draft) for draft in (0, 1, 5)}) == 3
     assert eagle.alive == 1  # a name of the hub: nobody knows its size
-    assert "num_speculative_tokens_per_batch_size" not in " ".join(medusa.arguments(3))
+    parallel = InProcess(replace(settings, method='{"method": "eagle3", "parallel_drafting": true}'))
+    assert len({parallel.launch(draft) for draft in (0, 1, 5)}) == 3
+    for one_length in (medusa, parallel):
+        assert "num_speculative_tokens_per_batch_size" not in " ".join(one_length.arguments(3))
 
 
 def test_servers_are_launched_where_they_are_asked_for_and_where_vllm_is_not_built_for_cpus(tmp_path):

@@ -54,6 +54,8 @@ def write(job: ExportJob) -> Export:
         config["num_speculative_tokens_per_batch_size"] = ranges
         job.notes.append(f"{SCHEDULES}: earlier releases reject the key; --batch exports one length")
         job.notes.append(f"{TITLE} ignores the schedule under data parallelism; K is then always {longest}")
+        if job.kind in PARALLEL:
+            job.notes.append("vLLM 0.32 ends at the first step of another length with parallel_drafting: use --batch")
         if job.method in SCHEDULED_ON_V1:
             job.notes.append(
                 "model runner V1 runs a schedule without full CUDA graphs, V2 with one set of graphs per K"

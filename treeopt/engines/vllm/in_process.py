@@ -1,8 +1,8 @@
 """vLLM on a CPU: an engine in a process of its own that treeopt steps; one launch runs all draft lengths.
 
 A drafter that is loaded makes plain steps slower, so plain decoding is another launch. Where the memory holds
-both, both stay loaded and take turns; else one makes room for the other. Medusa and suffix decoding draft their full
-length alone: these take a launch per length.
+both, both stay loaded and take turns; else one makes room for the other. Medusa, suffix decoding and parallel drafting
+draft their full length alone: these take a launch per length.
 """
 
 import json
@@ -98,7 +98,13 @@ class InProcess:
         """See `Driver.launch`."""
         if draft == 0:
             return PLAIN
-        return f"{DRAFTING} {draft}" if (self._speculation or {}).get("method") in ONE_LENGTH else DRAFTING
+        return f"{DRAFTING} {draft}" if self._drafts_one_length else DRAFTING
+
+    @property
+    def _drafts_one_length(self) -> bool:
+        """True if vLLM 0.32 fails with a schedule (llm_base_proposer.py: slots a request are set at the start)."""
+        config = self._speculation or {}
+        return config.get("method") in ONE_LENGTH or bool(config.get("parallel_drafting"))
 
     def __enter__(self) -> Self:
         """See `Driver`."""
@@ -150,7 +156,7 @@ class InProcess:
         if not length:
             return words
         config = {**(self._speculation or {}), LENGTH: length}
-        if config.get("method") not in ONE_LENGTH:
+        if not self._drafts_one_length:
             config["num_speculative_tokens_per_batch_size"] = [[1, 1, length]]  # replaced before every wave
         return [*words, "--speculative-config", json.dumps(config)]
 

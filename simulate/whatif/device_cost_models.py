@@ -18,7 +18,7 @@ from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.observed_steps import Observed, shifted
 from simulate.whatif.scenarios import Place
 from simulate.whatif.unmeasured_profiles import transfer
-from simulate.whatif.whatif_settings import PRICES, Config, WhatIfSettings
+from simulate.whatif.whatif_settings import Config, WhatIfSettings
 from treeopt.defaults import BYTES
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.provenance import look
@@ -208,41 +208,6 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
     return places, warnings
 
 
-def prices_of_devices(prices: Mapping[str, float], places: Sequence[Place]) -> dict[str, float]:
-    """Return the price per hour of every device or group of devices that the settings name.
-
-    Args:
-        prices: of a single device, by names as `hardware` takes them.
-        places: the devices, all of which must be priced.
-
-    Raises:
-        UsageError: names the price that is wrong or missing.
-    """
-    singles = {place.model.device.name for place in places}
-    priced: dict[str, float] = {}
-    for word, price in prices.items():
-        if not PRICES[0] <= price <= PRICES[1]:
-            raise UsageError(f"--price must be from {PRICES[0]:g} to {PRICES[1]:g} per hour, got {word}={price:g}")
-        count, _, name = _count_and_name(word)
-        if count > 1:
-            raise UsageError(f"--price takes the price of one device: name {name}, not {word}")
-        name = next((single for single in singles if single.casefold() == name.casefold()), name)
-        if name not in singles:
-            try:
-                name = find_hardware(name).name
-            except CostError as error:
-                raise UsageError(f"--price: {error}") from error
-        if name not in singles:
-            raise UsageError(f"--price: {name} is not among the devices of --hardware")
-        if name in priced:
-            raise UsageError(f"--price names {name} twice")
-        priced[name] = price
-    missing = sorted(singles - priced.keys())
-    if missing:
-        raise UsageError(f"--price is missing for {', '.join(missing)}")
-    return {place.device: place.model.devices * priced[place.model.device.name] for place in places}
-
-
 def context_warnings(target: Config, contexts: Sequence[int], positions: Any = None) -> list[str]:
     """Warn of contexts that are longer than the target was built for, or than the drafter has positions."""
     warnings = []
@@ -257,9 +222,27 @@ def context_warnings(target: Config, contexts: Sequence[int], positions: Any = N
     return warnings
 
 
+def count_and_name(word: str) -> tuple[int, int, str]:
+    """Return the number of devices, `Roofline.tensor` and the name of one.
+
+    Raises:
+        UsageError: experts on other devices than all.
+
+    >>> count_and_name("4xh100"), count_and_name("8xh100:tp2ep8"), count_and_name("RTX 4090")
+    ((4, 0, 'h100'), (8, 2, 'h100'), (1, 0, 'RTX 4090'))
+    """
+    several = re.fullmatch(r"([1-9]\d{0,3})\s*x\s*([^:]+)(?::tp(\d{1,3})ep(\d{1,3}))?", word.strip(), re.IGNORECASE)
+    if several is None:
+        return 1, 0, word.strip()
+    count, tensor, experts = int(several[1]), int(several[3] or 0), several[4]
+    if experts and (int(experts) != count or not tensor or count % tensor):
+        raise UsageError(f"{word}: experts are spread over all {count} devices, and tp divides them: :tp1ep{count}")
+    return count, tensor, several[2]
+
+
 def _devices(settings: WhatIfSettings, like: Hardware | None) -> list[Counted]:
     """Return known devices, or one in the caller's own figures."""
-    named = list(dict.fromkeys(_count_and_name(word) for word in settings.hardware))
+    named = list(dict.fromkeys(count_and_name(word) for word in settings.hardware))
     if not settings.data_sheet:
         return list(dict.fromkeys(Counted(count, tensor, find_hardware(name)) for count, tensor, name in named))
     if like is None or len(named) > 1:
@@ -270,7 +253,7 @@ def _devices(settings: WhatIfSettings, like: Hardware | None) -> list[Counted]:
 
 def _measured_on(word: str) -> Counted:
     """Return the devices that a profile was measured on."""
-    count, tensor, name = _count_and_name(word)
+    count, tensor, name = count_and_name(word)
     try:
         return Counted(count, tensor, find_hardware(name))
     except CostError as error:
@@ -290,21 +273,3 @@ def _linked(devices: list[Counted], link: Sequence[float]) -> list[Counted]:
         replace(counted, device=checked(replace(counted.device, link=own))) if counted.device.link is None else counted
         for counted in devices
     ]
-
-
-def _count_and_name(word: str) -> tuple[int, int, str]:
-    """Return the number of devices, `Roofline.tensor` and the name of one.
-
-    Raises:
-        UsageError: experts on other devices than all.
-
-    >>> _count_and_name("4xh100"), _count_and_name("8xh100:tp2ep8"), _count_and_name("RTX 4090")
-    ((4, 0, 'h100'), (8, 2, 'h100'), (1, 0, 'RTX 4090'))
-    """
-    several = re.fullmatch(r"([1-9]\d{0,3})\s*x\s*([^:]+)(?::tp(\d{1,3})ep(\d{1,3}))?", word.strip(), re.IGNORECASE)
-    if several is None:
-        return 1, 0, word.strip()
-    count, tensor, experts = int(several[1]), int(several[3] or 0), several[4]
-    if experts and (int(experts) != count or not tensor or count % tensor):
-        raise UsageError(f"{word}: experts are spread over all {count} devices, and tp divides them: :tp1ep{count}")
-    return count, tensor, several[2]
