@@ -193,7 +193,8 @@ class _Workers:
         resources, labels = self._setup.needs()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         fitting = [node["Resources"] for node in nodes if labels.items() <= node["Labels"].items()]
-        room = sum(int(min(own.get(name, 0) // n for name, n in resources.items() if n)) for own in fitting)
+        needs = [(name, need) for name, need in resources.items() if need]
+        room = sum(int(min((own.get(name, 0) // need for name, need in needs), default=1)) for own in fitting)
         if not room:
             most = {name: max(node["Resources"].get(name, 0) for node in nodes) for name in resources}
             raise UsageError(

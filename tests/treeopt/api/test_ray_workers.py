@@ -28,7 +28,7 @@ TARGET, DRAFTER = ROOT / "data/models/stdlib-llama", ROOT / "data/models/stdlib-
 PROMPTS = ROOT / "data/prompts/stdlib.jsonl"
 COLLECT = ("trace", "collect", "--target", TARGET, "--drafter", DRAFTER, "--prompts", PROMPTS)
 COLLECT += ("--requests", "64", "--new-tokens", "6", "--batch", "2", "--temperature", "1")
-TRAIN = ("train", "--recipe", "medusa1", "--target", TARGET, "--data", PROMPTS, "--self-distill")
+TRAIN = ("train", "--recipe", "medusa1", "--target", TARGET, "--self-distill")
 TRAIN += ("--distill-tokens", "6", "--length", "32", "--steps", "1", "--batch", "1")
 PROFILE = ("profile", "--target", TARGET, "--drafter", DRAFTER, "--prompts", PROMPTS, "--requests", "4", "--batch", "1")
 PROFILE += ("--max-nodes", "2", "--max-depth", "1", "--rounds", "2", "--steps", "2", "--new-tokens", "4")
@@ -48,7 +48,7 @@ def started(*words):
         yield process, known
         known |= descendants(process)
         process.out, process.err = process.communicate(timeout=PATIENCE_S)
-        psutil.wait_procs(known.values(), timeout=30)
+        psutil.wait_procs(known.values(), timeout=150)  # agents of Ray outlive a killed command by a minute
         assert [found.name() for found in known.values() if found.is_running()] == []
     finally:
         process.kill()

@@ -74,6 +74,8 @@ def test_what_cannot_be_read_takes_one_line_without_a_password(trace_file, monke
             assert "secret" not in refused(result, words)
     with pytest.raises(TraceError, match=r"memory://bucket/none\.npz: No such file"):
         load_trace("memory://bucket/none.npz")
+    words = ("train", "--recipe", "medusa1", "--target", "t", "--data", "d", "--output", "s3://bucket/out")
+    refused(run(*words), "--output", "must be on this machine", code=2)
     monkeypatch.setitem(sys.modules, "fsspec", None)
     refused(run("trace", "info", "s3://bucket/t.npz"), "s3://bucket/t.npz", "pip install 'treeopt[urls]'")
 

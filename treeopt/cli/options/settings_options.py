@@ -27,6 +27,7 @@ from treeopt.engines import ENGINES
 from treeopt.policies import Policy
 from treeopt.registry import Registry
 from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of
+from treeopt.storage.object_addresses import address_of
 from treeopt.tree import Tree
 
 Decorator = Callable[[Any], Any]
@@ -36,6 +37,16 @@ MODELS: Mapping[str, Any] = {
     "urls": Address(),
     "engine": EngineName(ENGINES.driven),
 }
+
+
+class LocalFolder(click.Path):
+    """A file or folder of this machine, where a folder may be made."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse addresses of objects, which have no folders."""
+        if address_of(value) is not None:
+            self.fail("must be on this machine: addresses are for single files", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def options_of(
@@ -125,5 +136,5 @@ def _type(each: "Field[Any]", kind: Any) -> Any:
         low, high = (limit and limit / meaning.scale for limit in (meaning.lowest, meaning.highest))
         return Real(low, high, min_open=meaning.above is not None, max_open=meaning.below is not None)
     if item is Path:
-        return click.Path(path_type=Path, dir_okay=meaning.form == "folder")
+        return LocalFolder(path_type=Path) if meaning.form == "folder" else click.Path(path_type=Path, dir_okay=False)
     return {Tree: Static(), Policy: Dynamic()}.get(item, click.STRING)
