@@ -119,9 +119,9 @@ def test_the_shipped_validations_are_of_predictions_made_before_from_the_shipped
             continue
         assert predictions.meta["profile"] == checksum(profile)
         lengths = CASES[name].lengths[name == "smollm2-lookup-llama.cpp" :]  # it drops drafts shorter than the match
-        assert {(cell["batch"], len(cell["tree"]["paths"])) for cell in record["cells"]} == {
-            (batch, length) for batch in (1, 4) for length in lengths
-        }
+        expected = {(batch, length) for batch in (1, 4) for length in lengths}
+        cells = {(cell["batch"], len(cell["tree"]["paths"])) for cell in record["cells"]}
+        assert cells >= expected if len(lengths) == 1 else cells == expected  # a chosen chain may be shorter
 
 
 def test_shipped_files_of_engines_hold_no_path():
