@@ -5,15 +5,16 @@ that an engine keeps for later, a drafter's embedding, experts that a token of t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
+from treeopt.errors import CostError
+from treeopt.storage.typed_records import read_record
 
 SHARE = 0.92  # gpu_memory_utilization, the default of vLLM 0.32 (vllm/config/cache.py)
-GROWING = ("sequence", "drafted")  # with the context
 HEAD_BYTES = 2  # quantised models (AWQ, GPTQ) keep their LM heads in bf16
 
 
@@ -100,21 +101,31 @@ class DeviceMemory:
         )
 
     @classmethod
-    def at(cls, records: Mapping[str, Mapping[str, Any]], context: int) -> "DeviceMemory | None":
+    def at(cls, records: Mapping[str, Any], context: int) -> "DeviceMemory | None":
         """Return the memory at a context, between the records of contexts that a profile has; None outside them.
+
+        Raises:
+            CostError: the records are none.
 
         >>> one, two = ({"weights": 5, "drafter": 1, "sequence": size, "drafted": 0, "snapshot": 0} for size in (2, 4))
         >>> DeviceMemory.at({"100": one, "200": two}, 150).sequence
         3.0
         """
-        known = {int(tokens): record for tokens, record in records.items()}
+        try:
+            known = {int(tokens): read_record(record, cls) for tokens, record in records.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CostError(f"the profile's memory cannot be read: {error}") from error
         below = max((tokens for tokens in known if tokens <= context), default=None)
         above = min((tokens for tokens in known if tokens >= context), default=None)
         if below is None or above is None:
             return None
         share = 0.0 if above == below else (context - below) / (above - below)
-        grown = {name: known[below][name] + share * (known[above][name] - known[below][name]) for name in GROWING}
-        return cls(**{**known[below], **grown})
+        low, high = known[below], known[above]
+        sequence, drafted = (
+            size + share * (other - size)
+            for size, other in ((low.sequence, high.sequence), (low.drafted, high.drafted))
+        )
+        return replace(low, sequence=sequence, drafted=drafted)
 
     def batch(self, nodes: int = 0) -> int | None:
         """Return the largest batch that all devices hold; `nodes` are verified per sequence, with 0 without drafter."""

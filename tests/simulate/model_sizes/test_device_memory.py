@@ -11,6 +11,7 @@ from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import text_part
 from simulate.model_sizes.layer_groups import LayerAttention
 from simulate.model_sizes.model_shape import Shape
+from treeopt.errors import CostError
 from treeopt.storage.atomic_files import shipped
 
 MODELS = json.loads(shipped("model_configs.json").read_text("utf-8"))["models"]
@@ -38,6 +39,12 @@ def test_room_is_what_weights_leave():
     assert (both.batch(), both.batch(1), both.batch(3)) == (25, 10, 7)
     assert replace(both, total=52).batch(1) == 0
     assert replace(both, total=None).batch() is None
+
+
+def test_memory_that_a_profile_does_not_state_is_refused():
+    for wrong in ({"512": {"weights": 1}}, {"x": {}}, [1], {"512": 3}):
+        with pytest.raises(CostError, match="the profile's memory cannot be read: "):
+            DeviceMemory.at(wrong, 512)
 
 
 def decoder(layers, kv_heads, head_dim, weights):
