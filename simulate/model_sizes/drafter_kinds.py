@@ -47,6 +47,7 @@ class DrafterShape:
             levels are like the first.
         shared_head: parallel heads share one LM head.
         slots: tokens of a sequence in the first level's forward, which drafts the levels after it too; 0: one level.
+        longest: levels that it can draft; None: no limit is known.
     """
 
     level: Forward
@@ -55,6 +56,7 @@ class DrafterShape:
     deeper: tuple[Forward, ...] = ()
     shared_head: bool = False
     slots: int = 0
+    longest: int | None = None
 
     def shared(self, devices: int, tensor: int = 0) -> "DrafterShape":
         """Return the part of each of several devices; see `Forward.shared`."""

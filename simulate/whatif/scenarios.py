@@ -133,9 +133,11 @@ def explore(
     """
     scenarios = []
     for place in places:
-        memory, depths = place.memory, range(1 + min(trace.depth, search.max_depth or trace.depth))
+        longest = place.cost.drafter.longest if isinstance(place.cost, Roofline) else None
+        limits = [depth for depth in (search.max_depth, longest) if depth is not None]
+        memory, depths = place.memory, range(1 + min([trace.depth, *limits]))
         largest = filter(None, map(memory.batch, depths if fit and isinstance(place.cost, Roofline) else ()))
-        asked = search.changed(batch=tuple(sorted({*search.batch, *largest})))
+        asked = search.changed(batch=tuple(sorted({*search.batch, *largest})), max_depth=min(limits, default=None))
         plan = search_pipeline.search(trace, place.cost, settings=asked, context=place.context)
         deepest = plan.meta["search"]["max_depth"]
         plan = held(plan, memory, device=place.device, context=place.context)

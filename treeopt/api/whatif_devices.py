@@ -216,8 +216,9 @@ class WhatIfRecord(Record):
         for place in question.places:
             times: Any = place.cost
             if isinstance(times, Roofline):
+                known = min(depth, times.drafter.longest or depth)
                 times = tabulated(
-                    times, batches=settings.batch, context=place.context, nodes=nodes, depth=depth, meta=meta
+                    times, batches=settings.batch, context=place.context, nodes=nodes, depth=known, meta=meta
                 )
             times = replace(times, meta={**times.meta, "memory": held[place.device]})
             parts.setdefault(place.device, []).append(times)

@@ -38,10 +38,12 @@ def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShap
     level = decoder(layer, tuple((layers, *matrix) for matrix in layer.layer_matrices.values()), vocabulary, layers)
     keys = (layers, 2 * layer.kv_heads * layer.head_dim, layer.hidden)
     rank = field_of(config, "markov_rank") or 0
+    block, anchor = positive("block_size", slots or SLOTS), field_of(config, "sample_from_anchor")
     return DrafterShape(
         level,
         parallel=True,
-        slots=positive("block_size", slots or SLOTS),
+        slots=block,
+        longest=block - 1 + bool(rank if anchor is None else anchor),
         opening=Forward((keys,), whole=((1, layer.hidden, wide),)),
         deeper=(Forward((), whole=((1, vocabulary, rank),) if rank else ()),),
     )

@@ -64,10 +64,11 @@ def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShap
                 "grounded_heads must be true with a prefix layer: ungrounded heads cannot be priced with one"
             )
         width = heads_of(target).hidden
-        return DrafterShape(
-            Forward((), (heads_of(target).vocab, width), whole=((layers, width, width),)), parallel=True
-        )
-    return hydra_shape(heads_of(target), heads=heads, layers=layers, prefix=arch == "prefix-mlp")
+        forward = Forward((), (heads_of(target).vocab, width), whole=((layers, width, width),))
+        return DrafterShape(forward, parallel=True, longest=heads)
+    return replace(
+        hydra_shape(heads_of(target), heads=heads, layers=layers, prefix=arch == "prefix-mlp"), longest=heads
+    )
 
 
 def assumed(config: Mapping[str, Any] | None, target: Shape, drafter: DrafterShape) -> Sequence[str]:

@@ -5,6 +5,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
@@ -46,7 +47,9 @@ def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShap
         return medusa_shape(Shape.from_config(config))
     rows = None if config.get(TRUNCATED) is None else positive(TRUNCATED, config[TRUNCATED])
     shared, blocks = config.get("original_lm_head", config.get("version") == "2"), positive(layers, config[layers])
-    return medusa_shape(heads_of(target), blocks=blocks, draft_vocab=rows, shared_head=bool(shared))
+    shape = medusa_shape(heads_of(target), blocks=blocks, draft_vocab=rows, shared_head=bool(shared))
+    heads = "num_heads" if config.get("model_type") == "medusa" else "medusa_num_heads"
+    return replace(shape, longest=positive(heads, config[heads]) if heads in config else None)
 
 
 def recognise(names: Mapping[str, Sequence[int]]) -> bool:

@@ -230,17 +230,17 @@ def test_weights_of_drafters():
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "heads"),
     [
-        {"medusa_num_heads": 5, "medusa_num_layers": 2, "base_model_name_or_path": "llama"},
-        {"model_type": "medusa", "num_heads": 5, "num_hidden_layers": 2, "hidden_size": 4096},
-        LLAMA_2_7B | {"medusa_num_layers": 2},  # a target that was trained with its heads
+        ({"medusa_num_heads": 5, "medusa_num_layers": 2, "base_model_name_or_path": "llama"}, 5),
+        ({"model_type": "medusa", "num_heads": 4, "num_hidden_layers": 2, "hidden_size": 4096}, 4),
+        (LLAMA_2_7B | {"medusa_num_layers": 2}, None),  # a target that was trained with its heads
     ],
     ids=["heads", "vllm", "medusa-2"],
 )
-def test_heads_have_their_targets_sizes_and_blocks_of_their_own(config, tmp_path):
+def test_heads_have_their_targets_sizes_and_blocks_of_their_own(config, heads, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    assert drafter_shape(tmp_path, kind="medusa", target=L3) == medusa_shape(L3, blocks=2)
+    assert drafter_shape(tmp_path, kind="medusa", target=L3) == replace(medusa_shape(L3, blocks=2), longest=heads)
     with pytest.raises(CostError, match=r"config\.json: .* target"):
         drafter_shape(tmp_path, kind="medusa")
 
@@ -324,7 +324,8 @@ def test_hydra_plus_plus_reads_features_in_a_layer_first():
 )
 def test_hydra_is_read_from_its_configuration(config, due, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
-    assert drafter_shape(tmp_path, kind="hydra", target=L2) == due
+    heads = config.get("hydra_num_heads", None if "model_type" in config else 4)
+    assert drafter_shape(tmp_path, kind="hydra", target=L2) == replace(due, longest=heads)
     (tmp_path / "config.json").write_text(json.dumps(config | {"hydra_head_arch": "rnn"}), "utf-8")
     with pytest.raises(CostError, match=r"config\.json: hydra_head_arch must be .*mlp or prefix-mlp"):
         drafter_shape(tmp_path, kind="hydra", target=L2)

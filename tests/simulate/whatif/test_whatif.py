@@ -426,6 +426,13 @@ def test_a_drafter_of_other_sizes_is_warned_of(files, tmp_path, kind, changes, s
         assert said in own[0]
 
 
+@pytest.mark.parametrize(("drafter", "longest"), [("medusa", 5), ("hydra", 4), ("dflash", 7)])
+def test_no_chain_is_longer_than_the_drafter_drafts(drafter, longest):
+    asked = ["--drafter", f"data/models/stdlib-{drafter}", "--target", "data/models/stdlib-llama", "--hardware", "h100"]
+    (cell,) = json.loads(done("whatif", "--acceptance", "0.9", *asked, "--batch", "1", "--json").stdout)["cells"]
+    assert cell["tree"]["depth"] == longest
+
+
 def test_a_trace_of_drawn_candidates_is_drawn_from(files, tmp_path):
     """As by `search`: ranks that the rule might have kept, and trees that it verifies."""
     trace = load_trace(files / "t.npz")
