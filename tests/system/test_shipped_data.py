@@ -21,12 +21,12 @@ from executor.target.tokenizer import load_tokenizer
 from simulate.profiles.find_profile import profile_of_trace
 from simulate.profiles.profile import RUN, load_profile
 from simulate.validation import predicted_vs_measured
+from tests.helpers import policy_replay
 from tests.helpers.slow_params import slow_unless
 from treeopt.api.run_models import Models, load_models
 from treeopt.errors import UsageError
 from treeopt.planning.search_pipeline import search
 from treeopt.policies import DynamicTree
-from treeopt.replay import dynamic_tree
 from treeopt.replay.static_tree import visit
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import shipped
@@ -188,7 +188,7 @@ def test_recorded_candidates_replay_to_live_dynamic_steps():
     texts = [prompt.text for prompt in read_prompts(data / "prompts" / "stdlib.jsonl")[:4]]
     tokens = load_tokenizer(data / "models/stdlib-llama", vocabulary=target.vocabulary)(texts)["input_ids"]
     policy = DynamicTree(nodes=20, depth=6, beam=8, width=5)
-    steps = dynamic_tree.visit(policy, trace)
+    steps = policy_replay.visit(policy, trace)
     live = Decoder(target, drafter, tree=policy, batch=4).generate(tokens, new_tokens=32, stop=[0])
     for request, generation in enumerate(live):
         assert list(generation.accepted) == steps.accepted[steps.request == request].tolist()
