@@ -28,11 +28,10 @@ from executor.prompts.prompt_files import encoded, read_prompts
 from executor.recording.engine_steps import RequestRecord
 from executor.train.text_files import read_texts
 from executor.train.token_rows import encode
-from simulate.model_sizes.hf_config import context_limit, quant_method
+from simulate.model_sizes.hf_config import context_limit
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile, save_profile
-from simulate.roofline.data_sheets import load_hardware
 from simulate.runs.server_load import read_requests
 from simulate.validation.predictions import _hash, load_predictions
 from tests.executor.prompts.test_tools_and_thoughts import QWEN, SPELLINGS, WEATHER, called
@@ -135,7 +134,7 @@ def _use_validation(path: Path) -> None:
 def _use_configuration(path: Path) -> None:
     folder = path.parent
     refusals: list[TreeoptError] = []
-    for use in (Shape.from_config, context_limit, quant_method, lambda p: open_checkpoint(folder)):
+    for use in (Shape.from_config, context_limit, lambda p: open_checkpoint(folder)):
         try:
             use(path)
         except TreeoptError as error:
@@ -439,11 +438,6 @@ NUMBERS = [
 ]
 
 
-def _devices() -> list[str]:
-    record = json.loads(*text("data/hardware.json"))
-    return [json.dumps(record | {"devices": record["devices"][:2]})]
-
-
 # Every reader, by name; its inputs are made when it is tried.
 READERS: dict[str, Callable[[], Reader]] = {
     "trace": lambda: Reader(_trace_bytes, _use_trace, "t.npz"),
@@ -463,7 +457,6 @@ READERS: dict[str, Callable[[], Reader]] = {
     "npy": lambda: Reader(_npy_bytes, _use_npy, "n.npy"),
     "times": lambda: texts_of(TIMES, "t.csv", lambda path: read_times(path, device="d", context=(1, 100))),
     "requests": lambda: texts_of(REQUESTS, "r.jsonl", read_requests),
-    "hardware": lambda: texts_of(_devices(), "h.json", load_hardware),
     "engine run": lambda: texts_of(RUN, "run", _use_run),
 }
 

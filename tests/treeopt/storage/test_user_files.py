@@ -17,7 +17,6 @@ from executor.models.random_weights import random_drafter
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile
-from simulate.roofline.data_sheets import load_hardware
 from simulate.runs.batch_run import _first_steps
 from simulate.runs.server_load import read_requests
 from simulate.validation.predictions import load_predictions
@@ -42,7 +41,6 @@ READERS = {
     "predictions": load_predictions,
     "requests": read_requests,
     "times": lambda path: read_times(path, device="d"),
-    "hardware": load_hardware,
     "configuration": Shape.from_config,
     "tree": read_tree,
     "source": source_file.read_text,
