@@ -57,7 +57,7 @@ class _Note(Record, frozen=True):
 
 
 class Head(NamedTuple):
-    """What the shards of a trace have in common: its `meta`, other settings, its requests, and those per shard."""
+    """Facts that all shards of a trace share: its `meta`, other settings, its requests, and those per shard."""
 
     meta: Mapping[str, Any]
     settings: Mapping[str, Any]

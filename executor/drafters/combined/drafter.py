@@ -39,7 +39,7 @@ class Combined(nn.Module):
 
     @property
     def taps(self) -> Taps:
-        """Parameters of the model."""
+        """Layers of the target that the model reads."""
         return self.second.taps
 
     @property
