@@ -44,8 +44,8 @@ class RaySetup(Settings):
     )
     ray_needs: tuple[str, ...] = setting(
         (),
-        help="Reserve this for a worker, such as gpus=1: cpus (default 1), gpus, memory in bytes, another resource of the "
-        "cluster (NAME=NUMBER), or a label of its nodes (NAME=TEXT); may be given several times.",
+        help="Reserve this for a worker, such as gpus=1: cpus (default 1), gpus, memory in bytes, another resource of "
+        "the cluster (NAME=NUMBER), or a label of its nodes (NAME=TEXT); may be given several times.",
     )
 
     def check(self) -> None:
