@@ -123,6 +123,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
+    def handle_error(self, request, client_address):
+        """Print nothing where a client left before its answer ended; that is what an interrupted command does."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
     def close(self):
         self.shutdown()
         self.server_close()
