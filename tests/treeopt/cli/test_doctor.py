@@ -22,13 +22,6 @@ def test_a_sound_machine():
     assert all(float(trial["detail"].split("tau ")[1]) > LEAST for trial in record["trials"])
 
 
-def test_what_is_found_is_printed():
-    out = done("doctor", "--verbose").stdout
-    assert out.startswith("Sound: ")
-    assert "right: fp32: the loop writes what generate does: 0 of 4 texts differ" in out
-    assert re.search(rf"torch +{re.escape(metadata.version('torch'))} +executor", out)
-
-
 def test_a_wrong_loop_is_told(monkeypatch):
     """Keys and values of kept nodes are left where they were."""
     monkeypatch.setattr(TreeCache, "compact", lambda *_, **__: None)

@@ -273,19 +273,6 @@ def test_draft_lengths_of_a_batch_and_a_server(files):
     assert oracle < plain
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        (("--length", "often", "--batch", "4"), "a draft length is none, fixed:K"),
-        (("--length", "adaptive", "--batch", "4"), "record them with `trace collect --confidences`"),
-        (("--length", "fixed:2", "--tree", "2", "--batch", "4"), "give one of --plan, --tree and --length"),
-        (("--length", "none", "--batch", "4", "--capacity", "0.9", "--ttft-s", "1"), "give --arrivals with --length"),
-    ],
-)
-def test_draft_lengths_that_cannot_be(files, more, why):
-    refused(command(*words(files, *more)), why, code=None)
-
-
 def test_the_verdict_names_the_simplest_of_the_fastest(files, tmp_path):
     asked = ("verdict", "--trace", files / "t.npz", "--profile", files / "p.json", "--batch", "1,4")
     out = tmp_path / "v.json"
