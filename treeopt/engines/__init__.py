@@ -68,8 +68,8 @@ class Engines(Registry[Engine]):
         return tuple(name for name in self.exporting() if self[name].fitting(kind))
 
 
-# Engines without an export: treeopt's own loop, and a growmap of Sequoia's code, in which a node's children are its first
-# samples.
+# Engines without an export: treeopt's own loop, and a growmap of Sequoia's code, in which the children of a node are
+# its first samples.
 ENTRIES = (
     Engine(name="treeopt", title="treeopt's own loop", rules=()),
     Engine(name="sequoia", title="Sequoia 0ff3ff7", rules=(ContiguousRanks(source="`branches` of a growmap"),)),

@@ -116,15 +116,6 @@ def test_a_plans_policy_gives_way_to_its_best_static_tree(files, tmp_path):
         refused(command(*words(files, "--plan", tmp_path / "policy.json", *more)), f"the plan holds no {STATIC}")
 
 
-def test_plain_decoding_stands_alone(files):
-    shown = done(*words(files, "--batch", "1")).stdout
-    assert "no speculation" in shown
-    assert "times plain" not in shown
-    record = json.loads(done(*words(files, "--batch", "1", "--tree", "0", "--json")).stdout)
-    assert record["speedup"] is None
-    assert len(record["configurations"]) == 1
-
-
 # --- a server
 
 
