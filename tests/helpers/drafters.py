@@ -21,7 +21,7 @@ from executor.drafters.p_eagle.drafter import PEagle
 from executor.drafters.pard.drafter import Pard
 from executor.drafters.prompt_lookup.drafter import PromptLookup
 from executor.target.target_model import Target
-from tests.helpers.models import VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
+from tests.helpers.models import HIDDEN, VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
 
 Make = Callable[[Target], nn.Module]
 
@@ -73,7 +73,7 @@ MAKE: dict[str, Make] = {
         draft_ids=torch.arange(VOCABULARY)[torch.arange(VOCABULARY) % 6 != 1],
         own_embeddings=True,
     ),
-    "dspark": lambda t: _dflash(t, from_anchor=True, markov=8),
+    "dspark": lambda t: _dflash(t, from_anchor=True, markov=8, confidence=HIDDEN + 8),
     "pard": lambda t: Pard(small_target(seed=1), mask=3).requires_grad_(),
     "mtp": Mtp,
     "mtp-qwen": lambda t: Mtp(t, "qwen"),
