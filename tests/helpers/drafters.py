@@ -16,6 +16,7 @@ from executor.drafters.hydra.drafter import Hydra
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.drafters.mtp.drafter import Mtp
+from executor.drafters.mtp.several import SeveralMtp
 from executor.drafters.ngram.drafter import NGram
 from executor.drafters.p_eagle.drafter import PEagle
 from executor.drafters.pard.drafter import Pard
@@ -77,6 +78,7 @@ MAKE: dict[str, Make] = {
     "pard": lambda t: Pard(small_target(seed=1), mask=3).requires_grad_(),
     "mtp": Mtp,
     "mtp-qwen": lambda t: Mtp(t, "qwen"),
+    "mtp-several": lambda t: SeveralMtp(t, "deepseek", 4),
 }
 
 

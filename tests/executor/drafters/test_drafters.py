@@ -40,7 +40,7 @@ def test_the_teacher_forced_pass_is_drafting_step_by_step(drafter):
         for pieces in ([], [2], [1, 3]):
             state = drafter.begin(target, 2, DEPTH, 30, 40)
             start = t + 2 - sum(pieces)
-            if start < 1:
+            if start < len(getattr(drafter, "parts", "1")):  # several MTP modules need a token for each
                 continue
             # Row 1 is admitted in front of the same text: nothing of it may come through.
             garbage = text.roll(5, 1)
