@@ -5,6 +5,7 @@ state is the live one, and a recorded tree is what a step from there would have 
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +57,7 @@ def candidate_trees(
     positions: list[list[Arrays]] = [[] for _ in texts.written]
     size = policy.drafting.candidates
     rank = np.tile(np.arange(policy.children, dtype=np.uint8), sum(policy.drafting.expanded))
-    for position, pool in _pools(target, drafter, texts, policy, stride):
+    for position, pool, *_ in _pools(target, drafter, texts, policy, stride):
         hit = _hits(pool, texts, position, policy).cpu().numpy()
         parent, logs = pool.above.to(torch.int16).cpu().numpy(), pool.logs.cpu().numpy()
         for i, length in enumerate(texts.written):
@@ -71,12 +72,22 @@ def candidate_trees(
     ]
 
 
+def confidence_source(drafter: Drafter) -> str:
+    """Return what confidences are: the output of the drafter's `confidence_head`, or its probability of the token."""
+    return "probability" if getattr(drafter, "confidence_head", None) is None else "head"
+
+
 def chain_confidences(target: Target, drafter: Drafter, texts: Texts, depth: int) -> list[Arrays]:
-    """Record for each text `confidence`, float16 (length, depth): the probabilities along the chain drafted live."""
+    """Record for each text `confidence`, float16 (length, depth), along the live chain; see `confidence_source`."""
     arrays = [{"confidence": np.zeros((length, depth), dtype=np.float16)} for length in texts.written]
     chain = DynamicTree(nodes=depth, depth=depth, beam=1, width=1)
-    for position, pool in _pools(target, drafter, texts, chain, 1):
-        confidence = pool.logs.exp().nan_to_num().cpu().numpy()  # no number where nothing is proposed
+    for position, pool, state, root in _pools(target, drafter, texts, chain, 1):
+        if confidence_source(drafter) == "head":
+            head: Any = drafter
+            own = head.confidences(state, torch.cat([root[:, None], pool.tokens[:, :-1]], 1)).float()
+        else:
+            own = pool.logs.exp().nan_to_num()  # no number where nothing is proposed
+        confidence = own.cpu().numpy()
         for i, length in enumerate(texts.written):
             if position < length:
                 arrays[i]["confidence"][position] = confidence[i]
@@ -86,8 +97,11 @@ def chain_confidences(target: Target, drafter: Drafter, texts: Texts, depth: int
 @torch.no_grad()
 def _pools(
     target: Target, drafter: Drafter, texts: Texts, policy: DynamicTree, stride: int
-) -> Iterator[tuple[int, Pool]]:
-    """Yield every recorded position and the candidates of all texts there; ignore those of a text that has ended."""
+) -> Iterator[tuple[int, Pool, Any, Tensor]]:
+    """Yield every recorded position, all texts' candidates there, the drafter's state and int64 (batch,), the roots.
+
+    What a text that has ended has there has no meaning.
+    """
     tokens, features = texts.tokens, texts.outputs.features
     batch, longest = tokens.shape
     prompts, written = (torch.tensor(lengths, device=tokens.device) for lengths in (texts.prompts, texts.written))
@@ -108,7 +122,7 @@ def _pools(
             drafter.level(state, root[:, None], nothing)  # the root is fed all the same
         else:
             *_, levels = draft_levels(policy.drafting, drafter, state, root, Greedy())
-            yield position, join_levels(levels)
+            yield position, join_levels(levels), state, root
 
 
 def _rounded(tokens: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from executor.decoding.decoder import check_abstaining
 from executor.drafters.base.drafter import Drafter, usual_depth
-from executor.recording.record_candidates import check_candidates
+from executor.recording.record_candidates import check_candidates, confidence_source
 from executor.recording.sibling_acceptance import source_of
 from executor.recording.teacher_forced import PassSettings
 from executor.target.target_model import Target
@@ -181,7 +181,7 @@ class Recording:
         if self.probabilities:
             optional["draft_prob"] = "warped" if rule.sampled_candidates else "temperature 1"
         if self.confidences:
-            optional["confidence"] = "probability"
+            optional["confidence"] = confidence_source(drafter)
         if policy is not None:
             reach = {"depth": policy.depth, "beam": policy.beam, "width": policy.children}
             optional["candidates"] = reach | {"stride": self.stride}

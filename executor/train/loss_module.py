@@ -256,6 +256,9 @@ class Lesson(nn.Module):
                 earlier=torch.stack([supervised(hidden) for hidden in same]) if same else None,
                 routes=self._routes(level.hidden, anchors, supervised),
                 known=None if known is None else supervised(known[:, k:-1]),
+                confidence=None
+                if level.confidence is None
+                else supervised(level.confidence[:, :anchors], picked=rows is not None),
             )
             if level.hidden is not None and self.recipe.csra_weight:
                 earlier.append(level.hidden.detach())

@@ -30,6 +30,7 @@ class Anchors:
         earlier: (k - 1, rows, hidden), predictions of the same feature at depths 1, ..., k - 1.
         routes: (rows, groups), log-probabilities that the router gives to groups of tokens; None without a router.
         known: bool (rows,), the target's best token is among the n; None: they are the whole vocabulary.
+        confidence: (rows,), the drafter's log-odds that its token is accepted; None without a confidence head.
     """
 
     scores: Tensor
@@ -40,6 +41,7 @@ class Anchors:
     earlier: Tensor | None = None
     routes: Tensor | None = None
     known: Tensor | None = None
+    confidence: Tensor | None = None
 
     @cached_property
     def laws(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,6 +54,12 @@ class Anchors:
         known = known if self.known is None else known & self.known
         p = wide(self.teacher).masked_fill(~proposed, -torch.inf).softmax(-1)
         return p, wide(self.scores).log_softmax(-1).masked_fill(~proposed, 0), known
+
+    @property
+    def overlap(self) -> Tensor:
+        """Σ_x min(p(x), q(x)) = 1 − total variation (rows,): the odds that rejection sampling accepts a draw of q."""
+        p, log_q, _ = self.laws
+        return torch.minimum(p, log_q.exp()).sum(-1)
 
 
 def wide(values: Tensor) -> Tensor:
@@ -89,6 +97,11 @@ def kl(at: Anchors) -> Tensor:
     """Return Σ_x p(x) (log p(x) − log q(x)): `soft_ce` less the target's own entropy."""
     p, log_q, known = at.laws
     return mean_of((torch.special.xlogy(p, p) - p * log_q).sum(-1), known)
+
+
+def l1(at: Anchors) -> Tensor:
+    """Return Σ_x |p(x) − q(x)|, twice the total variation. DSpark, arXiv 2607.05147."""
+    return mean_of(2 * (1 - at.overlap), at.laws[2])
 
 
 def top_k(at: Anchors, *, count: int = 10) -> Tensor:
@@ -156,6 +169,18 @@ def router_ce(at: Anchors) -> Tensor:
     return mean_of(-(mass * wide(at.routes)).sum(-1))
 
 
+def confidence(at: Anchors) -> Tensor:
+    """Return the cross-entropy of the predicted acceptance against Σ_x min(p(x), q(x)), which gets no gradient.
+
+    Source: DSpark, arXiv 2607.05147.
+    """
+    if at.confidence is None:
+        raise ExecutorError("confidence trains a confidence head, and this drafter has none: recipe dspark makes one")
+    due = at.overlap.detach().clamp(max=1)
+    loss = nn.functional.binary_cross_entropy_with_logits(wide(at.confidence), due, reduction="none")
+    return mean_of(loss, at.laws[2])
+
+
 TERMS: dict[str, Callable[..., Tensor]] = {
-    term.__name__: term for term in (hard_ce, soft_ce, kl, smooth_l1, top_k, csra, router_ce)
+    term.__name__: term for term in (hard_ce, soft_ce, kl, l1, smooth_l1, top_k, csra, router_ce, confidence)
 }

@@ -16,12 +16,13 @@ from executor.drafters.hydra.drafter import Hydra
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.drafters.mtp.drafter import Mtp
+from executor.drafters.mtp.several import SeveralMtp
 from executor.drafters.ngram.drafter import NGram
 from executor.drafters.p_eagle.drafter import PEagle
 from executor.drafters.pard.drafter import Pard
 from executor.drafters.prompt_lookup.drafter import PromptLookup
 from executor.target.target_model import Target
-from tests.helpers.models import VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
+from tests.helpers.models import HIDDEN, VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
 
 Make = Callable[[Target], nn.Module]
 
@@ -73,10 +74,11 @@ MAKE: dict[str, Make] = {
         draft_ids=torch.arange(VOCABULARY)[torch.arange(VOCABULARY) % 6 != 1],
         own_embeddings=True,
     ),
-    "dspark": lambda t: _dflash(t, from_anchor=True, markov=8),
+    "dspark": lambda t: _dflash(t, from_anchor=True, markov=8, confidence=HIDDEN + 8),
     "pard": lambda t: Pard(small_target(seed=1), mask=3).requires_grad_(),
     "mtp": Mtp,
     "mtp-qwen": lambda t: Mtp(t, "qwen"),
+    "mtp-several": lambda t: SeveralMtp(t, "deepseek", 4),
 }
 
 

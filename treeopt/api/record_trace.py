@@ -48,7 +48,9 @@ class CollectSettings(Settings):
         False, help="Also record probabilities and entropies; the file becomes several times larger."
     )
     confidences: bool = setting(
-        False, help="Also record the drafter's probability of each token of the chain that it drafts, for `simulate`."
+        False,
+        help="Also record, for `simulate`, the drafter's probability of each token of the chain that it drafts, or its "
+        "confidence head's output.",
     )
     draws: int | None = setting(
         None,

@@ -92,12 +92,14 @@ class Forced:
         hidden: (batch, length, hidden), the drafter's prediction of the target's feature f_{t+k}; None without one.
         ids: int64 (n,), the tokens that are scored, increasing; None for all.
         vocabulary: of the target; used only with `ids`.
+        confidence: (batch, length or rows), log-odds that the token is accepted; None without a confidence head.
     """
 
     own: Tensor
     hidden: Tensor | None = None
     ids: Tensor | None = None
     vocabulary: int = 0
+    confidence: Tensor | None = None
 
     @property
     def scores(self) -> Tensor:

@@ -107,6 +107,11 @@ class Recurrent(nn.Module, ABC):
     @torch.no_grad()
     def admit(self, state: RecurrentState, admitted: Admitted) -> None:
         """Read all pairs; a prompt of one token has none and starts from a zero guess. See `Drafter.admit`."""
+        self.read_prompts(state, admitted)
+
+    @torch.no_grad()
+    def read_prompts(self, state: RecurrentState, admitted: Admitted) -> Tensor:
+        """Read all pairs of prompts and return the guesses, (rows, longest - 1, hidden)."""
         rows, features, lengths = admitted.rows, admitted.features, admitted.lengths
         attention = state.cache.prompts(rows, lengths - 1)
         guess = features  # empty where no prompt has pairs
@@ -115,10 +120,15 @@ class Recurrent(nn.Module, ABC):
             pairs = self.embed(state.target, admitted.prompts[:, 1:]), self.given(features)
             guess = self.guess(*pairs, positions, attention)
         put_last(state.guess, rows, guess, lengths - 1)
+        return guess
 
-    @torch.no_grad()
     def extend(self, state: RecurrentState, committed: Committed, *, view: int, all_fed: bool) -> None:
         """Read the pairs of the committed tokens, with the target's features; see `Drafter.extend`."""
+        self.read_committed(state, committed, view=view)
+
+    @torch.no_grad()
+    def read_committed(self, state: RecurrentState, committed: Committed, *, view: int) -> Tensor:
+        """Read the pairs of the committed tokens and return the guesses, (batch, steps, hidden)."""
         counts = committed.counts
         positions, attention = state.cache.committed(committed.tokens.shape[1], view)
         pairs = self.embed(state.target, committed.tokens), self.given(committed.features)
@@ -126,16 +136,20 @@ class Recurrent(nn.Module, ABC):
         keep_last(state.guess, guess, counts)
         state.cache.advance(counts)
         state.above, state.level = state.guess[:, None], 0
+        return guess
 
     @torch.no_grad()
     def level(self, state: RecurrentState, tokens: Tensor, parents: Tensor) -> Tensor:
         """Run one forward per level; the root's pair was read with the committed ones. See `Drafter.level`."""
         if state.level:
-            place = parents.expand(len(tokens), -1)[..., None].expand(-1, -1, state.above.shape[2])
-            hidden = self.carried(state.above).gather(1, place)
-            state.above = self.guess(self.embed(state.target, tokens), hidden, *state.cache.nodes(parents))
+            state.above = self.read_nodes(state, self.carried(state.above), tokens, parents)
         state.level += 1
         return self.scores(state.target, state.above)
+
+    def read_nodes(self, state: RecurrentState, above: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+        """Return the guesses of nodes whose parents' features are in `above`, (batch, nodes above, hidden)."""
+        place = parents.expand(len(tokens), -1)[..., None].expand(-1, -1, above.shape[2])
+        return self.guess(self.embed(state.target, tokens), above.gather(1, place), *state.cache.nodes(parents))
 
     def teacher_forced(
         self,

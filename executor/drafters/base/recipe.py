@@ -11,7 +11,7 @@ from treeopt.errors import UsageError
 Frequent = Callable[[int], Sequence[int]]  # the so many tokens that are most often learnt, in ascending order
 LEAST_SHARE = 0.2  # PARD (arXiv 2504.18583), P-EAGLE (arXiv 2602.01469)
 RAMPS = ("constant", "linear", "sine", "sine_r")
-TERMS = ("hard_ce", "soft_ce", "kl", "smooth_l1", "top_k", "csra", "router_ce")
+TERMS = ("hard_ce", "soft_ce", "kl", "l1", "smooth_l1", "top_k", "csra", "router_ce", "confidence")
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,12 @@ class Recipe:
     hard_ce_weight: float = 0.0
     soft_ce_weight: float = 0.0
     kl_weight: float = 0.0
+    l1_weight: float = 0.0
     smooth_l1_weight: float = 0.0
     top_k_weight: float = 0.0
     csra_weight: float = 0.0
     router_ce_weight: float = 0.0
+    confidence_weight: float = 0.0
     top_k: int = 10
     csra_temperature: float = 0.07
     coefficient: float = 1.0

@@ -62,13 +62,14 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
     Raises:
         ExecutorError: names tensors or fields that do not fit or are not supported.
     """
-    stored = without_frequencies(plain(stored)).renamed(lambda name: name.removeprefix("markov_head."))
+    stored = without_frequencies(plain(stored)).renamed(
+        lambda name: name.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_head.")
+    )
+    if (kind := field_of(stored.config, "markov_head_type")) not in (None, "vanilla"):
+        raise ExecutorError(f"{stored.where}: markov_head_type {kind!r:.40} is not supported: needed is 'vanilla'")
     for name in NONE_OF:
         if field_of(stored.config, name):
             raise ExecutorError(f"{stored.where}: {name} is not supported: needed is a DFlash drafter without it")
-    if any(name.startswith("confidence_head.") for name in stored.entries):
-        stored.assume("confidence_head is not read: it changes no draft")
-        stored = stored.renamed(lambda name: None if name.startswith("confidence_head.") else name)
     plainly = _layers_alone(stored)
     given = layer_fields(plainly)
     count = len({name.split(".")[1] for name in stored.entries if name.startswith("layers.")})
@@ -86,6 +87,7 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
     if ids is not None and (not own[HEAD] or bool((ids.diff() <= 0).any())):
         raise ExecutorError(f"{stored.path}: d2t must name the rows of an LM head of its own, in rising order")
     markov = stored.entries["markov_w1.weight"].shape[-1] if "markov_w1.weight" in stored.entries else 0
+    confidence = _confidence_inputs(stored, target.hidden, markov)
     anchor = field_of(stored.config, "sample_from_anchor")
     taps = _taps(stored, target)
     return fill_module(
@@ -102,11 +104,32 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
             own_head=own[HEAD],
             own_embeddings=own[EMBEDDINGS],
             markov=markov,
+            confidence=confidence,
+            confidence_bias="confidence_head.bias" in stored.entries,
         ),
         stored,
         str,
         ignored=["d2t", "t2d", *(name for name, present in own.items() if not present)],
     )
+
+
+def _confidence_inputs(stored: Stored, hidden: int, rank: int) -> int:
+    """Return the width that the confidence head reads, 0 without one."""
+    given, stated = stored.entries.get("confidence_head.weight"), field_of(stored.config, "confidence_head_with_markov")
+    if given is None:
+        if field_of(stored.config, "enable_confidence_head"):
+            raise ExecutorError(
+                f"{stored.where}: enable_confidence_head is true, but confidence_head.proj.weight is missing: set "
+                "it to false, or add the weights"
+            )
+        return 0
+    widths = [width for width, with_markov in ((hidden, False), (hidden + rank, True)) if stated in (None, with_markov)]
+    if given.shape not in [(1, width) for width in widths]:
+        raise ExecutorError(
+            f"{stored.path}: {given.key} must have 1 row of {' or '.join(map(str, widths))} columns (hidden size and, "
+            f"with confidence_head_with_markov, markov_rank), found {tuple(given.shape)}"
+        )
+    return int(given.shape[1])
 
 
 def mask_of(stored: Stored, target: Target) -> int:
@@ -176,7 +199,10 @@ def dflash_content(drafter: DFlash, layout: str | None, target: Target | None, n
         raise ExecutorError("DFlash's layouts cannot express a tap at the embeddings: they count outputs of layers")
     if len(set(drafter.causal)) > 1 and list(drafter.causal) != [window is not None for window in drafter.windows]:
         raise ExecutorError("DFlash's layouts cannot express layers of which some are causal")
-    tensors = named(drafter, lambda key: f"markov_head.{key}" if key.startswith("markov_") else key)
+    tensors = named(
+        drafter,
+        lambda key: f"markov_head.{key}" if key[0] == "m" else key.replace("confidence_head.", "confidence_head.proj."),
+    )
     tensors |= vocabulary_tensors(drafter.draft_ids, drafter.vocabulary)
     drafted = drafter.vocabulary if drafter.draft_ids is None else len(drafter.draft_ids)
     window = next((window for window in drafter.windows if window is not None), None)
@@ -195,8 +221,11 @@ def dflash_content(drafter: DFlash, layout: str | None, target: Target | None, n
     nested |= {"sample_from_anchor": drafter.from_anchor}
     if any(drafter.causal) != (window is not None):
         nested["causal"] = drafter.causal[0]
-    if drafter.kind == "dspark":
-        outer |= {"markov_rank": drafter.markov_w1.embedding_dim} if drafter.markov_w1 else {}
+    if drafter.markov_w1 is not None:
+        outer |= {"markov_rank": drafter.markov_w1.embedding_dim, "markov_head_type": "vanilla"}
+    if (head := drafter.confidence_head) is not None:
+        with_markov = head.in_features > drafter.config.hidden_size
+        outer |= {"enable_confidence_head": True, "confidence_head_with_markov": with_markov}
     layers = {} if target is None else {"num_target_layers": target.model.config.get_text_config().num_hidden_layers}
     names = {"architectures": ["DFlashDraftModel" if drafter.kind == "dflash" else "Qwen3DSparkModel"]}
     return Written("model.safetensors", tensors, names | layer | layers | outer | {"dflash_config": nested}, facts)

@@ -5,11 +5,12 @@ embeddings of the last token x_{n+1} and of masks, at their true positions; in e
 of c_0 .. c_n and those of the whole block, in both directions. Slot k scores x_{n+1+k}.
 
 DSpark (arXiv 2607.05147) also lets the slot of the last token score: slot k - 1 scores x_{n+1+k}. Its Markov head adds
-W2 W1[x_{n+k}] to the scores, so that they depend on the drafted token before.
+W2 W1[x_{n+k}] to the scores, so that they depend on the drafted token before. Its confidence head predicts from the
+slot and W1[x_{n+k}] whether the token is accepted; it changes no draft.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ class BlockState:
 
 
 class DFlash(nn.Module):
-    """DFlash, and DSpark's backbone and Markov head.
+    """DFlash, and DSpark's backbone and heads.
 
     Attributes:
         taps: the target's layers that are read, numbered as Hugging Face's `hidden_states`.
@@ -70,8 +71,13 @@ class DFlash(nn.Module):
         own_head: bool = False,
         own_embeddings: bool = False,
         markov: int = 0,
+        confidence: int = 0,
+        confidence_bias: bool = True,
     ) -> None:
-        """Make an untrained drafter; `markov` is the rank of DSpark's head, 0 without, see also the attributes."""
+        """Make an untrained drafter, see the attributes; `markov` is the rank of DSpark's head, 0 without.
+
+        `confidence` is the width that the confidence head reads, with or without W1[x]; 0 without the head.
+        """
         super().__init__()
         self.configs, self.taps, self.vocabulary = tuple(configs), tuple(taps), vocabulary
         self.mask, self.slots, self.from_anchor = mask, slots, from_anchor
@@ -90,6 +96,7 @@ class DFlash(nn.Module):
         self.embed_tokens = nn.Embedding(vocabulary, hidden) if own_embeddings else None
         self.markov_w1 = nn.Embedding(vocabulary, markov) if markov else None
         self.markov_w2 = nn.Linear(markov, rows, bias=False) if markov else None
+        self.confidence_head = nn.Linear(confidence, 1, bias=confidence_bias) if confidence else None
         self.register_buffer("draft_ids", draft_ids, persistent=False)
 
     @property
@@ -182,8 +189,28 @@ class DFlash(nn.Module):
         blocks = [self._blocks(target, tokens, stored, part) for part in anchors.split(some, 1)]
         hidden = torch.cat(blocks, 1)
         for k in range(1, depth + 1):
-            before = pick_rows(tokens, (anchors + k).clamp(max=length - 1))
-            yield self._forced(target, hidden[:, :, self._slot(k)], before)
+            before, at = pick_rows(tokens, (anchors + k).clamp(max=length - 1)), hidden[:, :, self._slot(k)]
+            yield replace(self._forced(target, at, before), confidence=self._confidence(at, before))
+
+    @torch.no_grad()
+    def confidences(self, state: BlockState, before: Tensor) -> Tensor:
+        """Return the predicted acceptance of depths 1, 2, ... of the step's block, (batch, depths).
+
+        `before`, int64 (batch, depths), is the token before each: the root, then those drafted. Needs the head.
+        """
+        first = self._slot(1)
+        logits = self._confidence(state.block[:, first : first + before.shape[1]], before)
+        assert logits is not None
+        return logits.sigmoid()
+
+    def _confidence(self, hidden: Tensor, before: Tensor) -> Tensor | None:
+        """Return log-odds of acceptance: (b, n, hidden), int64 (b, n) -> (b, n); None without the head."""
+        if self.confidence_head is None:
+            return None
+        if self.markov_w1 is not None and self.confidence_head.in_features > hidden.shape[-1]:
+            hidden = torch.cat([hidden, self.markov_w1(before)], -1)
+        logits: Tensor = self.confidence_head(hidden)[..., 0]
+        return logits
 
     def _slot(self, depth: int) -> int:
         """Return the slot that scores depth 1, 2, ...."""
@@ -279,4 +306,5 @@ def untrained(recipe: Recipe, target: Target, frequent: Frequent) -> DFlash:
         slots=recipe.depths + (not recipe.markov_rank),
         from_anchor=bool(recipe.markov_rank),
         markov=recipe.markov_rank,
+        confidence=(target.hidden + recipe.markov_rank) * (recipe.confidence_weight > 0),
     )

@@ -1,4 +1,4 @@
-"""DSpark: DFlash's block with a Markov head; its network and files stand in `executor.drafters.dflash`."""
+"""DSpark: DFlash's block with a Markov and a confidence head; network and files stand in `executor.drafters.dflash`."""
 
 from dataclasses import replace
 
@@ -6,8 +6,18 @@ from executor.drafters.dflash import DFLASH, recognise
 from executor.drafters.dflash import ENTRY as BLOCK
 from simulate.model_sizes.drafter_kinds import Files, Training
 
-# Slot 0 scores too, and rank 256 (arXiv 2607.05147).
-RECIPE = replace(DFLASH, name="dspark", kind="dspark", depths=7, markov_rank=256)
+# Slot 0 scores too, and rank 256 (arXiv 2607.05147); weights of the terms: DeepSpec's config/dspark.
+RECIPE = replace(
+    DFLASH,
+    name="dspark",
+    kind="dspark",
+    depths=7,
+    kl_weight=0.0,
+    hard_ce_weight=0.1,
+    l1_weight=0.9,
+    confidence_weight=1.0,
+    markov_rank=256,
+)
 ENTRY = replace(
     BLOCK,
     name="dspark",

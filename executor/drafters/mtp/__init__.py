@@ -1,6 +1,7 @@
 """MTP, multi-token prediction: a layer of the target's own kind, in the target's checkpoint or beside it.
 
 * `drafter`: the network, for the families DeepSeek and GLM, Qwen3-Next and Qwen3.5, MiMo.
+* `several`: one module for each depth.
 * `checkpoint`: a target's own checkpoint, speculators' folders, and MiMo's for vLLM.
 """
 
@@ -34,7 +35,9 @@ def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShap
     shape = Shape.from_config(config) if target is None else target
     group = [each for each in shape.layer_groups if each.attention is not None][-1]
     layer = Forward.of(replace(shape, layers=1, groups=(replace(group, count=1),)))
-    return DrafterShape(replace(layer, whole=((1, shape.hidden, 2 * shape.hidden),)))
+    modules = config.get("num_nextn_predict_layers")
+    level = replace(layer, whole=((1, shape.hidden, 2 * shape.hidden),))
+    return DrafterShape(level, longest=modules if type(modules) is int and modules > 1 else None)
 
 
 # Cai et al. 2025 (FastMTP, arXiv 2509.18362), §3: one module, three steps, teacher forced, step k weighs

@@ -1,15 +1,15 @@
 """Read and write MTP modules: in their target's own checkpoint, or in a folder of their own.
 
 DeepSeek and GLM: `model.layers.{L}.*`, with copies of the embeddings and the LM head. Qwen3-Next and Qwen3.5: `mtp.*`.
-MiMo: `model.mtp_layers.0.*`, in speculators' folders `mtp_layers.0.*`. Experts are stored one by one, and stacked here
-as transformers stacks them.
+MiMo: `model.mtp_layers.0.*`, in speculators' folders `mtp_layers.0.*`. Further modules have the next numbers. Experts
+are stored one by one, and stacked here as transformers stacks them.
 
 A folder of its own is written in its family's names. For vLLM, whose MTP reads the target's configuration, the target
 and its module are written as one MiMo, whose layers are Qwen2's: a Llama's layer is one with biases of 0.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,14 @@ from torch import Tensor
 
 from executor.checkpoints.tensors.detect_layout import quantised
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
+from executor.checkpoints.tensors.layer_config import layer_fields
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, fill_module, named
 from executor.checkpoints.tensors.write_tensors import Written, head_of, is_embedding, is_head
 from executor.drafters.mtp import MARKS
 from executor.drafters.mtp.drafter import FAMILIES, Mtp
+from executor.drafters.mtp.several import SeveralMtp
 from executor.target.target_model import Target
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError, UsageError, counted
 
 COPIES = {"embed_tokens.weight": is_embedding, "lm_head.weight": is_head, "shared_head.head.weight": is_head}
 # Fields of a folder's own configuration that must be the target's, where both have them.
@@ -36,7 +38,7 @@ LAYER = (
 _EXPERT = re.compile(r"(.*mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
-def own_module(name: str, target: Target) -> Mtp:
+def own_module(name: str, target: Target) -> Mtp | SeveralMtp:
     """Return the module in the target's own checkpoint; see `DrafterKind.named`.
 
     Raises:
@@ -60,32 +62,43 @@ def prefixes(stored: Stored) -> list[tuple[str, str]]:
     return sorted(((family, match[1]) for family, match in matches if match), key=lambda each: (len(each[1]), each))
 
 
-def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp:
-    """Read a module; `within`: the other tensors are the target's.
+def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp | SeveralMtp:
+    """Read one module, or several; `within`: the other tensors are the target's.
 
     Raises:
-        ExecutorError: several modules, tensors that do not fit the target's kind of layer, or another target's.
+        ExecutorError: another number of modules than stated, tensors that do not fit the target's kind of layer, or
+            another target's.
     """
     found = prefixes(stored)
-    if len(found) != 1:
-        raise ExecutorError(f"{stored.path}: {len(found)} MTP modules: needed is one, which drafts every depth")
+    stated = layer_fields(stored).get("num_nextn_predict_layers")
+    if len({family for family, _ in found}) != 1 or (stated or len(found)) != len(found):
+        raise ExecutorError(
+            f"{stored.path}: {counted(len(found), 'MTP module')}, num_nextn_predict_layers is {stated!r:.40}: needed "
+            "are as many, of one family"
+        )
     if not within:
         _check_fields(stored, target)
-    family, prefix = found[0]
+    family, starts = found[0][0], {prefix: f"{k}." * (len(found) > 1) for k, (_, prefix) in enumerate(found)}
     outer = {name.rpartition("model.")[2]: entry for name, entry in stored.entries.items() if "lm_head" in name}
     outer |= {n.rpartition("model.")[2]: e for n, e in stored.entries.items() if n.endswith("embed_tokens.weight")}
-    inner = stored.renamed(lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None)
+    places = {name: next((p for p in starts if name.startswith(p)), None) for name in stored.entries}
+    inner = stored.renamed(lambda name: (p := places[name]) and starts[p] + name.removeprefix(p))
     if method := quantised(inner):
         raise ExecutorError(f"{stored.path}: an MTP module in {method} is not supported: give it in bfloat16")
     whole = replace(inner, entries=({} if within else outer) | dict(inner.entries))
-    for name, is_copy in COPIES.items():
+    copies = {start + name: is_copy for name, is_copy in COPIES.items() for start in ("", *starts.values())}
+    for name, is_copy in copies.items():
         if name in whole.entries and not is_copy(whole.read(name), target):
             raise ExecutorError(f"{stored.path}: {whole.entries[name].key} is not the target's, which MTP uses")
     with torch.device("meta"):
         stacked = any("experts" in name for name in Mtp(target, family).state_dict())
-    return fill_module(
-        lambda: Mtp(target, family), _stacked(whole) if stacked else whole, partial(stored_name, family), ignored=COPIES
+    made: Callable[[], Any] = partial(Mtp, target, family)
+    if len(found) > 1:
+        made = partial(SeveralMtp, target, family, len(found))
+    read: Mtp | SeveralMtp = fill_module(
+        made, _stacked(whole) if stacked else whole, partial(stored_name, family), ignored=copies
     )
+    return read
 
 
 def _check_fields(stored: Stored, target: Target) -> None:
@@ -104,11 +117,16 @@ def _check_fields(stored: Stored, target: Target) -> None:
 
 
 def stored_name(family: str, name: str) -> str:
-    """Return a parameter's name in a family's files.
+    """Return a parameter's name in a family's files, behind the number of its module if there are several.
 
     >>> stored_name("deepseek", "last_norm.weight"), stored_name("qwen", "layer.block.mlp.up_proj.weight")
     ('shared_head.norm.weight', 'layers.0.mlp.up_proj.weight')
+    >>> stored_name("deepseek", "parts.1.last_norm.weight")
+    '1.shared_head.norm.weight'
     """
+    if name.startswith("parts."):
+        _, number, name = name.split(".", 2)
+        return f"{number}.{stored_name(family, name)}"
     spelling = FAMILIES[family]
     part, _, rest = name.partition(".")
     return (
@@ -157,7 +175,7 @@ def _unstacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return apart
 
 
-def mtp_content(drafter: Mtp, layout: str | None, target: Target | None, name: str) -> Written:
+def mtp_content(drafter: Mtp | SeveralMtp, layout: str | None, target: Target | None, name: str) -> Written:
     """Return the file contents of a module's own folder, in its family's names.
 
     The layout `vllm-mimo` is the whole target with the module, as a MiMo; its tokenizer is not written.
@@ -168,9 +186,16 @@ def mtp_content(drafter: Mtp, layout: str | None, target: Target | None, name: s
     config, facts = drafter.config.to_dict(), {"kind": drafter.kind, "family": drafter.family}
     if layout is not None and (drafter.family != "mimo" or config["model_type"] not in ("llama", "qwen2")):
         raise ExecutorError(f"{layout} has layers of Llama and Qwen2 alone, this one is {config['model_type']}'s")
-    prefix = {"mimo": "mtp_layers.0.", "qwen": "mtp.", "deepseek": f"model.layers.{_number(target)}."}[drafter.family]
-    tensors = _unstacked(named(drafter, partial(stored_name, drafter.family)))
-    tensors = {f"{prefix}{key}": value for key, value in tensors.items()}
+    if isinstance(drafter, SeveralMtp):
+        if layout is not None:
+            raise ExecutorError(f"{layout} has one MTP module, this drafter has {drafter.max_depth}")
+        config["num_nextn_predict_layers"] = drafter.max_depth
+    modules = [drafter] if isinstance(drafter, Mtp) else drafter.parts
+    tensors = dict[str, Tensor]()
+    for k, module in enumerate(modules):
+        prefixes_of = {"mimo": f"mtp_layers.{k}.", "qwen": "mtp.", "deepseek": f"model.layers.{_number(target) + k}."}
+        own = _unstacked(named(module, partial(stored_name, drafter.family)))
+        tensors |= {f"{prefixes_of[drafter.family]}{key}": value for key, value in own.items()}
     if layout is None:
         layer = {key: value for key, value in config.items() if not key.startswith("_")}
         outer = {"speculators_model_type": "mtp", "architectures": ["MTPSpeculator"], "transformer_layer_config": layer}

@@ -2,11 +2,11 @@
 
 z = W [norm(E(x_{t+1})); norm(f_t)], then the layer, then a norm, then the target's LM head; families differ in names,
 in the order of the two, and in their norms (`Family`). The next pair reads the output after the last norm, as in
-SGLang and in vLLM's DeepSeek; vLLM's GLM-4 MoE reads it before. One module drafts all levels.
+SGLang and in vLLM's DeepSeek; vLLM's GLM-4 MoE reads it before. One module drafts all levels; several: `several`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,10 +61,12 @@ class Mtp(Recurrent):
     kind = "mtp"
     abstains = False
 
-    def __init__(self, target: Target, family: str = "mimo") -> None:
-        """Make an untrained module for a target."""
+    def __init__(self, target: Target, family: str = "mimo", *, first: bool = True) -> None:
+        """Make an untrained module for a target; not the first of several never reads position 0."""
         super().__init__()
         self.family, self._spelling = family, FAMILIES[family]
+        if not first:
+            self._spelling = replace(self._spelling, blanks_first=False, before_norm=False)
         layers = int(target.model.config.get_text_config().num_hidden_layers)
         self.taps = (layers,) if self._spelling.before_norm else ()
         self.layer = HostedLayer(target.model)

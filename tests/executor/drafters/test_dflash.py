@@ -7,16 +7,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
-from executor.checkpoints import assumptions_of, load_drafter, save_drafter
+from executor.checkpoints import load_drafter, save_drafter
+from executor.drafters.base.drafter import Committed
 from executor.drafters.base.recipe import recipes, replaced
 from executor.drafters.dflash.drafter import spread_taps
+from executor.prompts.prompt_files import Prompt
+from executor.recording.collect_trace import collect
 from executor.train.loss_module import Lesson
 from executor.train.training_run import fresh_drafter
 from simulate.model_sizes.drafter_kinds import drafter_shape, kind_of_drafter
 from simulate.model_sizes.model_shape import Shape
-from tests.helpers.drafters import random_drafter
-from tests.helpers.models import HIDDEN, deep_target, random_prompts, small_target
+from tests.helpers.drafters import admitted, random_drafter
+from tests.helpers.models import HIDDEN, VOCABULARY, deep_target, generated, random_prompts, small_target
 from treeopt.errors import ExecutorError, UsageError
+from treeopt.traces.drafter_confidence import reliability
 
 PLAIN = {"vocab_size": 16, "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
 PLAIN |= {"num_key_value_heads": 2, "head_dim": 4}
@@ -99,9 +103,60 @@ def test_fields_are_read_or_refused_by_name(tmp_path):
         with pytest.raises(ExecutorError, match=words):
             load_drafter(tmp_path, target)
         (tmp_path / "config.json").write_text(json.dumps(before))
+
+
+def test_the_confidence_head_is_read_by_its_width_or_refused_in_one_line(tmp_path):
+    """Its formula, sigmoid(w [h; W1[x]] + b), by the tensors that vLLM and DeepSpec store."""
+    target = small_target()
+    drafter = random_drafter("dspark", target)
+    save_drafter(tmp_path, drafter, dtype="float32", meta={}, target=target)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {"confidence_head.proj.weight": torch.ones(1, HIDDEN)}, tmp_path / "model.safetensors")
-    assert "confidence_head is not read" in str(assumptions_of(load_drafter(tmp_path, target)))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["enable_confidence_head"], config["confidence_head_with_markov"]) == (True, True)
+    head, bias = (tensors[f"confidence_head.proj.{part}"] for part in ("weight", "bias"))
+    text = torch.tensor(random_prompts((9, 9), seed=3))
+    features = target.features(text, drafter.taps).features
+    first, *_, last = drafter.teacher_forced(target, text, features, 6)
+    state, none = drafter.begin(target, 2, 6, 30, 40), torch.zeros(2, 1, dtype=torch.long)
+    drafter.admit(state, admitted(text, features, (4, 4)))
+    nothing = Committed(none, features[:, :1], none, none[:, 0], in_place=True)
+    drafter.extend(state, nothing, view=32, all_fed=False)
+    drafter.level(state, text[:, 3, None], none)
+    hidden = state.block
+    for slot, level in ((0, first), (5, last)):
+        read = torch.cat([hidden[:, slot], tensors["markov_head.markov_w1.weight"][text[:, 3 + slot]]], -1).double()
+        due = 1 / (1 + (-(read @ head[0].double() + bias.double())).exp())
+        torch.testing.assert_close(level.confidence[:, 2].sigmoid().double(), due, rtol=0, atol=1e-6)
+    without = {name: value for name, value in tensors.items() if "confidence" not in name}
+    narrow = tensors["confidence_head.proj.weight"][:, :HIDDEN].contiguous()
+    for fields, changes, words in (
+        ({}, without, "enable_confidence_head is true, but confidence_head.proj.weight is missing"),
+        ({}, tensors | {"confidence_head.proj.weight": narrow}, rf"must have 1 row of {HIDDEN + 8} columns"),
+        ({"markov_head_type": "gated"}, tensors, "markov_head_type 'gated' is not supported"),
+        ({}, tensors | {"markov_head.markov_w2.weight": torch.ones(VOCABULARY, 5)}, r"markov_w2\.weight must be"),
+    ):
+        before = changed(tmp_path, **fields)
+        save_file(changes, tmp_path / "model.safetensors")
+        with pytest.raises(ExecutorError, match=words):
+            load_drafter(tmp_path, target)
+        (tmp_path / "config.json").write_text(json.dumps(before))
+    changed(tmp_path, confidence_head_with_markov=False)
+    save_file(tensors | {"confidence_head.proj.weight": narrow}, tmp_path / "model.safetensors")
+    assert load_drafter(tmp_path, target).confidence_head.in_features == HIDDEN
+
+
+def test_the_head_s_confidences_are_recorded_with_the_trace():
+    target = deep_target()
+    drafter = random_drafter("dspark", target)
+    prompts = random_prompts((6, 4), seed=2)
+    trace = collect(target, drafter, [Prompt("")] * 2, prompts, new_tokens=9, depth=3, width=1, confidences=True)
+    assert trace.meta["confidence"] == "head"
+    text = torch.tensor([[*prompts[0], *generated(target.model, prompts[0], 9)]])
+    level = next(iter(drafter.teacher_forced(target, text, target.features(text, drafter.taps).features, 1)))
+    due = level.confidence[0, 4:13].sigmoid()
+    # Half precision holds 11 bits.
+    torch.testing.assert_close(torch.tensor(trace.confidence[:9, 0]).float(), due, rtol=0, atol=1e-3)
+    assert reliability(trace).bins
 
 
 def test_training_learns_from_some_anchors_and_weighs_slots():

@@ -12,50 +12,64 @@ from transformers.modeling_layers import MtpModel
 
 from executor.checkpoints import load_drafter, save_drafter
 from executor.decoding.decoder import Decoder
+from executor.drafters.base.drafter import Committed
 from executor.drafters.base.recipe import recipes
 from executor.drafters.mtp.drafter import Mtp
+from executor.drafters.mtp.several import SeveralMtp
+from executor.prompts.prompt_files import Prompt
+from executor.recording.collect_trace import collect
 from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
 from executor.train.training_run import fresh_drafter
 from simulate.model_sizes.drafter_kinds import assumptions, drafter_shape
 from simulate.model_sizes.model_shape import Shape
+from tests.helpers.drafters import admitted, random_drafter
 from tests.helpers.model_families import family
-from tests.helpers.models import random_prompts
+from tests.helpers.models import generated, random_prompts, small_target
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError, UsageError
+from treeopt.replay.static_tree import replay_tree
 from treeopt.tree import Tree
 
 KINDS = {"deepseek_v3": "deepseek", "qwen3_next": "qwen", "llama": "mimo"}
 
 
-def with_module(folder: Path, name: str, *, copies: int = 1) -> tuple[Target, Mtp]:
-    """A target's folder that also holds a module of random weights, as its family writes it."""
+def with_module(folder: Path, name: str, *, count: int = 1) -> tuple[Target, Mtp | SeveralMtp]:
+    """A target's folder that also holds modules of random weights, as its family writes them."""
     model = family(name).model
     model.save_pretrained(folder)
+    if count > 1:
+        rewritten(folder / "config.json", num_nextn_predict_layers=count)
     torch.manual_seed(0)
     target = load_target(folder)
-    drafter = Mtp(target, KINDS[name]).requires_grad_(False)
+    drafter = Mtp(target, KINDS[name]) if count == 1 else SeveralMtp(target, KINDS[name], count)
+    drafter.requires_grad_(False)
     for value in drafter.state_dict().values():
         torch.nn.init.normal_(value, mean=0.0 if value.dim() > 1 else 0.5, std=0.2)
     save_drafter(folder / "own", drafter, dtype="float32", meta={}, target=target)
     tensors = load_file(folder / "model.safetensors")
     tensors |= {f"model.{key}" if key.startswith("mtp_") else key: value
                 for key, value in load_file(folder / "own" / "model.safetensors").items()}  # fmt: skip
-    for number in range(1, copies):
-        again = {key.replace("layers.2.", f"layers.{2 + number}."): value for key, value in tensors.items()}
-        tensors |= {key: value.clone() for key, value in again.items() if key not in tensors}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return load_target(folder), drafter
 
 
-@pytest.mark.parametrize("name", slow_unless(lambda name: name != "qwen3_next", KINDS))
-def test_a_module_is_read_from_the_target_s_folder_and_from_its_own(tmp_path, name):
-    target, drafter = with_module(tmp_path, name)
+def rewritten(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+CASES = [*KINDS, "deepseek_v3-3", "llama-2"]
+
+
+@pytest.mark.parametrize("case", slow_unless(lambda case: case in ("llama", "deepseek_v3-3"), CASES))
+def test_modules_are_read_from_the_target_s_folder_and_from_their_own(tmp_path, case):
+    name, _, count = case.partition("-")
+    target, drafter = with_module(tmp_path, name, count=int(count or 1))
     text = torch.tensor(random_prompts((12,), seed=3))
     features = target.features(text, drafter.taps).features
     for source in ("mtp", tmp_path / "own"):
         loaded = load_drafter(source, target)
-        assert (loaded.kind, loaded.family) == ("mtp", KINDS[name])
+        assert (loaded.kind, loaded.family, loaded.max_depth) == ("mtp", KINDS[name], drafter.max_depth)
         for name_of, value in drafter.state_dict().items():
             torch.testing.assert_close(loaded.state_dict()[name_of], value)
         passes = (each.teacher_forced(target, text, features, 2) for each in (loaded, drafter))
@@ -85,6 +99,53 @@ def test_a_module_s_scores_are_those_of_transformers_own_class(tmp_path):
     torch.testing.assert_close(first.scores[:, :-1], target.scored(due), rtol=0, atol=1e-5)
 
 
+def test_several_modules_draft_what_transformers_own_class_drafts(tmp_path):
+    """Its tokens and its scores, drafted greedily behind a prompt."""
+    target, drafter = with_module(tmp_path, "deepseek_v3", count=3)
+    for part in drafter.parts:
+        part._spelling = replace(part._spelling, blanks_first=False)
+    text = torch.tensor(random_prompts((12, 12), seed=3))
+    features = target.features(text).features
+    mtp = MtpModel(target.model, 3).eval()
+    names = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "projection": "eh_proj", "last_norm": "post_norm"}
+    names |= {"layer": "mtp_block"}
+    weights = {}
+    for name, value in drafter.state_dict().items():
+        _, number, part, rest = name.replace("layer.block.", "layer.").split(".", 3)
+        weights[f"layers.{number}.{names[part]}.{rest}"] = value
+    assert not mtp.load_state_dict(weights, strict=False).unexpected_keys
+    state, none = drafter.begin(target, 2, 3, 30, 40), torch.zeros(2, 1, dtype=torch.long)
+    drafter.admit(state, admitted(text, features, (12, 12)))
+    nothing = Committed(none, features[:, :1], none, none[:, 0], in_place=True)
+    drafter.extend(state, nothing, view=32, all_fed=False)
+    tokens, found = [text[:, -1:]], []
+    for _ in range(3):
+        found.append(drafter.level(state, tokens[-1], none[:1]))
+        tokens.append(found[-1].argmax(-1))
+    position = torch.arange(1, 12)[None]
+    for row in range(2):
+        with torch.no_grad():
+            cache = MtpCache(config=target.model.config.get_mtp_config())
+            own = text[row : row + 1]
+            due, scores, _ = mtp(own[:, 1:], features[row : row + 1, :-1], None, position, cache)
+        assert due.tolist() == [[int(token[row]) for token in tokens[1:]]]
+        torch.testing.assert_close(torch.cat(found, 1)[row : row + 1], scores, rtol=0, atol=1e-5)
+
+
+def test_several_modules_replay_to_what_the_loop_accepts():
+    """On a tree, with prompts of as many tokens as modules and more, and requests that follow others."""
+    prompts, target = random_prompts((9, 4, 17), seed=8), small_target()
+    drafter, tree = random_drafter("mtp-several", target), Tree.full(3, 3)
+    found = Decoder(target, drafter, tree=tree, batch=2).generate(prompts, new_tokens=16)
+    assert [list(text.tokens) for text in found] == [generated(target.model, prompt, 16) for prompt in prompts]
+    trace = collect(target, drafter, [Prompt("")] * 3, prompts, new_tokens=16, depth=3, width=3)
+    live = sum(len(text.tokens) for text in found) / sum(len(text.accepted) for text in found)
+    assert replay_tree(tree, trace).tau == pytest.approx(live)
+    assert live > 1.05
+    with pytest.raises(ExecutorError, match="3 MTP modules read prompts of at least 3 tokens, got one of 2"):
+        Decoder(target, drafter, tree=tree).generate([prompts[0][:2]], new_tokens=2)
+
+
 @pytest.mark.parametrize("name", ["deepseek_v3", pytest.param("qwen3_next", marks=pytest.mark.slow)])
 def test_drafting_with_it_changes_no_text(tmp_path, name):
     """Multi-head latent attention with experts; a target with linear attention, on chains."""
@@ -95,9 +156,12 @@ def test_drafting_with_it_changes_no_text(tmp_path, name):
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
-    target, _ = with_module(tmp_path, "deepseek_v3", copies=2)
-    with pytest.raises(ExecutorError, match="2 MTP modules: needed is one"):
+    target, several = with_module(tmp_path, "deepseek_v3", count=2)
+    rewritten(tmp_path / "config.json", num_nextn_predict_layers=3)
+    with pytest.raises(ExecutorError, match="2 MTP modules, num_nextn_predict_layers is 3"):
         load_drafter("mtp", target)
+    with pytest.raises(ExecutorError, match="vllm-mimo has"):
+        save_drafter(tmp_path / "no", several, dtype="float32", meta={}, target=target, layout="vllm-mimo")
     path = tmp_path / "own" / "config.json"
     config = json.loads(path.read_text())
     config["transformer_layer_config"]["rms_norm_eps"] = 0.5

@@ -30,6 +30,7 @@ def drawn(seed: int = 0, *, depth: int = 3, missing: bool = False, dtype: torch.
         hidden=normal(ROWS, WIDTH),
         earlier=normal(depth - 1, ROWS, WIDTH) if depth > 1 else None,
         routes=normal(ROWS, GROUPS).log_softmax(-1),
+        confidence=normal(ROWS),
     )
 
 
@@ -61,6 +62,13 @@ def written_out(name: str, at: Anchors) -> float:
                 pairs = sorted(zip(p, q, strict=True), reverse=True)
                 pairs = pairs[: OPTIONS["top_k"]["count"]] if name == "top_k" else pairs
                 rows.append(sum(a * ((math.log(a) if name == "kl" else 0) - math.log(b)) for a, b in pairs))
+    elif name == "l1":
+        rows = [sum(abs(a - b) for a, b in zip(p, q, strict=True)) for p, q, known in laws(at) if known]
+    elif name == "confidence":
+        for (p, q, known), logit in zip(laws(at), at.confidence.tolist(), strict=True):
+            due, odds = 1 - sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2, 1 / (1 + math.exp(-logit))
+            if known:
+                rows.append(-due * math.log(odds) - (1 - due) * math.log(1 - odds))
     elif name == "smooth_l1":
         for hidden, feature in zip(at.hidden.tolist(), at.features.tolist(), strict=True):
             apart = [abs(a - b) for a, b in zip(hidden, feature, strict=True)]
@@ -97,24 +105,25 @@ def test_terms_are_their_formulas(name, depth, missing):
 def test_gradients_are_finite_differences(name, missing):
     """Of every entry that is finite; what is never proposed is given no gradient, and no NaN."""
     at = drawn(1, missing=missing)
-    learnt = {"smooth_l1": at.hidden, "csra": at.hidden, "router_ce": at.routes}.get(name, at.scores).requires_grad_()
+    read = {"smooth_l1": at.hidden, "csra": at.hidden, "router_ce": at.routes, "confidence": at.confidence}
+    learnt = read.get(name, at.scores).requires_grad_()
     term = TERMS[name](at, **OPTIONS.get(name, {}))
     (gradient,) = torch.autograd.grad(term, learnt)
     assert gradient.isfinite().all()
-    for index in range(learnt.numel()):
-        row, column = divmod(index, learnt.shape[1])
-        if learnt[row, column] == -torch.inf:
-            assert gradient[row, column] == 0
+    entries, slopes = learnt.detach().view(-1), gradient.view(-1)
+    for index in range(len(entries)):
+        if entries[index] == -torch.inf:
+            assert slopes[index] == 0
             continue
         around = []
         with torch.no_grad():
             for step in (1e-6, -2e-6, 1e-6):
-                learnt[row, column] += step
+                entries[index] += step
                 around.append(TERMS[name](replace(at), **OPTIONS.get(name, {})).item())  # laws are kept with `at`
-        assert gradient[row, column].item() == pytest.approx((around[0] - around[1]) / 2e-6, rel=1e-5, abs=1e-8)
+        assert slopes[index].item() == pytest.approx((around[0] - around[1]) / 2e-6, rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize("name", ["hard_ce", "soft_ce", "kl", "top_k"])
+@pytest.mark.parametrize("name", ["hard_ce", "soft_ce", "kl", "l1", "top_k", "confidence"])
 def test_tokens_that_are_left_out_are_as_those_of_no_score(name):
     """A drafter may score the tokens alone that it proposes."""
     at = drawn(7, missing=True)
