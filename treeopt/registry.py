@@ -1,7 +1,8 @@
 """Registries: the entries of one kind, such as drafters or engines, known by name without being listed anywhere.
 
-An entry of treeopt's own is a module of the kind's folder that defines `ENTRY`. Other packages register theirs through
-an entry point of the kind's group; those are scanned only when a name is not found. Nothing here knows any kind.
+An entry of treeopt's own is `ENTRY` of a module in the kind's folder, or one of `ENTRIES` of the folder, which may also
+be a single module. Other packages register theirs through an entry point of the kind's group; those are scanned only
+when a name is not found. Nothing here knows any kind.
 """
 
 import pkgutil
@@ -37,7 +38,7 @@ class Registry(Mapping[str, Entry]):
 
         Args:
             kind: what an entry is, for messages, such as `drafter`.
-            folder: the package whose modules define entries, such as `executor.drafters`.
+            folder: the package whose modules define entries, such as `executor.drafters`, or the module of all entries.
             group: the group of entry points by which other packages add entries.
         """
         self.kind, self.folder, self.group = kind, folder, group
@@ -98,8 +99,10 @@ class Registry(Mapping[str, Entry]):
     def _entries(self) -> dict[str, Entry]:
         if self._own is None:
             package = import_module(self.folder)
-            modules = (import_module(f"{self.folder}.{found.name}") for found in pkgutil.iter_modules(package.__path__))
+            found = pkgutil.iter_modules(getattr(package, "__path__", ()))
+            modules = [import_module(f"{self.folder}.{module.name}") for module in found]
             own: list[Entry] = [module.ENTRY for module in modules if hasattr(module, "ENTRY")]
+            own += getattr(package, "ENTRIES", ())
             self._own = {entry.name: entry for entry in own}
         return self._own | self._added
 

@@ -155,7 +155,7 @@ def visited_trace(requests: Sequence[RequestSteps], *, depth: int, meta: Mapping
         raise EngineError("no request has a step after its prefill: decode more tokens")
     drafted = [request.drafted for request in requests if request.drafted is not None]
     known = drafted if len(drafted) == len(requests) else []
-    chain = chain_from_steps(accepted, drafted=known, depth=depth, ordered=True)
+    chain = chain_from_steps(accepted, drafted=known, depth=depth)
     return chain_trace(chain, rng=np.random.default_rng(seed), meta=meta)
 
 

@@ -29,8 +29,7 @@ from torch import Tensor
 
 from executor.verification.acceptance_rules import Rule
 from executor.verification.block_verification import BlockVerification
-from executor.verification.leviathan import Leviathan
-from executor.verification.multi_round_rejection import Rounds, Sequoia, SpecInfer
+from executor.verification.multi_round_rejection import Leviathan, Rounds, Sequoia, SpecInfer
 from executor.verification.sample_and_match import PointMass, SampleAndMatch
 from executor.verification.temperature_top_k_top_p import pick
 

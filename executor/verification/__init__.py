@@ -2,8 +2,7 @@
 
 * `acceptance_rules`: the interface of a rule, a rule made by name, and the greedy rule.
 * `sample_and_match`: rules for candidates of any origin: sample the target and match; EAGLE-2's point masses.
-* `multi_round_rejection`: rejection of siblings in turn: SpecInfer (with replacement), Sequoia (without replacement).
-* `leviathan`: Leviathan's rule, speculative sampling of a chain.
+* `multi_round_rejection`: rejection of siblings in turn: SpecInfer (with replacement), Sequoia (without), Leviathan.
 * `block_verification`: block verification (Sun et al. 2024), which judges a chain as a whole.
 * `typical_acceptance`: the formula of typical acceptance (Medusa), the only rule that is not lossless.
 * `acceptance_probabilities`: base class of the sampling rules: from acceptance probabilities to a random verdict.

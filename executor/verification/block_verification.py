@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from executor.verification.acceptance_probabilities import Siblings, or_else
-from executor.verification.leviathan import Leviathan
 from executor.verification.longest_accepted_path import rows
-from executor.verification.multi_round_rejection import scores_after
+from executor.verification.multi_round_rejection import Leviathan, scores_after
 from executor.verification.tree_tensors import Draft
 
 

@@ -1,4 +1,4 @@
-"""Multi-round rejection: SpecInfer's rule (siblings drawn with replacement) and Sequoia's (without replacement).
+"""Multi-round rejection: SpecInfer's rule (siblings drawn with replacement), Sequoia's (without), Leviathan's (chains).
 
 Siblings that were drawn from the drafter's distribution q are tried one after the other; the rules need q, and the
 draws in order. They are lossless when the tree was fixed before the draws: a tree that keeps only the draws of high
@@ -122,6 +122,35 @@ def scores_after(draft: Draft, nodes: Tensor, logits: Tensor) -> Tensor:
         raise ExecutorError("this rule needs the drafter's scores in the draft, got none")
     fed = draft.fed.expand(len(draft.tokens), -1).gather(1, nodes)
     return rows(draft.scores, fed.clamp(min=0))
+
+
+@dataclass(frozen=True)
+class Leviathan(Rounds):
+    """Verify a chain of single draws (Leviathan et al. 2023, algorithm 1; Chen et al. 2023): one sibling per node.
+
+    A token x drawn from q is accepted with probability min(1, p(x) / q(x)); after a rejection the bonus is drawn from
+    norm(max(0, p - q)), after the last accepted token from p.
+    """
+
+    def check(self, tree: Tree) -> None:
+        """Refuse a tree that is not a chain of first draws.
+
+        Raises:
+            ExecutorError: names the first node that breaks the chain.
+        """
+        check_chain(tree)
+        check_ranks(tree)
+
+
+def check_chain(tree: Tree) -> None:
+    """Refuse siblings.
+
+    Raises:
+        ExecutorError: names the first node that has one.
+    """
+    for node, (parent, above) in enumerate(zip(tree.parents[1:], tree.parents, strict=False), 1):
+        if parent == above:
+            raise ExecutorError(f"this rule verifies chains, but node {node} of the tree is a sibling of {node - 1}")
 
 
 def check_ranks(tree: Tree) -> None:

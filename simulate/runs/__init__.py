@@ -10,7 +10,6 @@
 * `draft_lengths`: rules that choose draft lengths while serving, adaptive verification among them.
 * `length_server`: a server or a batch whose draft lengths such a rule chooses at every step.
 * `verdict_record`: no speculation, a fixed length, a schedule and adaptive verification side by side, by load.
-* `running_requests`: how many requests a server decodes at once, from a table or its /metrics.
 * `server_load`: when requests arrive, how many days are simulated, which latencies count as good.
 * `server_record`: simulated days of a server as JSON values.
 * `server_figures`: rates, latencies and shares of a day, and their means over days with intervals.

@@ -265,7 +265,6 @@ def test_rooms_hold_at_most_twenty_files():
 def test_no_two_modules_share_a_name():
     """But drafters, engines and commands, which are named after what they are."""
     may = (
-        "treeopt.acceptance_rule_entries.",
         "treeopt.engines.",
         "treeopt.results.",
         "treeopt.cli.commands.",

@@ -42,7 +42,7 @@ def verdict(
     """
     from simulate.profiles.measured_arms import profile_of_arms
     from simulate.profiles.sglang_cost_table import write_cost_table
-    from simulate.runs.running_requests import read_running
+    from simulate.runs.server_load import read_running
     from simulate.runs.verdict_record import compare_lengths
 
     trace, trace_file = as_trace(trace)

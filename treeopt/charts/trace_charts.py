@@ -66,13 +66,8 @@ LABELLED = 80  # nodes up to which labels show their ranks
 LARGEST = 420  # square pixels of a node that every step accepts
 
 
-def acceptance_by_depth(trace: Trace, *, tops: Sequence[int] = TOPS) -> "alt.LayerChart":
-    """Return the share of positions at which the text's token is among the drafter's best, by depth.
-
-    Args:
-        trace: what the drafter got right.
-        tops: numbers of candidates, a line for each that the trace records.
-    """
+def acceptance_by_depth(trace: Trace) -> "alt.LayerChart":
+    """Return the share of positions at which the text's token is among the drafter's best, by depth."""
     depths = [depth for depth in range(trace.depth) if (trace.rank[:, depth] != PAST_END).any()]
     rows: list[Row] = [
         {
@@ -80,7 +75,7 @@ def acceptance_by_depth(trace: Trace, *, tops: Sequence[int] = TOPS) -> "alt.Lay
             "depth": depth + 1,
             "share": share_within(trace, depth, top),
         }
-        for top in [top for top in tops if top <= trace.width] or [trace.width]
+        for top in [top for top in TOPS if top <= trace.width] or [trace.width]
         for depth in depths
     ]
     first = [row["share"] for row in rows if row["series"] == rows[0]["series"]]
@@ -136,24 +131,19 @@ def _finite(tau: Estimate, whole: float) -> Estimate:
 
 
 def tau_by_nodes(
-    trace: Trace,
-    *,
-    sizes: Sequence[int] = SIZES,
-    named: Mapping[str, Tree] | None = None,
-    chosen: Mapping[str, Tree] | None = None,
+    trace: Trace, *, named: Mapping[str, Tree] | None = None, chosen: Mapping[str, Tree] | None = None
 ) -> "alt.LayerChart":
     """Return tau of the best trees of each size, of chains, of named trees and of those that plans chose.
 
     Args:
         trace: ranks that determine acceptance.
-        sizes: nodes of the best trees.
         named: name -> tree, such as published ones; those that the trace does not cover are left out.
         chosen: name -> tree of plans.
 
     Raises:
         TraceError: its rule draws candidates or accepts several siblings.
     """
-    averaged, best, chains = tau_rows(trace, sizes)
+    averaged, best, chains = tau_rows(trace)
     labelled = named is not None and len(named) > SERIES
     others = [
         *_covered(trace, named or {}, NAMED if labelled else ""),

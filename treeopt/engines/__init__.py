@@ -2,8 +2,7 @@
 
 * `engine`: an engine as one value, and an export under way.
 * `llama_cpp`, `openai`, `openvino`, `sglang`, `vllm`: one engine each, `ENTRY`: its rules, its export, its driver.
-* `lmdeploy`, `medusa`, `sequoia`, `tensorrt_llm`, `transformers`: engines that treeopt does not run.
-* `own_loop`: treeopt's own loop among the engines.
+* `lmdeploy`, `medusa`, `tensorrt_llm`, `transformers`: engines that treeopt does not run.
 * `export`: what exports share: their result, the planned entries, the replacement of a tree that breaks a rule.
 * `dynamic_trees`: what exporters of dynamic trees share: the three settings, and how each engine counts them.
 * `driver`: the interface of every driver, its settings, requests, drafts and steps, and the record of its models.
@@ -69,6 +68,12 @@ class Engines(Registry[Engine]):
         return tuple(name for name in self.exporting() if self[name].fitting(kind))
 
 
+# Engines without an export: treeopt's own loop, and a growmap of Sequoia's code, in which the children of a node are
+# its first samples.
+ENTRIES = (
+    Engine(name="treeopt", title="treeopt's own loop", rules=()),
+    Engine(name="sequoia", title="Sequoia 0ff3ff7", rules=(ContiguousRanks(source="`branches` of a growmap"),)),
+)
 ENGINES = Engines("engine", "treeopt.engines", group="treeopt.engines")
 
 

@@ -1,12 +1,12 @@
 """The choice of a draft length by measuring: an object that is asked for the next setting and told its result.
 
 Settings are measured in rounds. A round measures, at each batch size that is not decided, plain decoding, the fastest
-draft so far, and every draft that may still be faster than it by more than `near`, in random order, all on the same
+draft so far, and every draft that may still be faster than it by more than `NEAR`, in random order, all on the same
 prompts. What is compared is the ratio of tokens per second: tokens per step paired by request, and step times paired
 by round, so that a machine whose speed changes changes both alike.
 
-A batch size is decided when no other draft may be faster by more than `near`, with 95 % confidence, and the choice and
-plain decoding were measured in `least` rounds. If every launch runs one length, plain decoding and the longest draft
+A batch size is decided when no other draft may be faster by more than `NEAR`, with 95 % confidence, and the choice and
+plain decoding were measured in `LEAST` rounds. If every launch runs one length, plain decoding and the longest draft
 come first. The lengths between are predicted, and each further launch goes to the one that is predicted to be the
 fastest of those that may be.
 """
@@ -87,7 +87,7 @@ class Verdict:
         behind: tokens per second over those of the choice.
         rounds: rounds in which it was measured; 0: it is predicted.
         chosen: True for the choice.
-        decided: True if it is known to be the choice, or not to be faster than it by more than `near`.
+        decided: True if it is known to be the choice, or not to be faster than it by more than `NEAR`.
     """
 
     batch: int
@@ -112,8 +112,6 @@ class Tuner:
         launches: most launches where each runs one length.
         takes_turns: True if plain decoding and a draft can be launched at a time, and alternate; else two rounds are
             made, plain decoding first in one and last in the other.
-        near: difference in speed that does not matter.
-        most: most rounds.
         seed: of the order.
 
     >>> tuner = Tuner(batches=(1,), drafts=(0, 1, 2))
@@ -129,8 +127,6 @@ class Tuner:
     one_launch: bool = True
     launches: int = 3
     takes_turns: bool = True
-    near: float = NEAR
-    most: int = MOST
     seed: int = 0
     results: dict[int, dict[int, dict[int, Result]]] = field(default_factory=dict)  # by batch size, draft, round
     _waiting: list[Setting] = field(default_factory=list)
@@ -185,7 +181,7 @@ class Tuner:
 
     def _begin(self) -> None:
         """Begin a round of what is wanted, if anything is; else with another launch, if one may help."""
-        if self._round + 1 >= (self.most if self.takes_turns else FIRST):
+        if self._round + 1 >= (MOST if self.takes_turns else FIRST):
             return
         wanted = {batch: self._wanted(batch) for batch in self.batches}
         plain_first = not self.takes_turns
@@ -215,7 +211,7 @@ class Tuner:
         return max(rivals, key=lambda draft: value[draft], default=None)
 
     def _rivals(self, batch: int) -> list[int]:
-        """Return the drafts that may be faster than the choice by more than `near`."""
+        """Return the drafts that may be faster than the choice by more than `NEAR`."""
         return [verdict.draft for verdict in self._verdicts(batch) if not verdict.decided]
 
     def _wanted(self, batch: int) -> list[int]:
@@ -251,7 +247,7 @@ class Tuner:
                 relative = math.hypot(_half(rates[draft]), _half(rates[best]))
                 behind = in_logs(rates[draft].value / rates[best].value, relative)
                 tau, step_s = self._visited(batch, draft), self._line(batch, draft)
-            chosen, decided = draft == best, behind.high <= 1 + self.near
+            chosen, decided = draft == best, behind.high <= 1 + NEAR
             verdicts.append(
                 Verdict(batch, draft, tau, step_s, rates[draft], behind, len(runs), chosen, chosen or decided)
             )

@@ -201,14 +201,14 @@ def _finding(place: int, finding: Finding, *, interactive: bool) -> dict[str, An
         "title": finding.title,
         "source": finding.source,
         "lead": [_block(block) for block in blocks if _leads(block)],
-        "shown": [_block(block) for block in blocks if not (block.detail or _leads(block) or _is(block, "condition"))],
-        "more": [_block(block) for block in blocks if block.detail or _is(block, "condition")],
+        "shown": [_block(block) for block in blocks if not (block.detail or _leads(block) or _is_condition(block))],
+        "more": [_block(block) for block in blocks if block.detail or _is_condition(block)],
         "charts": [_chart(f"chart-{place}-{number}", chart, interactive=interactive) for number, chart in drawn],
     }
 
 
-def _is(block: Table | Line, kind: str) -> bool:
-    return isinstance(block, Line) and block.kind == kind
+def _is_condition(block: Table | Line) -> bool:
+    return isinstance(block, Line) and block.kind == "condition"
 
 
 def _leads(block: Table | Line) -> bool:

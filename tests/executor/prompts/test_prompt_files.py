@@ -163,13 +163,6 @@ def test_a_template_that_is_missing_is_told_of(tiny, tmp_path):
     refused(run(*words, "--chat", "--prompt", "one"), "--chat", "no chat template", code=2)
 
 
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
-    for name, content in (("p.jsonl", json.dumps({"text": "é"})), ("p.txt", "é")):
-        (tmp_path / name).write_text(content, "utf-8-sig")
-    assert [prompt.text for prompt in read_prompts(tmp_path / "p.jsonl")] == ["é"]
-    assert read_texts(tmp_path / "p.txt") == ["é"]
-
-
 @pytest.mark.parametrize("name", ["p.jsonl", "p.txt", "p.JSON"])
 def test_ngrams_are_counted_from_texts(tmp_path, name):
     path = write(tmp_path / name, {"text": "a"}, {"text": "b", "instruction": "c", "output": "d"})

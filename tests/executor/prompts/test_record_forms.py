@@ -82,10 +82,7 @@ def test_the_texts_of_a_batch_are_as_many_requests(tmp_path):
     ("record", "message"),
     [
         ({"prompt": ""}, "`prompt` must be a text or a list of turns, found ''"),
-        ({"prompt": {"text": "a"}}, "`prompt` must be a text or a list of turns, found dict"),
         ({"prompt": [1, 2]}, "`prompt` holds numbers: token ids are not read"),
-        ({"prompt": ["a", ""]}, r"prompt\[1\] must be a string that is not empty"),
-        ({"prompt": "a", "images": ["b.png"]}, "`images`: only texts are read"),
         ({"body": {"input": "a"}, "url": "b"}, "found input"),
     ],
 )
@@ -107,8 +104,6 @@ def test_tools_and_system_belong_to_the_question(tmp_path):
     [
         {"id": "a", "conversations": []},
         {"messages": []},
-        {"messages": "[]"},
-        {"conversation": []},
         {"turns": []},
     ],
 )
@@ -143,25 +138,3 @@ def test_tables_of_cells_are_refused(tmp_path, name):
     (tmp_path / "notes.txt").write_text("a text")
     assert [item.text for item in items([tmp_path], report)] == ["a text"]
     assert report.passed_over == [("a table of cells: write its rows as JSON lines or parquet", name)]
-
-
-@pytest.mark.parametrize(
-    ("record", "words"),
-    [
-        ({"instruction": "Hi", "input": "", "output": "Hello"}, "or `question`, found instruction, input, output"),
-        ({"body": "x"}, "found body"),
-        ({"conversation": [{"human": "Hi"}]}, r"conversation\[0\]: must be an object with `from`"),
-        ({"question": "Hi", "answer": 5, "messages": None}, None),
-        ({"messages": [{"role": "user", "content": None}]}, r"messages\[0\]: `content` must be a string, found None"),
-    ],
-)
-def test_what_is_no_conversation_says_what_was_found(tmp_path, record, words):
-    path = written(tmp_path / "a.jsonl", record)
-    if words is None:  # an answer that is no text is left out, and reported
-        report = Report()
-        assert read_texts([path], report)[0].turns == TURNS[:1]
-        assert report.unread == {"answer": 1}
-        return
-    for read in (lambda: read_texts([path]), lambda: read_prompts(path)):
-        with pytest.raises(ExecutorError, match=words):
-            read()

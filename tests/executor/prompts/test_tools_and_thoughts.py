@@ -163,11 +163,8 @@ def test_parts_of_text_are_joined(content):
     ("record", "message"),
     [
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "type 'image_url'.*--leave-out"),
-        ({"messages": [USER], "images": ["a.png"]}, "`images`: only texts are read"),
         (called({"tool_calls": [{"function": {}}]}), r"tool_calls\[0\] must be a tool call with `name`"),
-        (called({"tool_calls": [ROME | {"arguments": [1]}]}), "`arguments` of a tool call must be an object"),
         ({"messages": [USER], "tools": [{}]}, r"tools\[0\] must be a function with a `name`"),
-        ({"messages": [ANSWER | {"weight": 2}]}, "`weight` must be 0 or 1"),
         ({"messages": [ANSWER | {"thinking": "a", "reasoning": "b"}]}, "`reasoning` and `thinking` differ"),
         ({"messages": [{"role": "user"}]}, "must be an object with `from` and `value` or `role` and `content`"),
     ],

@@ -22,8 +22,7 @@ from executor.verification import acceptance_probabilities, block_verification, 
 from executor.verification.acceptance_probabilities import CoinRule
 from executor.verification.acceptance_rules import Greedy, Rule
 from executor.verification.block_verification import BlockVerification
-from executor.verification.leviathan import Leviathan
-from executor.verification.multi_round_rejection import Rounds, Sequoia, SpecInfer
+from executor.verification.multi_round_rejection import Leviathan, Rounds, Sequoia, SpecInfer
 from executor.verification.sample_and_match import PointMass, SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft, Topology

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulate.runs.running_requests import LOADS, read_running
+from simulate.runs.server_load import LOADS, read_running
 from treeopt.errors import UsageError
 
 HISTOGRAM = """# TYPE vllm:iteration_tokens_total histogram

@@ -1,7 +1,6 @@
 """Charts: the numbers of their marks, what they say, and that every one of them can be drawn."""
 
 import json
-import math
 import re
 from dataclasses import replace
 
@@ -22,8 +21,6 @@ from treeopt.charts.marks import (
     Figure,
     Palette,
     as_svg,
-    decimal_ticks,
-    estimated,
     line,
     points,
     series_of,
@@ -198,10 +195,6 @@ def test_few_named_trees_are_series_and_many_have_labels(number):
     assert labels == ([] if number <= SERIES else list(named))
 
 
-def test_a_server_of_an_earlier_version_has_no_load():
-    assert load_over_time({"rows": 2, "configurations": [{"name": "tree"}]}) is None
-
-
 def test_no_operation_on_the_edge_is_beaten():
     rng = np.random.default_rng(3)
     operations = [dict(zip(("tokens_s", "tpot_ms"), rng.random(2).tolist(), strict=True)) for _ in range(60)]
@@ -209,15 +202,6 @@ def test_no_operation_on_the_edge_is_beaten():
     for one in operations:
         beaten = any(o["tokens_s"] > one["tokens_s"] and o["tpot_ms"] < one["tpot_ms"] for o in operations)
         assert (one in edge) == (not beaten)
-
-
-def test_ends_that_are_infinite_are_not_drawn():
-    assert estimated("tau", Estimate(2.0, -math.inf, math.inf)) == {"tau": 2.0, "low": 2.0, "high": 2.0}
-
-
-def test_ticks_are_decimal():
-    assert decimal_ticks(0.03, 0.9) == (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-    assert decimal_ticks(1, 1e7)[1] == 10.0
 
 
 def luminance(colour):

@@ -45,13 +45,6 @@ def test_names_complete(words, incomplete, due):
     assert completed(*words, incomplete=incomplete) == due
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_that_the_guide_names_is_printed(shell):
-    result = CliRunner().invoke(main, [], prog_name="treeopt", env={"_TREEOPT_COMPLETE": f"{shell}_source"})
-    assert result.exit_code == 0
-    assert "_TREEOPT_COMPLETE" in result.stdout
-
-
 def test_a_shell_gets_completions():
     asked = {"_TREEOPT_COMPLETE": "bash_complete", "COMP_WORDS": "treeopt tr", "COMP_CWORD": "1"}
     result = CliRunner().invoke(main, [], prog_name="treeopt", env=asked)

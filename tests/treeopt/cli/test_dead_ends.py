@@ -3,11 +3,9 @@
 import click
 import pytest
 
-from simulate.profiles.profile import load_profile
 from tests.helpers.command_line import refused, run, small_trace
 from treeopt.cli.commands.profile import profile
 from treeopt.cli.options.value_types import Numbers
-from treeopt.storage.atomic_files import shipped
 from treeopt.traces.trace import save_trace
 
 
@@ -36,16 +34,6 @@ def test_batch_sizes_outside_a_profile_name_the_command_that_measures_them(trace
     assert command.startswith("treeopt profile --target TARGET --drafter DRAFTER --prompts PROMPTS ")
     assert command.endswith("--batch 1,4,8,16 --output profile.json")
     assert_parses(command)
-
-
-PROFILES = sorted(path for path in shipped("profiles").glob("*.json"))
-
-
-@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-def test_the_command_that_extends_a_shipped_profile_is_one(path):
-    way, command = load_profile(path).way_to([64, 128])
-    assert way.startswith("batch 64, 128 lie outside the profile, which measured batch 1, ")
-    assert assert_parses(command) == (*dict.fromkeys(times.batch for times in load_profile(path).batches), 64, 128)
 
 
 def assert_parses(command):

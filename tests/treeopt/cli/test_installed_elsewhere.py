@@ -8,10 +8,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-import torch
-
 import treeopt
-from executor.target.kv_cache import cache_argument
 from treeopt.cli.commands import doctor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,16 +53,6 @@ def test_transformers_has_an_upper_bound_that_is_tested():
     below = [int(number) for number in re.search(r"<([\d.]+)", limits)[1].split(".")]
     tested = [int(number) for number in metadata.version("transformers").split(".")[:2]]
     assert below == [tested[0], tested[1] + 1]
-
-
-def test_the_cache_has_the_name_that_a_forward_takes():
-    class Renamed(torch.nn.Module):
-        def forward(self, input_ids, cache=None, **more): ...
-
-    class Before(torch.nn.Module):
-        def forward(self, input_ids, past_key_values=None, **more): ...
-
-    assert [cache_argument(model) for model in (Renamed(), Before())] == ["cache", "past_key_values"]
 
 
 def test_the_doctor_is_sound_without_packages_that_no_command_needs(monkeypatch):

@@ -62,19 +62,6 @@ def test_profiles_need_one_source_of_prompts(tiny, tmp_path):
     refused(run("profile", *words), "--prompts", "--prompt-tokens", code=2)
 
 
-@pytest.mark.parametrize(
-    ("more", "code", "words"),
-    [
-        (["--batch", "9"], 2, ["batch 9", "8"]),
-        (["--new-tokens", "1", "--requests", "1"], 2, ["new-tokens"]),
-    ],
-)
-def test_profile_refuses_settings(tiny, tmp_path, unchanged, more, code, words):
-    (tmp_path / "keep").write_text("so that there is a file")
-    unchanged()
-    refused(measure(tiny, tmp_path / "profile.json", *more), *words, code=code)
-
-
 def test_a_profile_without_time_is_refused(tiny, tmp_path, unchanged):
     (tmp_path / "keep").write_text("so that there is a file")
     unchanged()

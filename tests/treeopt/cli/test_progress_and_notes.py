@@ -1,7 +1,5 @@
 """Progress counts work on a terminal, notes go to stderr, and --quiet hides both; --verbose prints details."""
 
-import os
-import subprocess
 import sys
 from contextlib import contextmanager
 from io import BytesIO
@@ -10,7 +8,7 @@ from time import sleep
 import click
 import pytest
 
-from tests.helpers.command_line import CHECK, TREEOPT, done, inputs
+from tests.helpers.command_line import done
 from tests.helpers.printed_results import Terminal
 from treeopt.api.messages import LOG
 from treeopt.api.search_trace import search
@@ -84,15 +82,6 @@ def test_quiet_hides_notes_and_keeps_warnings(trace_file, profile_file, tmp_path
     assert "Warning: " in quiet.stdout
 
 
-def test_verbose_prints_more_than_is_printed_without(trace_file, profile_file):
-    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1")
-    short, long = done(*words).stdout, done(*words, "-v").stdout
-    assert "--verbose also prints" in short
-    kept = [line for line in short.splitlines() if not line.startswith("--verbose")]
-    assert set(kept) <= set(long.splitlines())
-    assert "Searched: " in long
-
-
 def test_a_search_counts_two_pieces_for_each_batch_size(trace_file, profile_file):
     counted = []
 
@@ -103,26 +92,6 @@ def test_a_search_counts_two_pieces_for_each_batch_size(trace_file, profile_file
 
     search(trace_file, profile_file, batch=(1, 4), progress=progress)
     assert counted == [("searching", 4), 1, 1, 1, 1]
-
-
-@pytest.mark.slow
-def test_warnings_of_a_validation_stand_below_the_answer_in_lines_that_fit(tiny, made, tmp_path):
-    """The plan's warnings of few requests, among others."""
-    words = ("--trace", made / "trace.npz", "--profile", made / "profile.json", "--batch", "1", "--predictions")
-    command = [TREEOPT, "validate", *inputs(tiny), *CHECK, *map(str, words), str(tmp_path / "p.json")]
-    both = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=True,
-        env=os.environ | {"COLUMNS": "60", "OMP_NUM_THREADS": "1"},
-    ).stdout
-    assert "Warning: in the requests held out" in both
-    assert both.index("Error of the predicted speedup") < both.index("Warning: ")
-    warned = both[both.index("Warning: ") :].splitlines()
-    assert max(map(len, warned)) <= 60
-    assert any(line.startswith("  ") for line in warned)
 
 
 def test_held_warnings_come_once_and_before_an_error(capsys):

@@ -131,34 +131,6 @@ def test_a_plan_names_no_absolute_path(trace_file, profile_file, tmp_path):
     assert "trace.npz" in read_json(ran.stdout)["meta"]["provenance"]["command"]
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--batch", "0"], ["batch", "0"]),
-        (["--batch", "1", "--held-out", "0"], ["held-out", "0"]),
-        (["--batch", "1", "--widht", "3"], ["--widht"]),
-    ],
-)
-def test_settings_without_meaning_are_usage(trace_file, profile_file, unchanged, words, named):
-    unchanged()
-    refused(run("search", "--trace", trace_file, "--profile", profile_file, *words), *named, code=2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words", "named"),
-    [
-        ({"tokens": 8}, ["--batch", "1", "--max-nodes", "8"], ["tokens 9", "2 to 8"]),
-        ({"depth": 2}, ["--batch", "1", "--max-depth", "3"], ["depth 3", "1 to 2"]),
-        ({}, ["--batch", "1", "--context", "101"], ["context 101", "4 to 100"]),
-    ],
-)
-def test_what_was_not_profiled_is_refused(trace_file, tmp_path, unchanged, changes, words, named):
-    path = tmp_path / "profile.json"
-    save_profile(small_profile(**changes), path)
-    unchanged()
-    refused(run("search", "--trace", trace_file, "--profile", path, *words), *named)
-
-
 OUTPUTS = {
     "search": ("search", "--trace", "no.npz", "--batch", "1"),
     "collect": ("trace", "collect", "--target", "no", "--drafter", "no", "--prompts", "no"),
@@ -182,8 +154,3 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(tmp_path, u
     for made in ("TemporaryFile", "mkstemp", "NamedTemporaryFile"):
         monkeypatch.setattr(f"tempfile.{made}", denied)
     refused(run(*words, "--output", tmp_path / "o"), "output", str(tmp_path), "Permission denied", code=2)
-
-
-def test_a_folder_that_is_no_trace_is_refused(tmp_path):
-    for words in (("search", "--trace", tmp_path, "--batch", "1"), ("trace", "info", tmp_path)):
-        refused(run(*words), "manifest.json", "No such file", str(tmp_path))

@@ -6,7 +6,6 @@ import click
 import pytest
 
 from tests.helpers.command_line import done, refused, run
-from treeopt.cli.commands.export import export
 from treeopt.cli.commands.profile import profile
 from treeopt.cli.commands.trace import collect
 from treeopt.cli.commands.validate import validate
@@ -43,18 +42,6 @@ def test_commands_read_a_setup_and_an_option_beside_it_wins(setup, command, monk
         "drafter": "D",
         "servers": "2",
         "engine_python": "vllm/bin/python",
-    }
-
-
-def test_export_reads_engine_method_and_models(setup, monkeypatch):
-    seen = []
-    monkeypatch.setattr(export, "callback", lambda **values: seen.append(values))
-    export.main(["plan.json", "--setup", str(setup)], standalone_mode=False)
-    assert {name: seen[0][name] for name in ("engine", "method", "target", "model")} == {
-        "engine": "vllm",
-        "method": "eagle3",
-        "target": "T",
-        "model": "D",
     }
 
 

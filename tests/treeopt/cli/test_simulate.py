@@ -116,15 +116,6 @@ def test_a_plans_policy_gives_way_to_its_best_static_tree(files, tmp_path):
         refused(command(*words(files, "--plan", tmp_path / "policy.json", *more)), f"the plan holds no {STATIC}")
 
 
-def test_plain_decoding_stands_alone(files):
-    shown = done(*words(files, "--batch", "1")).stdout
-    assert "no speculation" in shown
-    assert "times plain" not in shown
-    record = json.loads(done(*words(files, "--batch", "1", "--tree", "0", "--json")).stdout)
-    assert record["speedup"] is None
-    assert len(record["configurations"]) == 1
-
-
 # --- a server
 
 
@@ -271,19 +262,6 @@ def test_draft_lengths_of_a_batch_and_a_server(files):
     served = json.loads(done(*words(files, *server, "--json")).stdout)
     oracle, plain = (one["figures"]["running"]["value"] for one in served["configurations"])
     assert oracle < plain
-
-
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        (("--length", "often", "--batch", "4"), "a draft length is none, fixed:K"),
-        (("--length", "adaptive", "--batch", "4"), "record them with `trace collect --confidences`"),
-        (("--length", "fixed:2", "--tree", "2", "--batch", "4"), "give one of --plan, --tree and --length"),
-        (("--length", "none", "--batch", "4", "--capacity", "0.9", "--ttft-s", "1"), "give --arrivals with --length"),
-    ],
-)
-def test_draft_lengths_that_cannot_be(files, more, why):
-    refused(command(*words(files, *more)), why, code=None)
 
 
 def test_the_verdict_names_the_simplest_of_the_fastest(files, tmp_path):

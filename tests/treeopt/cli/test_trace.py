@@ -97,20 +97,6 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("more", "words", "code"),
-    [
-        (("--rule", "typical", "--temperature", "1"), ("rule typical needs --tree",), 2),
-        (("--candidates", "depth=9"), ("depth 9", "drafts 3 at most"), 1),
-        (("--draws", "3"), ("--draws is for rule sequoia, not greedy",), 2),
-    ],
-)
-def test_what_cannot_be_is_refused(tiny, tmp_path, more, words, code):
-    result = run("trace", "collect", *inputs(tiny), *COLLECT, "--output", tmp_path / "t.npz", *more)
-    refused(result, *words, code=code)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_parts_are_kept_gone_on_with_and_joined(tiny, tmp_path):
     """The small batch makes shards of 8 requests in all; the provenance names the command, so it is the same."""
     parts = ("--parts", tmp_path / "parts")

@@ -4,10 +4,9 @@ import os
 import shutil
 
 import numpy as np
-import pytest
 
 from executor.drafters.medusa.drafter import MEDUSA_FILE
-from tests.helpers.command_line import HEADS, collect, refused
+from tests.helpers.command_line import HEADS, collect
 from treeopt.traces.trace import load_trace
 
 
@@ -23,16 +22,6 @@ def test_collect_records_what_was_asked_for(made, tiny, tmp_path):
     assert (other.requests, other.depth, other.meta["temperature"]) == (3, 2, 0.7)
     assert other.meta["target"]["dtype"] == "float64"
     assert os.listdir(tmp_path) == ["trace.npz"]
-
-
-def test_the_seed_decides_what_is_sampled(tiny, tmp_path):
-    texts = []
-    for seed in ("1", "1", "2"):
-        assert collect(tiny, tmp_path / "t.npz", "--temperature", "1", "--seed", seed).exit_code == 0
-        trace = load_trace(tmp_path / "t.npz")
-        assert trace.meta["seed"] == int(seed)
-        texts.append(trace.meta["text_sha256"])
-    assert texts[0] == texts[1] != texts[2]
 
 
 def test_collect_repeats_itself_whatever_the_batch(made, tiny, tmp_path):
@@ -55,18 +44,3 @@ def test_a_drafter_that_was_made_for_another_target_is_warned_of(tiny, tmp_path)
             lines = [line for line in result.stderr.splitlines() if line.startswith("Warning: ")]
             assert lines == [f"Warning: {drafter} was made for the target target, this one is other."] * warned
     assert "Warning" not in collect(tiny, tmp_path / "trace.npz").stderr
-
-
-@pytest.mark.parametrize(
-    ("more", "code", "words"),
-    [
-        (["--depth", "4"], 1, ["depth", "1..3", "4"]),
-        (["--temperature", "nan"], 2, ["temperature", "nan"]),
-        (["--seed", "99999999999999999999"], None, ["seed"]),
-    ],
-)
-def test_collect_refuses_settings(tiny, tmp_path, unchanged, more, code, words):
-    (tmp_path / "keep").write_text("so that there is a file")
-    unchanged()
-    result = collect(tiny, tmp_path / "trace.npz", *more)
-    refused(result, *words, code=code)

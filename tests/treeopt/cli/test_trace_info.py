@@ -39,19 +39,6 @@ def test_curves_are_the_library_s(trace_file):
                 assert list(values[name].values()) == [estimate.value, estimate.low, estimate.high]
 
 
-def test_a_curve_of_few_requests_is_not_called_flat(trace_file, tmp_path):
-    few = load_trace(trace_file).select(np.arange(4))
-    save_trace(few, tmp_path / "few.npz")
-    words = ("trace", "info", tmp_path / "few.npz", "--learning-curve", "--nodes", "5,20")
-    curves = learning_curves(few, nodes=(5, 20), depth=3, seed=0)
-    assert any(curve.vague for curve in curves)
-    shown = done(*words).stdout
-    assert shown.count("The trace is too small to show whether") == sum(curve.vague for curve in curves)
-    assert shown.count("Flat from") == sum(curve.flat is not None for curve in curves)
-    told = read_json(done(*words, "--json").stdout)["learning_curves"]
-    assert [each["vague"] for each in told] == [curve.vague for curve in curves]
-
-
 def test_advice_is_printed_and_told(trace_file, tmp_path):
     trace = load_trace(trace_file)
     due = advice(trace, 63)

@@ -46,18 +46,6 @@ def test_plan_trace_profile_and_page_are_written_and_fit_the_choice(output):
     assert "Which draft length is the fastest?" in (output / "page.html").read_text("utf-8")
 
 
-def test_a_finished_result_is_replaced_only_when_told(output):
-    with servers(0, 1) as words:
-        assert "give --force" in error_of(run(*TUNE, *words, "--output", output))
-
-
-def test_one_server_alone_says_what_is_missing(tmp_path):
-    with servers(3) as words:
-        said = error_of(run(*TUNE, *words, "--output", tmp_path / "out"))
-    assert "a comparison needs a server without speculation" in said
-    assert not (tmp_path / "out" / "tuning.json").exists()
-
-
 def test_a_dry_run_starts_nothing():
     said = run(
         *TUNE, "--engine", "openai", "--url", "0=http://127.0.0.1:9", "--url", "2=http://127.0.0.1:9", "--dry-run"
@@ -90,7 +78,6 @@ def test_an_interrupted_command_resumes(tmp_path):
     ("words", "message"),
     [
         ([], "tune needs --engine"),
-        (["--engine", "openai", "--url", "0=http://a"], "a comparison needs"),
         (["--budget", "soon", "--engine", "openai"], "is not a time such as 900, 15m or 1h"),
     ],
 )

@@ -14,7 +14,6 @@ from tests.helpers.command_line import (
     CHECK,
     RANDOM,
     done,
-    error_of,
     inputs,
     read_json,
     refused,
@@ -78,23 +77,6 @@ def test_validate_predicts_whole_runs(made, tiny, tmp_path):
     assert fixed.whole == whole_runs(
         fixed.plan, hold_out(trace, seed=0)[1], load_profile(tmp_path / "profile.json"), runs
     )
-
-
-@pytest.mark.slow
-def test_whole_runs_are_compared_with_their_own_predictions_only(made, tiny, tmp_path):
-    record, _ = whole(tiny, made, tmp_path, *CHECK)
-    assert record["end_to_end"]["cells"] >= 2
-    words = ("--predictions", tmp_path / "fixed.json", "--json")
-    same = done("validate", *inputs(tiny), *CHECK, *words)
-    assert read_json(same.stdout)["end_to_end"]["cells"] >= 2
-    assert "whole runs" not in same.stderr
-    turned = tmp_path / "turned.jsonl"
-    turned.write_text("".join(reversed((tiny / "prompts.jsonl").read_text().splitlines(keepends=True))))
-    for prompts, new_tokens in ((tiny / "prompts.jsonl", "4"), (turned, "6")):
-        how = ("--new-tokens", new_tokens, "--blocks", "2")
-        other = done("validate", *inputs(tiny, prompts=prompts), *how, *words)
-        assert read_json(other.stdout)["end_to_end"] is None
-        assert "whole runs are not compared: other prompts, blocks or numbers of tokens" in other.stderr
 
 
 def test_validate_measures_trees_of_given_sizes(made, tiny, tmp_path):
@@ -181,20 +163,6 @@ def test_a_replay_does_the_work_of_a_rule(sources, tmp_path, monkeypatch):
         assert cell["measured"]["tau"]["value"] == pytest.approx(replay_tree(tree, part).tau)
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        (["--requests", "17"], ["17 requests wanted after skipping 0", "16"]),
-        (["--requests", "8", "--acceptance", "replay"], ["--acceptance", "replay:TRACE.npz"]),
-        (["--requests", "8", "--prompts", "p.jsonl"], ["--prompts", "--prompt-tokens"]),
-    ],
-)
-def test_replays_are_refused(sources, unchanged, more, words):
-    _, path, profile = sources
-    unchanged()
-    refused(replaying(path, profile, *more), *words, code=2)
-
-
 @pytest.mark.parametrize("longer", [0, 16])
 def test_texts_of_another_length_than_the_trace_s_are_warned_of(sources, tmp_path, longer):
     trace, path, profile = sources
@@ -220,19 +188,3 @@ def test_validate_decodes_by_the_rule_of_the_plan_s_trace(plan_file, tiny, tmp_p
     assert {name: record["meta"][name] for name in told} == told
     other = validate(tiny, tmp_path / "plan.json", "--temperature", "0.7")
     assert "recorded with top_p 0.9, this run uses 1.0" in other.stderr
-
-
-@pytest.mark.parametrize(
-    ("more", "code", "words"),
-    [
-        (["--blocks", "1"], 2, ["blocks", "1"]),
-        (["--batch", "4"], 2, ["--batch", "give --trace"]),
-    ],
-)
-def test_validate_refuses_settings(tiny, plan_file, tmp_path, unchanged, more, code, words):
-    """An option that another one overrules is refused rather than dropped."""
-    unchanged()
-    result = validate(tiny, plan_file, "--output", tmp_path / "validation.json", *more)
-    assert (result.stdout, result.exit_code) == ("", code)
-    for word in words:
-        assert word in error_of(result)

@@ -147,8 +147,6 @@ def test_shipped_files_are_offered_by_default():
     [
         ("batches", "1, x", "batch sizes must be whole numbers such as 1, 4, 16, got '1, x'"),
         ("batches", " ".join(map(str, range(1, 14))), "at most 12 batch sizes"),
-        ("batches", "5 6", "--batch"),
-        ("tpot", 0.001, "0.001 ms"),
         ("objective", "worst-domain", "domain"),
     ],
 )

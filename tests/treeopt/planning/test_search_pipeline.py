@@ -25,7 +25,7 @@ from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.search_warnings import UNPRICED
 from treeopt.planning.tree_candidates import Proposals
 from treeopt.plans.plan import Choice, Proof
-from treeopt.plans.plan_json import from_json, load_plan, save_plan, to_json
+from treeopt.plans.plan_json import from_json, to_json
 from treeopt.policies import settings as settings_of
 from treeopt.replay.objective import LATENCY, OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
@@ -276,15 +276,6 @@ def test_a_tie_is_not_worth_speculating():
     trace = with_lengths(np.full((8, 2), -1), [2] * 4, width=2)
     (entry,) = search(trace, Cost(token=0, draft=0)).entries
     assert entry.choice.tree is None
-
-
-def test_the_chain_itself_may_be_chosen():
-    # One rank only: a chain is all that can be matched.
-    trace = drawn_trace([[0.8]], [30] * 8, depth=4, rng=np.random.default_rng(1))
-    (entry,) = search(trace, Cost()).entries
-    assert entry.choice.tree.is_chain
-    assert entry.gain is None
-    assert [choice.tree for choice in entry.compared if choice.name == "best chain"] == [entry.choice.tree]
 
 
 class Narrow(Cost):
@@ -779,17 +770,6 @@ def test_rules_are_not_overridden_by_a_policy():
         assert policy.behind.value < 0
 
 
-def test_a_chosen_policy_is_said_to_be():
-    plan = search(sure_or_not(), Cost(token=0.05), max_nodes=16, policies=("eagle2",))
-    assert plan.entries[0].proof.statement.startswith("Not proved: policy eagle2 is the fastest of ")
-    assert UNPRICED.format("eagle2") in plan.warnings
-    assert not [
-        w for w in search(sure_or_not(), Cost(token=0.05), max_nodes=16).warnings if w.startswith("the time to build")
-    ]
-    nodes = plan.entries[0].choice.grown.policy.nodes
-    assert plan.captures == ((1, nodes + 1),)
-
-
 def test_drawing_trees_anew_is_paid_for():
     """A policy whose trees take longer to draw commits as many tokens in longer steps, until it is not worth it."""
 
@@ -922,11 +902,3 @@ def test_too_few_requests_to_hold_some_out():
         search(with_lengths(np.zeros((9, 1)), [3] * 3, width=1), Cost())
     with pytest.raises(TraceError, match="at least 2 requests held out"):
         search(with_lengths(np.zeros((40, 2)), [10] * 4, width=2), Cost(), held_out=0.2)
-
-
-@pytest.mark.parametrize("batch", [np.int64(4), np.array([4])], ids=["one", "array"])
-def test_batch_sizes_from_numpy(batch, tmp_path):
-    plan = search(MIXED, Cost(), batch=batch, max_nodes=7)
-    assert plan == search(MIXED, Cost(), batch=4, max_nodes=7)
-    save_plan(plan, tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json") == plan

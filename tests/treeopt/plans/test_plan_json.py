@@ -1,7 +1,6 @@
 """Plans in files: what is written is read back, and what is wrong is named."""
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -177,14 +176,10 @@ def test_missing_keys_are_named(tmp_path):
     ("key", "value", "message"),
     [
         (("schema",), "treeopt.plan/1", "schema must be 'treeopt.plan/3' or 'treeopt.plan/2', found 'treeopt.plan/1'"),
-        (("entries",), {}, "entries: Expected `array`"),
         (("entries", 0, "batch"), 0, "entries[0].batch: Expected `int` >= 1, found 0"),
-        (("entries", 0, "choice", "step_s"), math.nan, "entries[0].choice.step_s: Expected `float` >= 1e-100"),
         (("entries", 0, "choice", "tree", "id"), "0123456789ab", "entries[0].choice.tree: `id` 0123456789ab does not"),
-        (("entries", 0, "choice", "tree", "paths", 1), [1.5], "tree.paths[1][0]: Expected `int`, found 1.5"),
         (("entries", 0, "compared", 2, "grown", "policy", "wings"), 2, "unknown field `wings`"),
         (("entries", 0, "compared", 2, "tree"), {"id": Tree.chain(1).id, "paths": [[0]]}, "exclude one another"),
-        (("switches", 0, "large"), 8, "batch 8 is named by `switches` or `best`"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -192,21 +187,6 @@ def test_wrong_values_are_named(tmp_path, key, value, message):
     record = deepcopy(RECORD)
     at(record, key[:-1])[key[-1]] = value
     assert message in refused(tmp_path / "plan.json", json.dumps(record))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [(b"", "not JSON"), (b"\xff\xff", "cannot be read"), (b"[]", "found 'list'"), (b"[" * 100_000, "not JSON")],
-    ids=lambda value: str(value)[:20],
-)
-def test_files_that_are_no_plan(tmp_path, text, message):
-    assert message in refused(tmp_path / "plan.json", text)
-
-
-def test_missing_files_and_directories(tmp_path):
-    for path in (tmp_path / "nowhere.json", tmp_path):
-        with pytest.raises(PlanError, match=f"{path}: cannot be read"):
-            load_plan(path)
 
 
 def test_every_truncated_plan_is_refused(tmp_path):

@@ -214,15 +214,6 @@ def test_a_file_that_cannot_be_read_is_listed_and_the_others_are_shown(results, 
     assert len(page.all("article")) == 1
 
 
-def test_what_is_no_result_is_refused(results, tmp_path):
-    (tmp_path / "a.json").write_text('{"schema": "treeopt.profile/2"}')
-    for name, why in (("a.json", "missing"), ("c.json", "there is no such file")):
-        refused(run("report", tmp_path / name, "--output", tmp_path / "p.html"), name, why, code=2)
-        assert not (tmp_path / "p.html").exists()
-    (tmp_path / "plan.html").write_bytes(results["plan"].read_bytes())
-    refused(run("report", tmp_path / "plan.html", "--output", tmp_path / "plan.html"), "is read as", code=2)
-
-
 NEITHER = "neither a trace (.npz) nor JSON: give what a command wrote"
 UNREAD = {
     "empty.json": (b"", "empty"),
@@ -266,14 +257,6 @@ def test_each_file_that_cannot_be_read_has_a_line_in_plain_words(results, tmp_pa
         assert line in shown
 
 
-def test_tables_that_commands_write_are_known_as_tables(trace_file, profile_file, tmp_path):
-    pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
-    for ending, kind in ((".csv", "(CSV)"), (".parquet", "(Parquet)")):
-        table = tmp_path / f"table{ending}"
-        done("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--table", table)
-        refused(run("report", table, "--output", tmp_path / "p.html"), "a table of results", kind, code=2)
-
-
 def test_the_summary_of_a_trace_says_what_the_drafter_gets_right(whole):
     right, replayed = whole[0].findings[0].answers
     assert re.search(r"candidate is right at \d+% of positions at depth 1, \d+% at depth 5\.$", right)
@@ -281,10 +264,6 @@ def test_the_summary_of_a_trace_says_what_the_drafter_gets_right(whole):
     assert f"{interval(tau_of(Tree.chain(5), trace))} with a chain of 5" in replayed
     typical = report_page([TRACES / "medusa-typical.npz"]).findings[0]
     assert len(typical.answers) == 1  # ranks do not say what its rule keeps
-
-
-def test_the_sliders_name_the_trace_that_they_are_made_of(whole):
-    assert "requests of medusa-t0.npz (target stdlib-llama" in whole[0].sliders["about"]
 
 
 @pytest.mark.parametrize("name", ["page.pdf", "page", "page.json", "page.html.gz"])

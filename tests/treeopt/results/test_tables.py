@@ -15,7 +15,6 @@ from simulate.validation.predicted_vs_measured import Comparison, Figures, compa
 from simulate.validation.predictions import ClosedForms
 from tests.helpers.strategies import trace_of, traces
 from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
-from treeopt.results.blocks import Table
 from treeopt.results.plan import ENTRY as PLAN_KIND
 from treeopt.results.trace import ENTRY as TRACE
 from treeopt.results.trace import describe
@@ -109,12 +108,6 @@ def test_describe_counts_what_is_there(trace):
 SMALL = trace_of([[[0, 3], [1, -1], [-1, -2]], [[0, -2]]], width=8, meta=META)
 
 
-def test_trace_leaves_what_was_never_seen_empty():
-    """No request is two tokens long: nothing is known of depth 2."""
-    (table,) = [block for block in TRACE.blocks(trace_of([[[0, -2]], [[0, -2]]], width=1)) if isinstance(block, Table)]
-    assert [cell.text for cell in table.rows[1].cells] == ["2", "", "", "", ""]
-
-
 def test_trace_tells_of_domains_and_repeated_text():
     labelled = replace(
         SMALL,
@@ -173,30 +166,6 @@ def test_plan_says_which_tree_and_why():
     assert "more" not in first
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "behind", "words"),
-    [
-        (0.1, 0.3, 0.02, ""),
-        (-0.1, 0.3, -0.01, ": within the noise, the chain may be as good"),
-        (-0.1, 0.3, 0.02, ": as many tokens per step, in shorter steps"),
-        (-0.3, -0.1, 0.02, ": fewer tokens per step, in shorter steps"),
-    ],
-)
-def test_plan_says_what_a_gain_in_tau_means(low, high, behind, words):
-    """`behind` is the lower end of the share by which the best chain is slower."""
-    entry = PLAN.entries[0]
-    compared = tuple(
-        replace(other, behind=Estimate(0.03, behind, 0.05)) if other.name == "best chain" else other
-        for other in entry.compared
-    )
-    assert compared != entry.compared
-    entry = replace(entry, gain=Estimate((low + high) / 2, low, high), compared=compared)
-    (line,) = (
-        x for x in shown(PLAN_KIND.blocks, replace(PLAN, entries=(entry,), switches=(), best=None)) if "tau over" in x
-    )
-    assert line.endswith(f"[{low:+.3f}, {high:+.3f}]{words}")
-
-
 def test_plan_says_what_holds_for_all_batch_sizes():
     text = "\n".join(shown(PLAN_KIND.blocks, PLAN))
     assert "Verify forwards to capture (batch x tokens per sequence): 4 x 7, 32 x 1" in text
@@ -230,22 +199,6 @@ def test_plan_shows_policies_and_prices():
     assert "Do not speculate" not in text
 
 
-def test_plan_prints_each_line_of_a_proof_once():
-    """Lines that differ between batch sizes name theirs; labels stay in order."""
-    searched, chosen = "Searched: trees of up to 63 nodes and depth 5.", "Not proved: the choice is the best one found."
-    proved = "Proved: by integer programme, one candidate is the best tree."
-    statements = [f"{searched}\n{chosen}", f"{searched}\n{proved}\n{chosen}"]
-    proofs = [replace(PROOF, statement=statement) for statement in statements]
-    entries = tuple(replace(entry, proof=proof) for entry, proof in zip(PLAN.entries, proofs, strict=True))
-    lines = shown(PLAN_KIND.blocks, replace(PLAN, entries=entries))
-    start = lines.index(searched)
-    assert lines[start + 1 : start + 3] == [
-        "Proved (batch 32): by integer programme, one candidate is the best tree.",
-        chosen,
-    ]
-    assert "Proof" not in "\n".join(lines)
-
-
 def test_why_a_slower_line_was_preferred_stands_with_the_answers():
     """The rule of `near`, or requests that the choice was not made on; nothing is said twice of a batch size."""
     search = PLAN.meta["search"] | {"near": 0.01, "faster": {"4": {"nodes": 9, "depth": 2, "gain": 0.0042}}}
@@ -265,21 +218,6 @@ def test_a_speedup_that_may_be_none_is_called_within_the_noise(low, unsure):
     choice = replace(CHOSEN, speedup=Estimate(1.1, low, 1.2))
     lines = shown(PLAN_KIND.blocks, replace(PLAN, entries=(replace(PLAN.entries[0], choice=choice),), best=None))
     assert ("times plain decoding, within the error" in lines[0]) == unsure
-
-
-def test_a_tree_that_repeats_is_named_with_its_first_batch_size():
-    entries = (PLAN.entries[0], replace(PLAN.entries[0], batch=8))
-    trees = [line for line in shown(PLAN_KIND.blocks, replace(PLAN, entries=entries)) if line.startswith("Tree ")]
-    assert len(trees) == 2
-    assert trees[1] == f"Tree {TREE.id}, as at batch 4"
-
-
-def test_an_imported_trace_goes_on_to_step_times_of_a_data_sheet():
-    """Its models have no profile; `whatif` asks for the kind of drafter where none is recorded."""
-    for meta, kind in (({}, True), ({"drafter": {"kind": "eagle"}}, False)):
-        imported = replace(SMALL, meta={"imported": {"format": "counters", "file": "m"}, **meta})
-        (line,) = (x for x in shown(TRACE.blocks, imported, file="t.npz") if "treeopt whatif --trace t.npz" in x)
-        assert ("--kind KIND" in line) == kind
 
 
 def test_no_share_is_shown_beyond_the_width_of_a_trace():

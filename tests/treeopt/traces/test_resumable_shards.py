@@ -100,20 +100,6 @@ def test_a_shard_that_the_manifest_does_not_name_does_not_count(models, tmp_path
     assert written(found, tmp_path / "resumed.npz") == whole
 
 
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"width": 5}, "width 4, not 5"),
-        ({"stop": [7]}, r"stop \[\], not \[7\]"),
-        ({"temperature": 1.0}, "sample-and-match"),
-    ],
-)
-def test_other_settings_do_not_go_on(models, tmp_path, monkeypatch, changes, word):
-    interrupted(models, tmp_path, monkeypatch, GREEDY, after=1)
-    with pytest.raises(UsageError, match=f"was begun with .*{word}"):
-        collect(*models, PROMPTS, TOKENS, folder=tmp_path, **GREEDY | changes)
-
-
 def test_other_models_prompts_and_code_do_not_go_on(models, tmp_path, monkeypatch):
     monkeypatch.setattr("treeopt.storage.provenance._commit", lambda: "none")
     interrupted(models, tmp_path, monkeypatch, GREEDY, after=1)
@@ -166,13 +152,6 @@ def test_damage_is_named(models, tmp_path, monkeypatch):
         Shards.listed(tmp_path).whole()
 
 
-def test_notes_that_are_none(tmp_path):
-    shards = Shards.begin(tmp_path / "s", {"repeated_4grams": {}}, {}, 1)
-    shards.add(trace_of([[[0]]], width=1, meta={"texts": 3}))
-    with pytest.raises(TraceError, match="`meta` of shard 0: texts: Expected `array`"):
-        Shards.listed(tmp_path / "s").whole()
-
-
 @given(traces(requests=(1, 5), parts=True), st.data())
 def test_ranks_are_streamed_without_the_rest(trace, data):
     cuts = sorted(data.draw(st.sets(st.integers(1, trace.requests - 1)))) if trace.requests > 1 else []
@@ -186,18 +165,6 @@ def test_ranks_are_streamed_without_the_rest(trace, data):
         assert_equal_traces(ranks_of(Path(folder) / "s"), replace(whole, **plain))
         held = [name for name in OPTIONAL if getattr(trace, name) is not None]
         assert optional_in(Path(folder) / "s") == held
-
-
-def test_streamed_shards_are_checked_like_any(tmp_path):
-    shards = Shards.begin(tmp_path / "s", {"repeated_4grams": {}}, {}, 2)
-    with pytest.raises(TraceError, match=r"shard-00000\.npz: not a complete"):
-        optional_in(tmp_path / "s")
-    shards.add(trace_of([[[0]]], width=1, meta=note(["a"], 0, 0)))
-    with pytest.raises(TraceError, match="holds 1 of 2 requests"):
-        ranks_of(tmp_path / "s")
-    shards.shard(0).write_bytes(b"else")
-    with pytest.raises(TraceError, match=r"shard-00000\.npz: is not the file of checksum"):
-        ranks_of(tmp_path / "s")
 
 
 # --- joining

@@ -193,27 +193,6 @@ def test_every_truncation_is_refused(tmp_path, write, step):
             load_bytes(path, content[:size])
 
 
-def test_flipped_bits_are_refused_or_harmless(tmp_path):
-    """One bit of every third byte; every bit of the first member's two heads and of the end record."""
-    trace, path = trace_of([[[0, 1], [1, -2]], [[-1, -2]]], width=2, meta={"seed": 1}), tmp_path / "trace.npz"
-    save_trace(trace, path)
-    content = path.read_bytes()
-    first = content.index(b"PK\x01\x02")
-    heads = {*range(64), *range(first, first + 60), *range(len(content) - 22, len(content))}
-    escaped = {}
-    for place in range(len(content)):
-        for bit in range(8) if place in heads else [place % 8] * (place % 3 == 0):
-            flipped = bytearray(content)
-            flipped[place] ^= 1 << bit
-            try:
-                assert_equal_traces(load_bytes(path, bytes(flipped)), trace)
-            except TraceError:
-                pass
-            except Exception as error:  # noqa: BLE001 - the kinds that escape are the result
-                escaped.setdefault(f"{type(error).__name__}: {error}"[:60], (place, bit))
-    assert escaped == {}
-
-
 # Members of more than 4096 bytes: zipfile hands out their beginning before it has checked the sum.
 LONG = with_lengths(np.zeros((6000, 2)), [6000], width=2)
 
@@ -298,18 +277,8 @@ def test_pickled_objects_are_not_read(tmp_path, name):
     assert message == f"`{name}` holds pickled Python objects, which are not read"
 
 
-def test_wrong_dimensions_are_named(tmp_path):
-    arrays = arrays_of(full_trace())
-    for name, shape in (("domain", (1, 2)), ("candidates_hit", (6, 1))):
-        message = refused(tmp_path / "t.npz", arrays | {name: arrays[name].reshape(shape)})
-        assert message.startswith(f"`{name}` must have ")
-        assert message.endswith(f"found shape {shape}")
-
-
 BAD = [
     ("position", np.int32([0, 1, 2]), r"`request` and `position` must have the same length"),
-    ("request", np.zeros(0, np.int32), r"`request`"),
-    ("rank", np.zeros((3, 2), np.int16), r"`rank` must be \(4, 1\.\.64\), found \(3, 2\)"),
     ("accept", np.zeros((4, 2, 3), np.float16), r"`accept` must have shape \(4, 2, 2\)"),
     ("drafted", np.int16([2, 1]), r"`drafted` must have one entry per anchor \(4\), found \(2,\)"),
     ("drafted", np.int16([2, 1, 1, -1]), r"drafted\[3\] must be in 0\.\.2 \(the depth\), found -1"),
@@ -322,21 +291,14 @@ BAD = [
     ("rank", changed("rank", (3, 1), 0), r"rank\[3, 1\] must be -2 .*, found 0"),
     ("accept", changed("accept", (2, 1, 0), np.nan), r"accept\[2, 1, 0\] must be in \[0, 1\], found nan"),
     ("accept", changed("accept", (2, 1), [0.3, 0.8]), r"accept\[2, 1\] must sum to at most 1"),
-    ("confidence", changed("confidence", (2, 1), 1.5), r"confidence\[2, 1\] must be in \[0, 1\], found 1.5"),
-    ("confidence", np.zeros((4, 3), np.float16), r"`confidence` must have shape \(4, 2\), found \(4, 3\)"),
     ("draft_entropy", changed("draft_entropy", (1, 1), -1), r"draft_entropy\[1, 1\] must be 0 or more and finite"),
     ("domain", np.int16([0, 2]), r"domain\[1\] must be an index of the 2 `domain_names`, found 2"),
     ("candidates_offset", np.int64([0, 3, 2, 4, 6]), r"`candidates_offset` must rise from 0 to 6"),
-    ("candidates_offset", np.int64([0, 3, 4, 6]), r"`candidates_offset` must rise .* in 5 entries"),
-    ("candidates_rank", np.zeros(5, np.uint8), r"`candidates_rank` must have 6 entries"),
     ("candidates_parent", changed("candidates_parent", 5, 1), r"candidates_parent\[5\] must stand"),
-    ("candidates_logprob", changed("candidates_logprob", 3, 0.5), r"candidates_logprob\[3\] must be at most 0"),
     ("candidates_hit", changed("candidates_hit", 0, False), r"candidates_hit\[1\] is true below"),
     ("meta", encoded(b"{"), r"`meta` is not JSON"),
     ("meta", encoded(b"[" * 100_000), r"`meta`"),
-    ("meta", encoded([1]), r"`meta` must be a JSON object"),
     ("meta", header_with(schema=...), r"schema must be 'treeopt\.trace/2', found None"),
-    ("meta", header_with(width=...), r"`meta`: Object missing required field `width`"),
     ("meta", header_with(width=10**30), r"`meta`: width: Expected `int` <= 1024"),
     ("meta", header_with(domain_names="chat"), r"`meta`: domain_names: Expected `array`, found 'chat'"),
 ]

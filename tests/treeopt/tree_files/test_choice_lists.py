@@ -7,13 +7,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.checkpoints.tensors.find_tensor_files import read_saved
 from tests.helpers.strategies import rank_paths, trees
-from treeopt.cli import main
 from treeopt.cli.options.value_types import Static, load_tree
 from treeopt.errors import ExecutorError, TreeError
 from treeopt.tree import Tree
@@ -81,8 +79,6 @@ def test_the_growmap_that_the_reference_shows():
     [
         ("Successors", [[1, 2], [3], [], [], [4]], r"Successors\[4\] must continue with 4 .*found 4"),
         ("Successors", [[1, 2], [3], [], [], []], "5 entries, but names 3 nodes"),
-        ("Successors", [[1, 2], 3, [4], [], []], r"Successors\[1\] must be a list of node numbers"),
-        ("Successors", [], "Successors must be a list of 1 to 4097 lists"),
     ],
 )
 def test_growmaps_that_are_broken(key, value, message):
@@ -114,12 +110,8 @@ def test_lists_are_read_in_any_order_and_as_leaves(paths, form, leaves, random):
         ("[[0], [0, 0], [0]]", r"path 2 \[0\] repeats path 0"),
         ("[[0], [0, 0], [1, 0]]", r"path 2 \[1, 0\] has no parent \[1\] in the list.*path 1 .* continues another"),
         ("[[0], [0, -1]]", "path 1 must hold ranks in 0..32767, found -1"),
-        ("[[0], [0, True]]", "found True"),
         ("[[0], []]", "path 1 is empty: the root is not a node"),
-        ("[0, 1]", "path 0 must be a list of ranks, found 0"),
         ("[]", "the list is empty"),
-        ("5", "must be a list of rank paths, found int"),
-        ("__import__('os').system('false')", "not a literal"),
         ("[" * 5000, "not a literal"),
     ],
 )
@@ -253,18 +245,3 @@ def test_the_command_line_takes_files(tmp_path, caplog):
     assert convert(f"{tmp_path}/choices.py:leaves", None, None) == Tree.from_paths([(0, 0, 0), (1,)])
     assert "read as a list of leaves, which implies 4 nodes" in caplog.text
     assert convert("eagle1/chain5", None, None) == Tree.chain(5)
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("choices.py", "it has several trees, mc_sim_7b_63"),
-        ("x" * 5000, "neither the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published"),
-    ],
-)
-def test_files_on_the_command_line_that_are_refused(tmp_path, monkeypatch, word, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "choices.py").write_text(CHOICES)
-    result = CliRunner().invoke(main, ["decode", "--target", "t", "--prompt", "a", "--tree", word])
-    assert result.exit_code == 2
-    assert message in result.stderr

@@ -51,35 +51,25 @@ PLAIN = {
 REFUSED = {
     "C++": "{{0}, {1}, {0, 0}}",
     "prompt over lines": ">>> mc_sim = [[0], [1],\n...           [0, 0]]",
-    "fill_template": 'python3 fill_template.py -i config.pbtxt decoupled_mode:true,medusa_choices:"{0}, {1}, {0, 0}"',
     "Triton": 'parameters: {\n  key: "eagle_choices"\n  value: {\n    string_value: "{0}, {1}, {0, 0}"\n  }\n}\n',
-    "sum": "mc = [[0]] + [[1]]",
-    "two targets": "a, b = [[0]], [[0], [1]]",
     "code": "__import__('os').system('false')",
-    "not closed": "[[0], [1",
     "brackets without end": "[" * 50_000,
 }
 ONE, TWO = "[[0]]", "[[0], [1]]"
 SEVERAL = {
-    "two lines": f"{ONE}\n{TWO}\n",
     "Markdown table": f"| name | tree |\n| a | {ONE} |\n| b | {TWO} |",
     "if and else": f"if x:\n    a = {ONE}\nelse:\n    a = {TWO}\n",
     "top and below": json.dumps({"tree": [[0]], "spec": {"speculative_token_tree": "[(0,), (1,)]"}}),
-    "sections of TOML": f"[a]\neagle_choices = {ONE}\n[b]\neagle_choices = {TWO}\n",
     "key of YAML twice": f"- a: 1\n- eagle_choices: {ONE}\n  eagle_choices: {TWO}\n",
 }
 CHANGED = {
     "+=": f"mc = {ONE}\nmc += [[1], [2]]",
-    "append": f"mc = {ONE}\nmc.append([1])",
-    "in a function": f"mc = {ONE}\ndef more():\n    mc.append([1])",
     "attribute": f"config.choices = {ONE}\nconfig.choices += [[1]]",
     "key": f'cfg = {{"tree": {ONE}}}\ncfg["tree"].append([1])',
 }
 YAML = {
     "TensorRT-LLM": f"speculative_config:\n  decoding_type: Eagle\n  max_draft_len: 3\n  eagle_choices: {LISTS}\n",
     "block lists": "speculative_config:\n  medusa_choices:\n  - [0]\n  - [1]\n  - - 0\n    - 0\n",
-    "tuples": f"speculative_config:\n  eagle_choices: {TUPLES}\n",
-    "string": f'speculative_config:\n  eagle_choices: "{TUPLES}"\n',
     "folded string": f"spec:\n  eagle_choices: >-\n    {LISTS}\n",
     "compose": f"services:\n  vllm:\n    command: --speculative-config x\n    env:\n      TREE: '{TUPLES}'\n",
     "list": "- [0]\n- [1]\n- [0, 0]\n",
@@ -139,9 +129,7 @@ def test_a_tree_that_a_program_changes_is_refused(tmp_path: Path, form: str) -> 
     [
         f"mc = {ONE}\nlimit = 3\nlimit += 1",
         f"mc = {ONE}\nfor path in mc:\n    print(path)",
-        f"mc = {ONE}\ngenerate(medusa_choices=mc)",
         f"mc = {ONE}\nnc = {TWO}\nnc.append([2])\n",
-        f"{ONE}\n{ONE}\n",
     ],
 )
 def test_other_changes_do_not_matter(tmp_path: Path, text: str) -> None:
@@ -231,8 +219,6 @@ BOMB = "a0: &a0 [[0], [1]]\n" + BOMB
         ),
         ("a: [[0], [0x" + "f" * 5000 + "]]", "a", "must hold ranks in 0..32767, found one too large"),
         ("[" * 2000, None, "not read: YAML with brackets nested more than 200 deep"),
-        ("&a [*a, *a]", None, "path 0 must hold ranks"),
-        ("f" * 400_000, None, "not YAML of a mapping or a list"),
     ],
     ids=lambda value: str(value)[:40],
 )

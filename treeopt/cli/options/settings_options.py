@@ -55,16 +55,14 @@ def options_of(
     types: Mapping[str, Any] = BY_MEANING,
     without: Collection[str] = (),
     required: Collection[str] = (),
-    name: str = "settings",
 ) -> Decorator:
-    """Return a decorator that adds an option for each field; the command gets an object of `kind` as argument `name`.
+    """Return a decorator that adds an option for each field; the command gets an object of `kind` as `settings`.
 
     Args:
         kind: the settings class.
         types: types of options by field, where type and meaning of the field do not say how a text is read.
         without: fields that the command fills itself, if at all.
         required: fields that must be given on the command line, although they have a default.
-        name: of the argument.
     """
     own = [each for each in settings_of(kind) if meaning_of(each).option != "" and each.name not in without]
 
@@ -72,7 +70,7 @@ def options_of(
         @wraps(command)
         def asked(**values: Any) -> Any:
             fields = {each.name: _scaled(values.pop(each.name), meaning_of(each).scale) for each in own}
-            return command(**{name: kind.of(fields)}, **values)
+            return command(settings=kind.of(fields), **values)
 
         for each in reversed(own):
             asked = _option(each, types.get(each.name), required=each.name in required)(asked)

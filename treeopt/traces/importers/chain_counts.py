@@ -141,16 +141,16 @@ def chain_from_steps(
     *,
     drafted: Sequence[Sequence[int]] = (),
     depth: int | None = None,
-    ordered: bool = False,
     assumed: Sequence[str] = (),
 ) -> Chain:
-    """Return the chain of a record of steps: drafts accepted in each step of each request, bonus not counted.
+    """Return the chain of a record of steps in their order: drafts accepted in each step of each request.
+
+    The bonus is not counted.
 
     Args:
         requests: drafts accepted in each step; requests without steps are left out.
         drafted: tokens drafted in each step, 0 where the drafter proposed nothing.
         depth: longest draft that the engine was set to; default the longest that was drafted or, unknown, accepted.
-        ordered: True if the steps of each request are in their order.
         assumed: assumptions behind these figures, as sentences.
 
     >>> chain_from_steps([(2, 0, 1), (3,)], depth=4).survival
@@ -174,7 +174,7 @@ def chain_from_steps(
         raise TraceError("a step accepted fewer than 0 drafts")
     accepted = np.concatenate([np.array(request, dtype=np.int64) for request in steps])
     survival = survival_counts(accepted, length) / len(accepted)
-    return Chain(tuple(survival.tolist()), len(accepted), steps, ordered, tuple(assumed), tried)
+    return Chain(tuple(survival.tolist()), len(accepted), steps, True, tuple(assumed), tried)
 
 
 def with_windows(chain: Chain, windows: Sequence[tuple[Sequence[float], int]]) -> Chain:
@@ -310,7 +310,7 @@ def chain_trace(
         requests: largest number of texts to make up, if the source does not record requests.
         steps: number of steps to draw, if the source does not record it.
 
-    >>> chain = chain_from_steps([(2, 0, 1), (3,)], depth=3, ordered=True)
+    >>> chain = chain_from_steps([(2, 0, 1), (3,)], depth=3)
     >>> trace = chain_trace(chain, rng=np.random.default_rng(0), meta={})
     >>> trace.rank[[0, 3, 4], 0].tolist(), trace.lengths.tolist()
     ([0, -1, 0], [6, 4])

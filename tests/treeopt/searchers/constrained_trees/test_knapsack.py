@@ -11,7 +11,7 @@ from tests.helpers.pools import all_trees, pool_of, pools
 from tests.helpers.rules import kept
 from tests.helpers.slow_params import examples
 from treeopt.constraints import Limits
-from treeopt.errors import TreeError, UsageError
+from treeopt.errors import TreeError
 from treeopt.searchers.constrained_trees.knapsack import select
 from treeopt.searchers.constrained_trees.node_pool import Nodes
 from treeopt.tree import Path, Tree
@@ -56,12 +56,6 @@ def test_no_tree_of_any_size_and_depth_is_better(order, values, size, depth):
                 assert sum(every[path] for path in tree.paths) == best[cap, count]
             else:
                 assert tree.nodes == 0
-
-
-def test_sizes_without_meaning_are_refused():
-    nodes = Nodes.of(pool_of({(0,): 1.0}), Limits(), depth=1)
-    with pytest.raises(UsageError, match="got -1 and 1"):
-        select(nodes, Limits(), size=-1, depth=1)
 
 
 # --- nodes

@@ -157,12 +157,6 @@ def test_nothing_to_find():
         assert frontier.paths == ()
 
 
-@pytest.mark.parametrize(("nodes", "depth"), [(-1, 1), (1, -1)])
-def test_negative_sizes_are_refused(nodes, depth):
-    with pytest.raises(UsageError, match=f"got {nodes} and {depth}"):
-        count_prefixes(trace_of([[[0]]], width=1), nodes=nodes, depth=depth)
-
-
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [np.nan, 1.0], [np.inf, 1.0], [1.0]], ids=str)
 def test_weights_that_are_none_are_refused(weights):
     with pytest.raises(UsageError, match="weights"):

@@ -2,14 +2,12 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces
 from tests.treeopt.searchers.static_trees.test_renewal import averaged, two_regimes
-from treeopt.errors import UsageError
 from treeopt.replay.static_tree import replay_tree, visit
 from treeopt.searchers.static_trees.hydra_growth import grow
 from treeopt.tree import Path, Tree
@@ -107,9 +105,3 @@ def test_nothing_to_grow():
     assert grow(matched, nodes=0, depth=1) == []
     assert grow(matched, nodes=5, depth=0) == []
     assert grow(matched, nodes=5, depth=1) == [Tree.chain(1)]
-
-
-@pytest.mark.parametrize(("nodes", "depth"), [(-1, 1), (1, -1)])
-def test_negative_sizes_raise_an_error(nodes, depth):
-    with pytest.raises(UsageError):
-        grow(trace_of([[[0]]], width=1), nodes=nodes, depth=depth)

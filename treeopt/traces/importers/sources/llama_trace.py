@@ -61,7 +61,6 @@ def read_lines(content: Content, *, depth: int | None = None) -> Chain:
         [task.accepted for task in tasks],
         drafted=[task.drafted for task in tasks],
         depth=max(longest, 1) if depth is None else depth,
-        ordered=True,
         assumed=[*_cut(tasks, longest), *_plain(tasks)],
     )
 

@@ -37,7 +37,7 @@ def read_steps(content: Content, *, depth: int | None = None) -> Chain:
     """
     lists = enumerate(step_lists(content.values))
     requests = [drafts_of_steps(sizes, f"list {number}", BATCH_SIZES)[1:] for number, sizes in lists]
-    return chain_from_steps(requests, depth=depth, ordered=True, assumed=() if depth else (LONGEST,))
+    return chain_from_steps(requests, depth=depth, assumed=() if depth else (LONGEST,))
 
 
 ENTRY = TraceSource(

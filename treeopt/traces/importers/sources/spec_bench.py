@@ -25,7 +25,7 @@ def read_answers(content: Content, *, depth: int | None = None) -> Chain:
         for size in parts if sum(parts) == len(steps) else [len(steps)]:
             requests.append(steps[:size])
             steps = steps[size:]
-    return chain_from_steps(requests, depth=depth, ordered=True, assumed=(TREES, *(() if depth else (LONGEST,))))
+    return chain_from_steps(requests, depth=depth, assumed=(TREES, *(() if depth else (LONGEST,))))
 
 
 ENTRY = TraceSource(

@@ -43,7 +43,7 @@ def read_recording(content: Content, *, depth: int | None = None, uneven: bool =
         if not isinstance(gaps, list) or len(gaps) != len(tokens):
             raise TraceError(f"record {number}: `itl_ms` and `itl_tokens` must have one entry per chunk")
         requests.append([count - 1 for count in tokens])
-    return chain_from_steps(requests, depth=depth, ordered=True, assumed=(BURSTS,))
+    return chain_from_steps(requests, depth=depth, assumed=(BURSTS,))
 
 
 def _of_sidecar(stats: list[Any], uneven: bool) -> Chain:

@@ -95,13 +95,8 @@ def test_uneven_drafts_of_responses():
     ("change", "message"),
     [
         ({"acceptance_histogram": [1, 2, 1, -1]}, "`acceptance_histogram` must be a list of counts"),
-        ({"acceptance_histogram": [0, 0]}, "no response has"),
         ({"num_spec_steps": 6}, "response 0: num_spec_steps is 6, the histogram has 5"),
-        ({"num_accepted_draft_tokens": 8}, "response 0: num_accepted_draft_tokens is 8, the histogram has 7"),
-        ({"num_draft_tokens": "15"}, "`num_draft_tokens` must be a count, found '15'"),
         ({"num_spec_tokens": 2}, r"`num_spec_tokens` must be in 3\.\.64, found 2"),
-        ({"acceptance_histogram": [10**15]}, "at most 65 entries and 1000000 steps"),
-        ({"num_draft_tokens": 10**15}, "are more than 64 per step"),
         ({"per_step_accepted": [3, 0, 1, 2, 2]}, "do not fit the histogram"),
         ({"per_step_drafted": [2, 3, 3, 3, 3]}, "a step accepted more than it drafted"),
     ],
@@ -109,21 +104,6 @@ def test_uneven_drafts_of_responses():
 def test_responses_that_are_not_so(change, message):
     with pytest.raises(TraceError, match=message):
         chain_of(json.dumps(VLLM_RESPONSE | change))
-
-
-def test_depths_and_texts_of_responses_that_are_refused():
-    with pytest.raises(TraceError, match="a step accepted 3 drafts, more than the depth of 2"):
-        chain_of(json.dumps(VLLM_RESPONSE), depth=2)
-    with pytest.raises(TraceError, match="no acceptance by position or step"):
-        chain_of("SpecDecoding metrics: ...")
-
-
-@pytest.mark.parametrize("drafted", [[-1], None])
-def test_steps_that_do_not_fit_a_response_are_refused(drafted):
-    held = {"acceptance_histogram": [1, 1, 1], "num_draft_tokens": 1, "per_step_drafted": drafted}
-    held |= {"per_step_accepted": [0, 1, 2]} if drafted is None else {}
-    with pytest.raises(TraceError, match=r"response 0: `per_step_\w+` must be a list of counts"):
-        chain_of(json.dumps(held))
 
 
 def test_a_stream_of_events_is_read_as_its_chunks():

@@ -107,31 +107,14 @@ def test_the_best_tree_of_a_drawn_trace_is_that_of_the_products(tmp_path):
     [
         ("t.json", "[[0.5, 0.7]]", ("--column", "rank"), ("row 0 sum to 1.2", "--column recall")),
         ("t.json", "[[0.5, 0.4]]", ("--column", "recall"), ("row 0 has 0.5 at rank 0 and 0.4", "--column rank")),
-        ("t.json", "[[0.5, 0.4], [50, 1]]", ("--column", "rank"), ("row 1, rank 0 must be a probability", "found 50")),
-        ("t.json", "[[0.5], [0.5, 0.2]]", ("--column", "rank"), ("rows of different lengths",)),
         ("t.json", "[0, 0.6, 0.3, 0.1]", ("--column", "rank"), ("rank 0 is never right", "leave out the 0 in front")),
         ("t.csv", "rank0,rank1\n0.5,0.2", ("--column", "rank"), ("line 1 must be numbers", "'rank0,rank1'")),
-        ("t.npy", "x", ("--column", "rank"), ("not an array of numpy.save",)),
         ("t.pt", "x", ("--column", "rank"), ("not a readable file of torch.save",)),
-        ("t.txt", "x", ("--column", "rank"), ("must be one of .npy",)),
     ],
 )
 def test_tables_that_are_not_so(tmp_path, name, content, more, words):
     (tmp_path / name).write_text(content)
     turned_away(tmp_path, tmp_path / name, "table", *more, words=(name, *words))
-
-
-def test_options_without_meaning(tmp_path):
-    (tmp_path / "t.json").write_text("[[0.5, 0.4], [0.3, 0.2]]")
-    turned_away(tmp_path, tmp_path / "t.json", "table", words=("--column",), code=2)
-    turned_away(tmp_path, tmp_path / "t.json", "table", "--column", "rank", "--depth", "3", words=("--depth",), code=2)
-    turned_away(
-        tmp_path, tmp_path / "t.json", "table", "--column", "rank", "--steps", "3", words=("--steps is for",), code=2
-    )
-    turned_away(tmp_path, tmp_path / "none.json", "table", "--column", "rank", words=("none.json", "No such file"))
-    (tmp_path / "t.json").write_text("[[0.1, 0.2, 0.3]]")
-    _, said = bring(tmp_path, tmp_path / "t.json", "table", "--column", "rank")
-    assert "was --column recall meant?" in said
 
 
 @pytest.mark.parametrize("option", ["--requests", "--length"])
@@ -149,16 +132,6 @@ def test_traces_too_large_to_be_drawn(tmp_path, option, monkeypatch):
     assert sum(array.nbytes for array in (found.rank, found.request, found.position)) == most
     with pytest.raises(UsageError, match="--requests 7 of --length 7"):
         table_trace(np.array([[0.5]]), requests=7, length=7, **how)
-
-
-def test_info_tells_what_a_trace_was_imported_from(tmp_path):
-    (tmp_path / "t.json").write_text("[[0.5, 0.4], [0.3, 0.2]]")
-    trace, _ = bring(tmp_path, tmp_path / "t.json", "table", "--column", "rank")
-    lines = done("trace", "info", tmp_path / "out.npz").stdout.splitlines()
-    assert lines[1] == "imported: table, t.json; seed 0."
-    beware = [line for line in lines if line.startswith("Warning: assumed: ")]
-    assert beware == [f"Warning: assumed: {each}." for each in trace.meta["assumed"]]
-    assert len(beware) >= 3
 
 
 def test_a_trace_is_split_and_joined_again(tmp_path):
@@ -192,14 +165,3 @@ def test_a_trace_is_split_and_joined_again(tmp_path):
         run(*words[:2], tmp_path / "none.npz", "--output", tmp_path / "c.npz", "--rest", tmp_path / "d.npz"), "none.npz"
     )
     assert accepted_lengths(Tree.chain(1), first).shape == (first.anchors,)
-
-
-def test_what_any_of_the_merged_traces_assumed_is_kept():
-    rng = np.random.default_rng(0)
-    parts = []
-    for number, assumed in enumerate((["a", "b"], ["b", "c"], None)):
-        trace = drawn_trace([[0.5, 0.2]], [5, 5], depth=2, rng=rng)
-        meta = {"text_sha256": str(number)} | ({"assumed": assumed} if assumed else {})
-        object.__setattr__(trace, "meta", meta)
-        parts.append(trace)
-    assert merge_traces(parts).meta["assumed"] == ["a", "b", "c"]

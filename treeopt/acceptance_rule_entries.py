@@ -1,10 +1,6 @@
 """Acceptance rules, known by name without torch: what each accepts, and what its traces record.
 
-A module of this folder that defines `ENTRY` is a rule; its class is in `executor.verification`.
-
-* `greedy`, `typical`: the target's argmax; Medusa's typical acceptance, the only rule that is not lossless.
-* `sample_and_match`, `point_mass`: candidates of any origin.
-* `leviathan`, `block`, `specinfer`, `sequoia`: candidates drawn from the drafter's law.
+`ENTRIES` lists the rules; the class of each is in `executor.verification`.
 """
 
 from dataclasses import dataclass
@@ -38,6 +34,58 @@ class AcceptanceRule:
     several: bool = False
 
 
+ENTRIES = (
+    AcceptanceRule(
+        name="greedy",
+        accepts="the target's argmax",
+        rule="executor.verification.acceptance_rules:Greedy",
+        takes=(),
+    ),
+    AcceptanceRule(
+        name="typical",
+        accepts="tokens that the target finds likely enough",
+        rule="executor.verification.typical_acceptance:Typical",
+        takes=("warp",),
+        lossless=False,
+        several=True,
+    ),
+    AcceptanceRule(
+        name="sample-and-match",
+        accepts="the tokens that the target samples; candidates of any origin, if siblings are distinct",
+        rule="executor.verification.sample_and_match:SampleAndMatch",
+    ),
+    AcceptanceRule(
+        name="point-mass",
+        accepts="the same, tokens tried in rounds as in EAGLE-2 and EAGLE-3; equal siblings do no harm",
+        rule="executor.verification.sample_and_match:PointMass",
+    ),
+    AcceptanceRule(
+        name="leviathan",
+        accepts="a chain drawn from the drafter",
+        rule="executor.verification.multi_round_rejection:Leviathan",
+        draws=True,
+        chains=True,
+    ),
+    AcceptanceRule(
+        name="block",
+        accepts="a chain drawn from the drafter, judged from its end",
+        rule="executor.verification.block_verification:BlockVerification",
+        draws=True,
+        chains=True,
+    ),
+    AcceptanceRule(
+        name="specinfer",
+        accepts="siblings drawn with replacement",
+        rule="executor.verification.multi_round_rejection:SpecInfer",
+        draws=True,
+    ),
+    AcceptanceRule(
+        name="sequoia",
+        accepts="siblings drawn without replacement",
+        rule="executor.verification.multi_round_rejection:Sequoia",
+        draws=True,
+    ),
+)
 RULES: Registry[AcceptanceRule] = Registry("rule", "treeopt.acceptance_rule_entries", group="treeopt.acceptance_rules")
 
 
