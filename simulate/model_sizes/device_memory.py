@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
@@ -115,17 +117,12 @@ class DeviceMemory:
             known = {int(tokens): read_record(record, cls) for tokens, record in records.items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise CostError(f"the profile's memory cannot be read: {error}") from error
-        below = max((tokens for tokens in known if tokens <= context), default=None)
-        above = min((tokens for tokens in known if tokens >= context), default=None)
-        if below is None or above is None:
+        contexts = sorted(known)
+        if not contexts or not contexts[0] <= context <= contexts[-1]:
             return None
-        share = 0.0 if above == below else (context - below) / (above - below)
-        low, high = known[below], known[above]
-        sequence, drafted = (
-            size + share * (other - size)
-            for size, other in ((low.sequence, high.sequence), (low.drafted, high.drafted))
-        )
-        return replace(low, sequence=sequence, drafted=drafted)
+        sequence = float(np.interp(context, contexts, [known[c].sequence for c in contexts]))
+        drafted = float(np.interp(context, contexts, [known[c].drafted for c in contexts]))
+        return replace(known[contexts[0]], sequence=sequence, drafted=drafted)
 
     def batch(self, nodes: int = 0) -> int | None:
         """Return the largest batch that all devices hold; `nodes` are verified per sequence, with 0 without drafter."""

@@ -311,7 +311,9 @@ def drafter_shape(config: Config, *, kind: str, target: Shape | None = None) -> 
         return no_work()
 
     def read(content: Fields) -> DrafterShape:
-        _check_known(content)
+        if (unknown := _unknown(class_words(content))) is not None:
+            known = "EAGLE, EAGLE-3, Medusa and Hydra have one"
+            raise CostError(f"architectures: {unknown} has no price ({known}): {OWN_SWEEP}")
         stated = _stated_kind(content)
         if stated not in (None, kind) and {stated, kind} not in ALIKE:
             raise CostError(f"the configuration is of kind {stated}, not {kind}: give --kind {stated}")
@@ -360,17 +362,6 @@ def named_drafter(config: Fields) -> tuple[str, str, DrafterKind | None] | None:
         if title := unknown or (kind and kind.title) or general:
             return name, title, None if unknown else kind
     return None
-
-
-def _check_known(config: Fields) -> None:
-    """Raise CostError for kinds that treeopt does not have.
-
-    >>> _check_known({"architectures": ["DominoDraftModel"]})
-    Traceback (most recent call last):
-    treeopt.errors.CostError: architectures: Domino has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): ...
-    """
-    if (kind := _unknown(class_words(config))) is not None:
-        raise CostError(f"architectures: {kind} has no price (EAGLE, EAGLE-3, Medusa and Hydra have one): {OWN_SWEEP}")
 
 
 def _unknown(words: str) -> str | None:

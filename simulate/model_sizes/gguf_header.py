@@ -1,7 +1,7 @@
 """The header of a GGUF file: the model that it holds as the fields of a config.json, and the bytes of its tensors.
 
-Names of fields, tensors and types are llama.cpp's (`gguf/constants.py`). The package `gguf` reads a vocabulary token by
-token in most of a minute.
+Names of fields, tensors and types are llama.cpp's (`gguf/constants.py`), as data/model_configs.json has them. The
+package `gguf` reads a vocabulary token by token in most of a minute.
 """
 
 import struct
@@ -11,54 +11,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from treeopt.errors import CostError
+from treeopt.storage.atomic_files import shipped_json
 from treeopt.storage.user_files import open_regular
 
-FIELDS = {  # of llama.cpp, without the architecture -> of config.json
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "context_length": "max_position_embeddings",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
-    "attention.q_lora_rank": "q_lora_rank",
-    "attention.kv_lora_rank": "kv_lora_rank",
-    "rope.dimension_count": "qk_rope_head_dim",
-    "leading_dense_block_count": "first_k_dense_replace",
-    "expert_count": "n_routed_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_count": "n_shared_experts",
-}
-MODELS = {  # architectures whose model_type is another word
-    "gemma3": "gemma3_text",
-    "gpt-oss": "gpt_oss",
-    "deepseek2": "deepseek_v3",
-    "glm4moe": "glm4_moe",
-    "qwen3moe": "qwen3_moe",
-}
-TENSORS = {  # parts of tensors' names -> the matrix that holds them
-    **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_qkv"), "self_attn.qkv_proj"),
-    "attn_output": "self_attn.o_proj",
-    **dict.fromkeys(("ffn_gate", "ffn_up"), "mlp.gate_up_proj"),
-    "ffn_down": "mlp.down_proj",
-    **dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps"), "mlp.experts"),
-    **dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), "mlp.shared_experts.gate_up_proj"),
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    **dict.fromkeys(("attn_kv_b", "attn_k_b", "attn_v_b"), "self_attn.kv_b_proj"),
-}
-_SIZES = (  # of a tensor's type (GGML_QUANT_SIZES): bytes of 256 numbers, and the numbers of the types that have them
-    *((36, 41), (50, 19), (54, 34), (56, 29), (66, 16), (66, 35), (74, 17), (82, 22), (84, 10), (98, 18), (110, 11)),
-    *((110, 21), (136, 23), (136, 39), (144, 2), (144, 12), (144, 20), (144, 40), (160, 3), (176, 6), (176, 13)),
-    *((192, 7), (210, 14), (256, 24), (272, 8), (292, 15), (320, 9), (512, 1), (512, 25), (512, 30), (1024, 0)),
-    *((1024, 26), (2048, 27), (2048, 28)),
-)
-BYTES = {kind: size / 256 for size, kind in _SIZES}
+MODEL_DATA = "model_configs.json"
 _NUMBERS = dict(zip(range(13), ("B", "b", "H", "h", "I", "i", "f", "?", "", "", "Q", "q", "d"), strict=True))
 _TEXT, _LIST, MOST = 8, 9, 2**32
 
@@ -84,8 +40,10 @@ def _config(fields: Mapping[str, Any], tensors: Mapping[str, tuple[int, float]])
     if recurrent := [key for key in fields if key.startswith((f"{name}.ssm.", f"{name}.wkv."))]:
         raise CostError(f"{recurrent[0]}: recurrent layers of GGUF files are not counted: name their config.json")
     own = {key.removeprefix(f"{name}."): _alike(value) for key, value in fields.items()}
-    config = {field: own[key] for key, field in FIELDS.items() if key in own}
-    config["model_type"] = "mixtral" if name == "llama" and "expert_count" in own else MODELS.get(name, name)
+    tables = shipped_json(MODEL_DATA)["gguf"]
+    config = {field: own[key] for key, field in tables["fields"].items() if key in own}
+    mixtral = name == "llama" and "expert_count" in own
+    config["model_type"] = "mixtral" if mixtral else tables["architectures"].get(name, name)
     config["num_hidden_layers"] = own.get("block_count", 0) - own.get("nextn_predict_layers", 0)
     if name == "deepseek2":
         config["v_head_dim"] = own.get("attention.value_length_mla", own.get("attention.value_length"))
@@ -93,24 +51,20 @@ def _config(fields: Mapping[str, Any], tensors: Mapping[str, tuple[int, float]])
         config["qk_nope_head_dim"] = width - own["rope.dimension_count"]
     else:
         config.pop("qk_rope_head_dim", None)
-    if name == "gpt-oss":
-        kinds = ("sliding_attention", "full_attention")
-        config["layer_types"] = [kinds[i % 2] for i in range(config["num_hidden_layers"])]
     count, found = defaultdict[str, int](int), defaultdict[str, float](float)
     for tensor, (numbers, size) in tensors.items():
         layer, _, part = tensor.removeprefix("blk.").partition(".")
-        matrix = TENSORS.get(part.removesuffix(".weight"), tensor)
+        matrix = tables["matrices"].get(part.removesuffix(".weight"), tensor)
         key = f"{layer}.{matrix}" if tensor.startswith("blk.") else tensor
         count[key], found[key] = count[key] + numbers, found[key] + size
     sizes = {key: found[key] / count[key] for key in count}
     sizes["embed_tokens"] = sizes["token_embd.weight"]
     sizes["lm_head"] = sizes.get("output.weight", sizes["embed_tokens"])
-    bias, norm = ("blk.0.attn_q.bias" in tensors), ("blk.0.attn_q_norm.weight" in tensors)
     return config | {
         "vocab_size": tensors["token_embd.weight"][0] // config["hidden_size"],
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": bias,
-        "use_qk_norm": norm,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
         "quantization_config": {"quant_method": "gguf", "sizes": sizes, "weights": sum(n for n, _ in tensors.values())},
     }
 
@@ -124,14 +78,14 @@ def _header(file: BinaryIO) -> tuple[Mapping[str, Any], Mapping[str, tuple[int, 
     count, pairs = _number(file, "Q"), _number(file, "Q")
     fields = {_text(file): _value(file, _number(file, "I")) for _ in range(min(pairs, MOST))}
     tensors: dict[str, tuple[int, float]] = {}
-    end = 0.0
+    end, bytes_of_256 = 0.0, shipped_json(MODEL_DATA)["gguf"]["types"]
     for _ in range(min(count, MOST)):
         name, numbers = _text(file), 1
         for _ in range(_number(file, "I")):
             numbers *= _number(file, "Q")
-        if (kind := _number(file, "I")) not in BYTES:
+        if (kind := str(_number(file, "I"))) not in bytes_of_256:
             raise ValueError(f"the bytes of tensors of type {kind} are not known")
-        tensors[name] = numbers, numbers * BYTES[kind]
+        tensors[name] = numbers, numbers * bytes_of_256[kind] / 256
         end = max(end, _number(file, "Q") + tensors[name][1])
     step = int(fields.get("general.alignment", 32))
     if -(-file.tell() // step) * step + end > size:

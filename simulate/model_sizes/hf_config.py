@@ -3,13 +3,12 @@
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from simulate.model_sizes.gguf_header import read_gguf
+from simulate.model_sizes.gguf_header import MODEL_DATA, read_gguf
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.atomic_files import shipped_json
 from treeopt.storage.hub_models import hub_hint, model_folder
 from treeopt.storage.user_files import found, read_text
 
@@ -83,10 +82,9 @@ def shape_fields(name: str) -> Mapping[str, Any]:
     return {"_name_or_path": name, "model_type": "llama", **dict(zip(FIELDS, SHAPES[name], strict=True))}
 
 
-@cache
 def known_models() -> Mapping[str, Mapping[str, Any]]:
     """Return the config.json of each model that treeopt knows by name; data/model_configs.json says its source."""
-    models: Mapping[str, Mapping[str, Any]] = json.loads(shipped("model_configs.json").read_text("utf-8"))["models"]
+    models: Mapping[str, Mapping[str, Any]] = shipped_json(MODEL_DATA)["models"]
     return models
 
 
@@ -133,11 +131,8 @@ def context_limit(config: Mapping[str, Any] | Path | str) -> int | None:
     >>> context_limit({"max_position_embeddings": 40960, "rope_scaling": yarn})
     131072
     """
-    return parsed(config, _context_limit)
-
-
-def _context_limit(config: Mapping[str, Any]) -> int | None:
-    """Return the context limit of a parsed config."""
+    if not isinstance(config, Mapping):
+        return parsed(config, context_limit)
     config = text_part(config)
     limit = config.get("max_position_embeddings")
     if limit is None:

@@ -4,11 +4,11 @@ Covers the models of `hf_config`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from simulate.model_sizes.hf_config import parsed, positive, true_or_false
+from simulate.model_sizes.hf_config import parsed, positive
 from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.read_layers import sizes_of
@@ -22,8 +22,8 @@ UNSURE = 0.02  # share by which the counted weights of a GGUF file may differ fr
 class Shape:
     """The sizes of a decoder-only transformer from which its cost follows.
 
-    Without `groups` all layers are alike, as the other sizes say. With them those sizes are what a drafter of the
-    target takes over: `intermediate` is the width of one expert where `experts` are given.
+    Without `groups` all layers are alike, as the other sizes say, and have no biases. With them those sizes are what a
+    drafter of the target takes over: `intermediate` is the width of one expert where `experts` are given.
 
     Attributes:
         layers: decoder layers.
@@ -34,14 +34,10 @@ class Shape:
         head_dim: width of a head.
         vocab: rows of the embedding and of the LM head.
         tied: the LM head is the embedding matrix.
-        qkv_bias: query, key and value projections have biases.
-        output_bias: the attention's output projection has one.
-        mlp_bias: the MLP's projections have biases.
-        qk_norm: queries and keys are normalised per head, with `head_dim` weights each.
         gated: the MLP has a gate beside its up projection.
         window: positions that every layer sees; None for all.
         experts: the experts that take the MLP's place; None without.
-        groups: the layers by kind, where they differ; (): all are alike.
+        groups: the layers by kind; (): all are alike.
         head_bytes: bytes of a stored weight of the LM head; None: as those of the model.
         embedding_bytes: bytes of a stored weight of the embedding; None: as those of the model.
         notes: sentences on what was assumed.
@@ -62,10 +58,6 @@ class Shape:
     head_dim: int
     vocab: int
     tied: bool = False
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
     gated: bool = True
     window: int | None = None
     experts: Experts | None = None
@@ -75,16 +67,10 @@ class Shape:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every size."""
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is bool:
-                true_or_false(field.name, value)
-            elif field.name == "experts":
-                if value is not None and not isinstance(value, Experts):
-                    raise CostError(f"experts must be Experts or None, got {value!r:.80}")
-            elif field.type == int or (field.name == "window" and value is not None):  # noqa: E721
-                positive(field.name, value)
+            if field.type is int:
+                positive(field.name, getattr(self, field.name))
         if self.heads % self.kv_heads:
             raise CostError(f"kv_heads must divide heads, got {self.kv_heads} and {self.heads}")
 
@@ -108,7 +94,7 @@ class Shape:
                 sizes = sizes_of(content, stored)
             except (TypeError, ValueError, LookupError, AttributeError, ZeroDivisionError) as error:
                 raise CostError(f"a field that describes layers holds a value of another kind: {error}") from error
-            shape = alike if (alike := cls(**sizes | {"groups": ()})).layer_groups == sizes["groups"] else cls(**sizes)
+            shape = cls(**sizes)
             if stored.weights and abs(shape.parameters / stored.weights - 1) > UNSURE:
                 counted, held = (f"{number / 1e9:.4g} billion" for number in (shape.parameters, stored.weights))
                 raise CostError(f"{content.get('model_type')}: {counted} weights by its fields, {held} in its tensors")
@@ -136,18 +122,14 @@ class Shape:
         if self.groups:
             return self.groups
         matrices = {name: LayerMatrix(*size) for name, size in self.layer_matrices.items()}
-        biases = self.qkv_bias * matrices["qkv"].outputs + self.output_bias * matrices["output"].outputs
-        mlp = (matrices.pop("gate_up"), matrices.pop("down"))
-        mlp_biases = self.mlp_bias * sum(matrix.outputs for matrix in mlp)
-        other = biases + 2 * self.hidden + self.qk_norm * 2 * self.head_dim
-        attention = LayerAttention(
-            self.heads, self.kv_heads, self.head_dim, self.head_dim, 2 * self.head_dim, self.window
-        )
+        widths = (self.head_dim, self.head_dim, 2 * self.head_dim)
+        attention = LayerAttention(self.heads, self.kv_heads, *widths, self.window)
+        plain = LayerGroup(self.layers, tuple(matrices.values()), 2 * self.hidden, attention)
         if self.experts is None:
-            return (LayerGroup(self.layers, (*matrices.values(), *mlp), other + mlp_biases, attention),)
-        router = LayerMatrix(self.experts.count, self.hidden)
-        matrix = (*matrices.values(), router)
-        return (LayerGroup(self.layers, matrix, other, attention, 0, self.experts, mlp, mlp_biases),)
+            return (plain,)
+        qkv, output, *mlp = plain.matrices
+        dense = (qkv, output, LayerMatrix(self.experts.count, self.hidden))
+        return (replace(plain, matrices=dense, experts=self.experts, expert_matrices=tuple(mlp)),)
 
     @property
     def step_parameters(self) -> int:

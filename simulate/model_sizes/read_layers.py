@@ -8,14 +8,18 @@ experts or states, is refused by name.
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
+from simulate.model_sizes.gguf_header import MODEL_DATA
 from simulate.model_sizes.hf_config import FIELDS, OWN_SWEEP, positive, text_part, true_or_false
 from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.stored_bytes import StoredBytes
 from treeopt.errors import CostError
+from treeopt.storage.atomic_files import shipped_json
+from treeopt.storage.typed_records import read_record
 
 MOST = 2**16  # layers of a model
 BY_HAND = "or give its sizes with --sizes params=..,active=..,kv_bytes=.."
@@ -26,6 +30,7 @@ class _Family:
     """The properties of a model class that its config.json does not state.
 
     Attributes:
+        names: its model_types.
         gated: MLPs have a gate.
         tied: the LM head is the embedding where the field is missing.
         qkv_bias: queries, keys and values have biases.
@@ -40,12 +45,13 @@ class _Family:
         shared: shared experts that no field states, of the width of the dense `intermediate_size`.
         shared_gate: shared experts have a gate.
         beside: experts stand beside the MLP, with norms and scales of their own (Gemma 4).
-        windows: layers with the window where no list says: "all", all but every "second" or "sixth", those "later" than
-            `max_window_layers`, "chunks" in layers with positions, "never"; "": not known.
+        windows: layers with the window where no list says: "all", all but those of `sliding_window_pattern`, those
+            "later" than `max_window_layers`, "chunks" in layers with positions, "never"; "": not known.
         defaults: values of fields that are missing.
         requires: fields without which transformers' class differs from what is read here.
     """
 
+    names: tuple[str, ...] = ()
     gated: bool = True
     tied: bool = False
     qkv_bias: bool = False
@@ -61,73 +67,19 @@ class _Family:
     shared_gate: bool = False
     beside: bool = False
     windows: str = ""
-    defaults: tuple[tuple[str, Any], ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
 
 
-_KV, _HEAD = ("num_key_value_heads",), ("num_key_value_heads", "head_dim")
-_MOE = (*_HEAD, "moe_intermediate_size")
-_WINDOW = (("sliding_window", 4096),)
-_GEMMA = _Family(tied=True, windows="never", requires=_HEAD)
-_QWEN3, _QWEN3_MOE = _Family(qk_norm="head", requires=_HEAD), _Family(qk_norm="head", requires=_MOE)
-_QWEN_NEXT = replace(_QWEN3, gate="query", shared_gate=True, defaults=(("full_attention_interval", 4),))
-_LATENT = ("deepseek_v3", "deepseek_v32", "glm5_next_text", "glm_moe_dsa", "kimi_k2")
-FAMILIES = {
-    "arcee": _Family(gated=False, windows="never"),
-    **dict.fromkeys(_LATENT, _Family(requires=("kv_lora_rank", "first_k_dense_replace"))),
-    "gemma": _GEMMA,
-    "gemma2": replace(_GEMMA, norms=4, windows="second"),
-    "gemma3_text": replace(_GEMMA, norms=4, qk_norm="head", windows="sixth"),
-    "gemma4_text": replace(_GEMMA, norms=4, qk_norm="head", beside=True),
-    "glm4_moe": _Family(output_bias=False, qk_norm="stated", requires=_MOE),
-    "gpt_oss": _Family(
-        sinks=("full_attention", "sliding_attention"), router_bias=True, expert_bias=True, requires=_HEAD
-    ),
-    "llama": _Family(windows="never"),
-    "llama4_text": _Family(shared=1, windows="chunks", requires=_HEAD),
-    "mimo": _Family(qkv_bias=True, biases=False, requires=_KV),
-    "mimo_v2_flash": _Family(sinks=("sliding_attention",), requires=_MOE),
-    "minimax_m2": _Family(qk_norm="layer", biases=False, requires=_HEAD),
-    **dict.fromkeys(("minimax_m3", "minimax_m3_vl"), replace(_QWEN3, biases=False)),
-    "mistral": _Family(biases=False, windows="all", defaults=_WINDOW, requires=_KV),
-    "mixtral": _Family(biases=False, windows="all", requires=_KV),
-    "muse_glimmer_text": _Family(norms=4, gate="full", requires=_HEAD),
-    "nemotron_h": _Family(gated=False, norms=1, defaults=(("head_dim", 128), ("conv_kernel", 4)), requires=_KV),
-    "qwen2": _Family(qkv_bias=True, biases=False, windows="later", defaults=_WINDOW, requires=_KV),
-    "qwen3": replace(_QWEN3, windows="later", defaults=_WINDOW),
-    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), _QWEN_NEXT),
-    **dict.fromkeys(("qwen3_moe", "qwen3_vl_moe_text"), _QWEN3_MOE),
-    "qwen3_vl_text": _QWEN3,
-    "step3p7": replace(_QWEN3_MOE, gate="head"),
-}
-_CLASSES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "llama4": "llama4_text", "kimi_k25": "kimi_k2"}
+@cache
+def _families() -> Mapping[str, _Family]:
+    """Return the families by model_type; data/model_configs.json has them as transformers' classes are."""
+    rows = read_record(shipped_json(MODEL_DATA)["families"], tuple[_Family, ...])
+    return {name: family for family in rows for name in family.names}
+
+
 DENSE = ("arcee", "gemma", "llama", "mistral", "qwen2", "qwen3")  # families that drafters' layers may be of
-KINDS = {  # names of layer_types, layers_block_type and hybrid_override_pattern
-    **dict.fromkeys(
-        ("full_attention", "attention", "deepseek_sparse_attention", "indexed_attention", "*"), "full_attention"
-    ),
-    **dict.fromkeys(("sliding_attention", "chunked_attention"), "sliding_attention"),
-    "linear_attention": "linear_attention",
-    "mamba": "mamba",
-    "M": "mamba",
-    "mlp": "mlp",
-    "-": "mlp",
-    **dict.fromkeys(("moe", "E"), "moe"),
-}
 _WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size", "use_sliding_window", "max_window_layers")
-# Fields whose names say that they change what is counted, and those among them that do not.
-_WEIGHTY = re.compile(
-    "attn|attention|expert|moe|state|ssm|conv|mamba|kv_|mla|index|compress|latent|window|sparse|head|lora|linear|"
-    "per_layer|shared|engram|hc_mult|altup|laurel|layer_id|chunk|double_wide|no_rope|residual_block"
-)
-_HARMLESS = re.compile(
-    "architectures|dropout|treeopt_drafter|"
-    "rope_(theta|scal|param)|softcap|scal(e|ing)|aux_loss|router_(z|jitter|aux|logits)|mtp|nextn|eps|init|"
-    "norm_topk|topk_(method|group)|expert_group|scoring|implementation|max_window|mamba_(ssm|hidden|chunk|proj)|"
-    "chunk_size|score|index_(share_for_mtp|skip_topk|topk_freq)|gate_lower|attn_temperature|floor_scale|cache_dtype|"
-    "num_experts_per_tok|experts_per_token|query_pre_attn|multiplier|bidirectional|combin|attention_value_scale|kernels|overlap|"
-    "pretraining|output_|dtype|_id$|_ids$|head_dim|logit|act$"
-)
 _OPTIONAL = ("num_key_value_heads", "intermediate_size")
 _ID_LISTS = re.compile("layer_ids$|source")  # ids of layers, not of tokens
 
@@ -136,14 +88,13 @@ class _Fields:
     """The fields of a config.json, which remembers what was read."""
 
     def __init__(self, config: Mapping[str, Any], family: _Family) -> None:
-        self.config, self.family = config, family
+        self.config, self.family, self.given = config, family, {**family.defaults, **config}
         self.seen: set[str] = set()
 
     def get(self, *names: str, default: Any = None) -> Any:
         """Return the first of the fields that is given."""
         self.seen.update(names)
-        defaults = dict(self.family.defaults)
-        return next((v for n in names if (v := self.config.get(n, defaults.get(n))) is not None), default)
+        return next((v for n in names if (v := self.given.get(n)) is not None), default)
 
     def read(self, *names: str) -> None:
         """Count fields as read that say what others say, or change nothing that is counted."""
@@ -191,8 +142,7 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes) -> dict[str, Any]:
     """
     text = text_part(config)
     name = str(text.get("model_type"))
-    name = _CLASSES.get(name, name)
-    family, notes = FAMILIES.get(name), []
+    family, notes = _families().get(name), []
     if family is None:
         family = _Family(gated=not re.search("gelu|relu|xielu", str(text.get("hidden_act"))))
         if missing := [field for field in FIELDS if text.get(field) is None and field not in _OPTIONAL]:
@@ -200,9 +150,8 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes) -> dict[str, Any]:
                 f"model_type {name!r:.80} has no price, and {missing[0]} is missing: {OWN_SWEEP}, {BY_HAND}"
             )
         notes.append(f"model_type {name!r:.80} is not known: its layers are counted by the usual names of fields alone")
-    for field in family.requires:
-        if field not in text:
-            raise CostError(f"{field} must be given for model_type {name}")
+    if absent := [required for required in family.requires if required not in text]:
+        raise CostError(f"{absent[0]} must be given for model_type {name}")
     fields = _Fields(text, family)
     layers = fields.get("num_hidden_layers")
     if layers is None:  # of Nemotron-H
@@ -214,7 +163,6 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes) -> dict[str, Any]:
     reader = _Reader(fields, stored, layers=layers, hidden=hidden, heads=heads)
     groups, experts = reader.groups(), reader.experts
     latent = bool(fields.get("kv_lora_rank"))
-    biased = reader.biased("attention_bias")
     sizes = {
         "layers": layers,
         "hidden": hidden,
@@ -224,10 +172,6 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes) -> dict[str, Any]:
         "head_dim": fields.size("v_head_dim") if latent else fields.size("head_dim", default=hidden // heads),
         "vocab": fields.size("vocab_size"),
         "tied": fields.switch("tie_word_embeddings", family.tied),
-        "qkv_bias": family.qkv_bias or biased,
-        "output_bias": family.output_bias and biased,
-        "mlp_bias": reader.biased("mlp_bias"),
-        "qk_norm": family.qk_norm == "head",
         "gated": family.gated,
         "experts": experts,
         "window": reader.window if all(g.attention and g.attention.window for g in groups) else None,
@@ -280,9 +224,10 @@ class _Reader:
                 fields.read("no_rope_layers", "no_rope_layer_interval", "_sliding_window_pattern")
                 if windows == "later" and not fields.switch("use_sliding_window"):
                     return ["full_attention"] * n
-                if unknown := [kind for kind in kinds if kind not in KINDS]:
+                known = shipped_json(MODEL_DATA)["layer_kinds"]
+                if unknown := [kind for kind in kinds if kind not in known]:
                     raise CostError(f"{name}: {unknown[0]!r:.80} is no kind of layer that is counted: {OWN_SWEEP}")
-                return [KINDS[kind] for kind in kinds]
+                return [known[kind] for kind in kinds]
         if set(fields.listed("attn_type_list", n) or [1]) != {1}:  # of MiniMax
             raise CostError(f"attn_type_list: lightning attention is not counted: {OWN_SWEEP}")
         if (interval := fields.count("full_attention_interval")) and fields.get("linear_num_value_heads"):
@@ -290,13 +235,12 @@ class _Reader:
         if (pattern := fields.listed("hybrid_layer_pattern", n)) is not None:  # of MiMo-V2
             slides = [bool(entry) for entry in pattern]
         elif windows == "later" and fields.switch("use_sliding_window") and fields.get("sliding_window"):
-            first = fields.size("max_window_layers", default=28)
-            slides = [i >= first for i in range(n)]
+            slides = [i >= fields.size("max_window_layers") for i in range(n)]
         elif windows == "chunks" and fields.get("attention_chunk_size"):
-            every = fields.size("no_rope_layer_interval", default=4)
+            every = fields.size("no_rope_layer_interval")
             slides = [bool(e) for e in fields.listed("no_rope_layers", n) or [(i + 1) % every for i in range(n)]]
-        elif windows in ("second", "sixth"):
-            every = fields.size("sliding_window_pattern", default=2 if windows == "second" else 6)
+        elif windows == "pattern":
+            every = fields.size("sliding_window_pattern")
             slides = [bool((i + 1) % every) for i in range(n)]
         elif windows == "all":
             slides = [fields.get("sliding_window") is not None] * n
@@ -498,7 +442,8 @@ def _refuse_unread(fields: _Fields, layers: int) -> None:
     lists = {name for name, value in unread if isinstance(value, list) and len(value) >= max(layers, 2)}
     lists |= {name for name, value in unread if isinstance(value, Mapping) and str(layers - 1) in value}
     lists |= {name for name, value in unread if isinstance(value, str) and len(value) == layers > 4 > len(set(value))}
+    weighty, harmless = ("|".join(shipped_json(MODEL_DATA)["field_words"][kind]) for kind in ("weighty", "harmless"))
     for name, _ in sorted(unread, key=lambda field: field[0] not in lists):
-        harmless = "quant" in name or (_HARMLESS.search(name) and not _ID_LISTS.search(name))
-        if not harmless and (name in lists or _WEIGHTY.search(name)):
+        passed = "quant" in name or (re.search(harmless, name) and not _ID_LISTS.search(name))
+        if not passed and (name in lists or re.search(weighty, name)):
             raise CostError(f"{name} is not understood, and may change what a layer holds: {OWN_SWEEP}, {BY_HAND}")

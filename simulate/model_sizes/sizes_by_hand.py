@@ -18,7 +18,7 @@ PICKED = 8  # experts that a token is assumed to pick
 def llama_of(shape: Shape) -> Mapping[str, Any]:
     """Return the config.json of a Llama as wide as a model, for drafters that take their sizes from their target."""
     sizes = (shape.hidden, 4 * shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.vocab)
-    return {"model_type": "llama", **dict(zip(FIELDS, sizes, strict=True))}
+    return {"model_type": "llama", "head_dim": shape.head_dim, **dict(zip(FIELDS, sizes, strict=True))}
 
 
 def shape_by_hand(config: Mapping[str, Any] | Path | str, sizes: Mapping[str, float]) -> Shape:

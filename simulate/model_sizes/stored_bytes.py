@@ -10,21 +10,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from simulate.model_sizes.gguf_header import MODEL_DATA
 from simulate.model_sizes.hf_config import positive, text_part
 from treeopt.errors import CostError
+from treeopt.storage.atomic_files import shipped_json
 
 HALF = ("mlp.gate", "attn_hc", "ffn_hc", "self_attn.indexer.weights_proj", "linear_attn.in_proj_ba", "self_attn.b_proj")
 _FORMATS = {"mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "fp8": 1.0}
 WIDEST = 64  # bits of a weight
 _ATTENTION = ("self_attn", "linear_attn")
-_SPELLINGS = {  # in checkpoints -> here
-    "shared_expert.": "shared_experts.",
-    "block_sparse_moe": "mlp",
-    "feed_forward": "mlp",
-    "(gate|up|gate_up|down)_proj": "gate_up_proj",
-    r"experts\.\d+\.": "experts.",
-    r"self_attn\.[qkv]_proj": "self_attn.qkv_proj",
-}
 
 
 @dataclass(frozen=True)
@@ -147,6 +141,6 @@ def _names(pattern: str, name: str, layer: int | None, shortened: bool) -> bool:
 
 def _plain(name: str) -> str:
     """Return the name of a module as it is spelled here."""
-    for pattern, here in _SPELLINGS.items():
+    for pattern, here in shipped_json(MODEL_DATA)["spellings"].items():
         name = re.sub(pattern, here, name)
     return name

@@ -1,6 +1,5 @@
 """Data sheets of devices: bandwidth, FLOP/s and memory of a GPU as its vendor states them, and fitted constants."""
 
-import json
 import math
 import re
 from dataclasses import asdict, dataclass, replace
@@ -12,9 +11,9 @@ from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.atomic_files import shipped_json
 from treeopt.storage.json_records import RecordError, check_schema
-from treeopt.storage.typed_records import Count, Record, read_record
+from treeopt.storage.typed_records import Count, read_record
 
 Floats = NDArray[np.float64]
 MOST = 8  # devices of a node; constants were fitted for 2, 4 and 8
@@ -121,12 +120,6 @@ class Hardware:
     link: Link | None = None
 
 
-class HardwareFile(Record, frozen=True):
-    """A file of devices."""
-
-    devices: Annotated[tuple[Hardware, ...], Meta(min_length=1)]
-
-
 @cache
 def load_hardware() -> dict[str, Hardware]:
     """Return the shipped devices by name, in the order of data/hardware.json.
@@ -134,8 +127,8 @@ def load_hardware() -> dict[str, Hardware]:
     >>> load_hardware()["H200"].bandwidth
     4800000000000.0
     """
-    content = check_schema(json.loads(shipped("hardware.json").read_text("utf-8")), SCHEMA)
-    return {device.name: device for device in read_record(content, HardwareFile).devices}
+    content = check_schema(shipped_json("hardware.json"), SCHEMA)
+    return {device.name: device for device in read_record(content["devices"], tuple[Hardware, ...])}
 
 
 def find_hardware(name: str) -> Hardware:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.device_memory import HEAD_BYTES
 from simulate.model_sizes.forward_pass import Forward
-from simulate.roofline.data_sheets import Fitted, Hardware, fitted_for, stated_error
+from simulate.roofline.data_sheets import Fitted, Hardware, fitted_for
 from simulate.roofline.host_overhead import Overheads
 
 Floats = NDArray[np.float64]
@@ -93,10 +93,6 @@ class Kernels:
             CostError: says which constants are missing.
         """
         return fitted_for(self.device, self.like)
-
-    def error(self, rows: int, *, experts: bool = False, devices: int = 1) -> float:
-        """Return the stated error of forwards of `rows` rows, 95 %, as a share; see `stated_error`."""
-        return stated_error(self.device, rows, experts=experts, devices=devices)
 
     @property
     def head_bytes(self) -> float:

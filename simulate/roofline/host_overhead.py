@@ -1,6 +1,5 @@
 """Overheads of engines: host time and launches per step, drafted level, request, layer and exchange."""
 
-import json
 import math
 from dataclasses import dataclass, fields
 from functools import cache
@@ -9,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from treeopt.errors import UsageError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.atomic_files import shipped_json
 from treeopt.storage.json_records import check_schema
 from treeopt.storage.typed_records import Record, read_record
 
@@ -128,16 +127,10 @@ class OverheadRow(Record, frozen=True, kw_only=True):
         return recent and fits and self.devices[0] <= devices <= self.devices[1]
 
 
-class OverheadFile(Record, frozen=True):
-    """The table of engines' overheads; the first row that holds counts."""
-
-    rows: tuple[OverheadRow, ...]
-
-
 @cache
 def _rows() -> tuple[OverheadRow, ...]:
-    content = check_schema(json.loads(shipped("engine_overheads.json").read_text("utf-8")), SCHEMA)
-    return read_record(content, OverheadFile).rows
+    """Return the table of engines' overheads; the first row that holds counts."""
+    return read_record(check_schema(shipped_json("engine_overheads.json"), SCHEMA)["rows"], tuple[OverheadRow, ...])
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
-from simulate.roofline.data_sheets import MOST, ROWS_ERROR, Hardware, load_hardware
+from simulate.roofline.data_sheets import MOST, ROWS_ERROR, Hardware, load_hardware, stated_error
 from simulate.roofline.forward_time import Kernels, Split
 from simulate.roofline.host_overhead import Overheads
 from treeopt.cost_model import CostParts, StepShape
@@ -227,7 +227,7 @@ class Roofline:
         if self.observed_rows:
             return self.overheads.error + ROWS_ERROR * math.log2(max(1, rows / self.observed_rows))
         experts = bool(self.forward.routed or self.drafter.level.routed)
-        device = self.kernels.error(rows, experts=experts, devices=self.devices)
+        device = stated_error(self.device, rows, experts=experts, devices=self.devices)
         return math.hypot(device, self.overheads.error)
 
     def plain_s(self, *, batch: int, context: int | None = None) -> float:

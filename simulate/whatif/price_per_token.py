@@ -1,6 +1,6 @@
 """The price of a million tokens on devices rented by the hour: of each configuration, and the cheapest."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simulate.roofline.data_sheets import find_hardware
@@ -73,17 +73,10 @@ class Offer:
     million: Estimate | None
 
     @classmethod
-    def planned(cls, scenario: Scenario, *, price: float | None) -> "Offer":
-        """Return the price of the chosen configuration, the device being rented at `price` per hour."""
-        return cls._of(scenario, scenario.choice.name, scenario.choice.speedup, price)
-
-    @classmethod
-    def plain(cls, scenario: Scenario, *, price: float | None) -> "Offer":
-        """Return the price of decoding without speculation, the device being rented at `price` per hour."""
-        return cls._of(scenario, PLAIN, Estimate(1.0, 1.0, 1.0), price)
-
-    @classmethod
-    def _of(cls, scenario: Scenario, name: str, speedup: Estimate, price: float | None) -> "Offer":
+    def of(cls, scenario: Scenario, *, price: float | None, plain: bool = False) -> "Offer":
+        """Return the price of the choice or of plain decoding, the device being rented at `price` per hour."""
+        choice = scenario.choice
+        name, speedup = (PLAIN, Estimate(1.0, 1.0, 1.0)) if plain else (choice.name, choice.speedup)
         tpot_s = scenario.plain_s / speedup.value
         value = (price or 0.0) / HOUR_S * tpot_s / scenario.batch * MILLION
         million = None if price is None else in_logs(value, speedup.relative)
@@ -122,12 +115,12 @@ def cheapest(
         max_tpot_s: maximum seconds per token and sequence.
     """
 
-    def best(make: Callable[..., Offer], context: int) -> Offer | None:
+    def best(context: int, *, plain: bool) -> Offer | None:
         """Return the cheapest offer of one kind at one context."""
         fitting = [scenario for scenario in scenarios if scenario.context == context and scenario.fits is not False]
-        offers = [make(scenario, price=prices[scenario.device] if prices else None) for scenario in fitting]
+        offers = [Offer.of(s, price=prices[s.device] if prices else None, plain=plain) for s in fitting]
         quick = [offer for offer in offers if max_tpot_s is None or offer.tpot_s <= max_tpot_s]
         return min(quick, key=lambda o: o.tpot_s / o.batch * (prices[o.device] if prices else 1), default=None)
 
     contexts = dict.fromkeys(scenario.context for scenario in scenarios)
-    return tuple(Cheapest(c, max_tpot_s, best(Offer.planned, c), best(Offer.plain, c)) for c in contexts)
+    return tuple(Cheapest(c, max_tpot_s, best(c, plain=False), best(c, plain=True)) for c in contexts)

@@ -6,6 +6,7 @@ Also the acceptance from which a chain pays, and the largest batches that fit.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -251,16 +252,9 @@ def limits(scenarios: Sequence[Scenario]) -> Mapping[tuple[str, int], tuple[int 
     for device, context in dict.fromkeys((scenario.device, scenario.context) for scenario in scenarios):
         same = [scenario for scenario in scenarios if (scenario.device, scenario.context) == (device, context)]
         same.sort(key=lambda scenario: scenario.batch)
-        largest[device, context] = (
-            _last_that_holds([(scenario.batch, scenario.pays) for scenario in same]),
-            _last_that_holds([(scenario.batch, scenario.surely) for scenario in same]),
-        )
+        pays, surely = ([s.batch for s in takewhile(attrgetter(name), same)] for name in ("pays", "surely"))
+        largest[device, context] = (max(pays, default=None), max(surely, default=None))
     return largest
-
-
-def _last_that_holds(cells: Sequence[tuple[int, bool]]) -> int | None:
-    """Return the last batch size before the first that fails; None if the first one fails."""
-    return max((batch for batch, _ in takewhile(lambda cell: cell[1], cells)), default=None)
 
 
 def break_even(cost: CostModel, *, batch: int, depth: int, context: int | None = None) -> float | None:

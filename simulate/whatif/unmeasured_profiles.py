@@ -100,7 +100,7 @@ def _table(model: Roofline, batch: int, context: int, nodes: int, depth: int) ->
     )
 
 
-def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: int | None = None) -> Profile:
+def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: int) -> Profile:
     """Return the profile that the same models would have on another device at the same utilisation.
 
     A measured time is split into a fixed part (launches and host, as `measured_on` models them; never scaled) and the
@@ -113,7 +113,7 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
         profile: measured.
         measured_on: the models on the device that was measured.
         to: the same models on the other device.
-        context: tokens per sequence in the cache there; None: the profile's own range.
+        context: tokens per sequence in the cache there.
 
     Returns:
         A profile whose `relative_error` includes the error of the transfer: 10 % within a class of devices, 25 % across
@@ -125,26 +125,20 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
     """
     _check_comparable(measured_on, to)
     before = sum(profile.context) // 2
-    after = before if context is None else context
-    nearest_measured = min(max(after, profile.context[0]), profile.context[1])
-    carried = profile.batches if context is None else _nearest_tables(profile.batches, context)
-    errors = {
-        times.batch: _transfer_error(measured_on, to, batch=times.batch, seen=nearest_measured, context=after)
-        for times in carried
-    }
-    error = max(errors.values())
-    batches = []
-    for times in carried:
+    nearest_measured = min(max(context, profile.context[0]), profile.context[1])
+    batches, errors = [], []
+    for times in _nearest_tables(profile.batches, context):
         own = profile.relative_error if times.relative_error is None else times.relative_error
-        combined = math.hypot(own, errors[times.batch])
-        batches.append(_carry_table(times, measured_on, to, before, context, combined))
-    note = {"from": measured_on.label, "to": to.label, "relative_error": error, "context": [before, after]}
-    known_prefill = profile.prefill if nearest_measured == after else None
+        errors.append(_transfer_error(measured_on, to, batch=times.batch, seen=nearest_measured, context=context))
+        batches.append(_carry_table(times, measured_on, to, before, context, math.hypot(own, errors[-1])))
+    error = max(errors)
+    note = {"from": measured_on.label, "to": to.label, "relative_error": error, "context": [before, context]}
+    known_prefill = profile.prefill if nearest_measured == context else None
     return replace(
         profile,
         batches=tuple(batches),
         basis=None,
-        context=profile.context if context is None else (after, after),
+        context=(context, context),
         relative_error=math.hypot(profile.relative_error, error),
         meta={name: value for name, value in profile.meta.items() if name != "growths"} | {"transfer": note},
         prefill=_carry_prefill(known_prefill, measured_on, to) if known_prefill else None,
@@ -189,14 +183,12 @@ def _transfer_error(measured_on: Roofline, to: Roofline, *, batch: int, seen: in
 
 
 def _carry_table(
-    times: BatchTimes, measured_on: Roofline, to: Roofline, middle: int, context: int | None, error: float
+    times: BatchTimes, measured_on: Roofline, to: Roofline, middle: int, context: int, error: float
 ) -> BatchTimes:
     """Return the times of one batch size on the other device."""
     tokens, rest_s = zip(*times.rest, strict=True)
     depths, draft_s = zip(*times.draft, strict=True)
-    before = round(times.context) or middle
-    after = before if context is None else context
-    here, there = ({"batch": times.batch, "context": tokens} for tokens in (before, after))
+    here, there = ({"batch": times.batch, "context": c} for c in (round(times.context) or middle, context))
     plain = _scaled(times.plain_s, measured_on.plain(**here), to.plain(**there))
     rest = _scaled(rest_s, measured_on.verify(tokens, **here), to.verify(tokens, **there))
     draft = _scaled(draft_s, _chains(measured_on, depths, **here), _chains(to, depths, **there))
@@ -206,7 +198,7 @@ def _carry_table(
     commit = [_commit_s(model, **place) for model, place in ((measured_on, here), (to, there))]
     return replace(
         times,
-        context=times.context if context is None else float(context),
+        context=float(context),
         relative_error=error,
         errors=(),
         widths=tuple(zip(fed, widths.tolist(), strict=True)) if times.widths else (),

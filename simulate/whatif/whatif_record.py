@@ -136,7 +136,7 @@ def _cell(scenario: Scenario, prices: Mapping[str, float] | None) -> dict[str, A
         "speedup": asdict(choice.speedup),
         "relative_error": scenario.error,
         "break_even_acceptance": scenario.break_even,
-        "million": prices and asdict(Offer.planned(scenario, price=prices[scenario.device]))["million"],
+        "million": prices and asdict(Offer.of(scenario, price=prices[scenario.device]))["million"],
     }
 
 

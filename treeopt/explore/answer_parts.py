@@ -207,7 +207,7 @@ def _scenario(answer: Answer, entry: PlanEntry) -> Scenario:
 
 
 def _row(scenario: Scenario, price: float) -> Row:
-    planned, plain = Offer.planned(scenario, price=price), Offer.plain(scenario, price=price)
+    planned, plain = (Offer.of(scenario, price=price, plain=plain) for plain in (False, True))
     return Row(
         (
             number(scenario.batch),

@@ -2,12 +2,15 @@
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from treeopt.errors import visible
 from treeopt.storage.object_addresses import address_of, copy_object
@@ -87,3 +90,9 @@ def shipped(name: str) -> Path:
     package = Path(__file__).parent.parent
     installed = package / "data" / name
     return installed if installed.exists() else package.parent / "data" / name
+
+
+@cache
+def shipped_json(name: str) -> Any:
+    """Return the content of a JSON file shipped with treeopt."""
+    return json.loads(shipped(name).read_text("utf-8"))

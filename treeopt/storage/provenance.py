@@ -3,7 +3,6 @@
 Also reads stored provenance: nested keys, model identity and names, acceptance rule, assumptions.
 """
 
-import json
 import os
 import platform
 import shlex
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import visible
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.atomic_files import shipped_json
 
 # The acceptance rule of profiles and validations that do not record theirs.
 GREEDY = {"verification": "greedy", "temperature": 0.0}
@@ -204,11 +203,5 @@ def drafter_name(meta: Any) -> str | None:
 
 
 def _name(model: Any) -> str | None:
-    name = _shipped_names().get(str(look(model, "weights"))) or look(model, "name")
+    name = shipped_json(SHIPPED).get(str(look(model, "weights"))) or look(model, "name")
     return name if isinstance(name, str) and name else None
-
-
-@cache
-def _shipped_names() -> Mapping[str, str]:
-    names: dict[str, str] = json.loads(shipped(SHIPPED).read_text("utf-8"))
-    return names

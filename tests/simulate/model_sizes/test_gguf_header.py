@@ -7,10 +7,11 @@ import pytest
 from simulate.model_sizes.device_memory import DeviceMemory
 from simulate.model_sizes.drafter_kinds import no_work
 from simulate.model_sizes.forward_pass import Forward
-from simulate.model_sizes.gguf_header import BYTES as BYTES_OF_TYPES
+from simulate.model_sizes.gguf_header import MODEL_DATA
 from simulate.model_sizes.hf_config import context_limit
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
+from treeopt.storage.atomic_files import shipped_json
 
 HIDDEN, INNER, VOCAB, LAYERS = 64, 96, 320, 3
 Q4, Q8, F16 = (gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q8_0", "F16"))
@@ -63,8 +64,9 @@ def test_matrices_head_and_embedding_have_the_bytes_of_their_types(tmp_path):
 
 
 def test_bytes_of_types_are_the_librarys():
-    sizes = {int(kind): size / block for kind, (block, size) in gguf.GGML_QUANT_SIZES.items()}
-    assert {kind: BYTES_OF_TYPES[kind] for kind in sizes} == sizes
+    known = shipped_json(MODEL_DATA)["gguf"]["types"]
+    sizes = {str(int(kind)): size / block for kind, (block, size) in gguf.GGML_QUANT_SIZES.items()}
+    assert {kind: known[kind] / 256 for kind in sizes} == sizes
 
 
 def test_a_head_that_is_the_embedding_counts_once(tmp_path):

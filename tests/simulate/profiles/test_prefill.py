@@ -160,7 +160,7 @@ def test_predicted_prefill_is_a_forward_of_the_prompt(kind):
     assert float(bare.prefill(1, drafted=True).total_s) == 0
     own = model(kind)
     for window in (128, 512, 4096):  # it can only save
-        near = replace(own, target=replace(own.target, window=window))
+        near = replace(own, target=replace(own.target, window=window, groups=()))
         for n in (129, 2049, 9000):
             seen, all_ = (float(each.prefill(n, drafted=True).total_s) for each in (near, own))
             assert seen < all_ if n > 2 * window else seen == all_
@@ -174,18 +174,18 @@ def test_prefill_is_carried_over_with_its_utilisation():
     sizes = (1, 2, 300, 5000)
     read = [tuple((n, 2 * float(here.prefill(n, drafted=d).total_s) + (n == 1)) for n in sizes) for d in (False, True)]
     measured = replace(as_profile(replace(here, context=300)), prefill=Prefill(*read))
-    same = transfer(measured, measured_on=here, to=here).prefill
+    same = transfer(measured, measured_on=here, to=here, context=300).prefill
     assert np.array(same.plain) == pytest.approx(np.array(measured.prefill.plain))
     double = replace(
         there, device=replace(here.device, flops=2 * here.device.flops, bandwidth=2 * here.device.bandwidth)
     )
-    carried = transfer(measured, measured_on=here, to=double).prefill
+    carried = transfer(measured, measured_on=here, to=double, context=300).prefill
     for points, before in ((carried.plain, measured.prefill.plain), (carried.drafted, measured.prefill.drafted)):
         assert [n for n, _ in points] == list(sizes)
         assert all(s <= b for (_, s), (_, b) in zip(points, before, strict=True))
         assert points[0] == before[0]  # nothing is read
         assert 0.5 < points[-1][1] / before[-1][1] < 0.55  # little of it is fixed
-    assert transfer(replace(measured, prefill=None), measured_on=here, to=there).prefill is None
+    assert transfer(replace(measured, prefill=None), measured_on=here, to=there, context=300).prefill is None
     for context in (250, 8192):  # measured from 200 to 400 tokens: nobody knows longer prompts
         found = transfer(measured, measured_on=here, to=double, context=context).prefill
         assert found == (carried if context == 250 else None)

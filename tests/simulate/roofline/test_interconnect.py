@@ -12,7 +12,7 @@ from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile
-from simulate.roofline.data_sheets import Link, find_hardware, own_hardware
+from simulate.roofline.data_sheets import Link, find_hardware, own_hardware, stated_error
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.unmeasured_profiles import transfer
@@ -172,12 +172,13 @@ def test_times_of_several_devices_are_carried_over_with_the_error_of_several():
     cost = roofline(device=PAIR, devices=2)
     rest = cost.verify([1, 17], batch=1, context=512).total_s
     times = BatchTimes(1, cost.plain_s(batch=1), ((1, 1.0),), ((1, rest[0]), (17, rest[1])))
-    found = transfer(Profile((times,), (512, 512), 0.03), measured_on=cost, to=roofline(device=there, devices=2))
+    there = roofline(device=there, devices=2)
+    found = transfer(Profile((times,), (512, 512), 0.03), measured_on=cost, to=there, context=512)
     assert found.relative_error == pytest.approx(np.hypot(0.03, 0.25))
     told = found.meta["transfer"]
     assert (told["from"], told["to"], told["relative_error"]) == ("2 x toy", "2 x other", 0.25)
     with pytest.raises(CostError, match="times of toy cannot be carried over to 2 x toy: their exchange between"):
-        transfer(None, measured_on=roofline(device=PAIR), to=cost)
+        transfer(None, measured_on=roofline(device=PAIR), to=cost, context=512)
 
 
 # Tokens of context in the mean and milliseconds between tokens of one request, Llama-3.3-70B in fp8 on 2 x H100, NIM
@@ -191,4 +192,4 @@ def test_measured_plain_steps_of_two_devices_are_within_the_stated_error(context
     predicted_ms = 1e3 * cost.plain_s(batch=1)
     assert predicted_ms == pytest.approx(measured_ms, rel=0.13)
     assert predicted_ms < measured_ms
-    assert cost.kernels.error(2, devices=2) == pytest.approx(np.hypot(0.1, 0.1))
+    assert stated_error(cost.device, 2, devices=2) == pytest.approx(np.hypot(0.1, 0.1))

@@ -23,7 +23,7 @@ def scenario(device, batch, *, plain_s, speedup=1.25, context=512, fits=None):
 def test_a_million_tokens_cost_what_the_device_does_meanwhile():
     """Of 8 sequences in steps of 20 ms: 400 tokens a second, 1.44 million an hour."""
     here = scenario("x", 8, plain_s=0.02)
-    plain, planned = Offer.plain(here, price=3.6), Offer.planned(here, price=3.6)
+    plain, planned = Offer.of(here, price=3.6, plain=True), Offer.of(here, price=3.6)
     assert plain.million == Estimate(*[pytest.approx(3.6 / 1.44)] * 3)
     assert plain.tpot_s == 0.02
     assert planned.million.value == pytest.approx(3.6 / 1.44 / 1.25)

@@ -199,7 +199,8 @@ def test_lookup_takes_the_host_once_and_the_device_never(of_kind, tmp_path):
     assert [seconds for _, seconds in table.draft] == [Overheads().level_s] * 3
     here = replace(table, draft=((1, 3e-4), (3, 4e-4)), widths=((1, 0.0), (4, 1e-5)))
     profile = Profile((here,), (512, 512), 0.01)
-    (there,) = transfer(profile, measured_on=nothing, to=replace(nothing, device=find_hardware("l40s"))).batches
+    other = replace(nothing, device=find_hardware("l40s"))
+    (there,) = transfer(profile, measured_on=nothing, to=other, context=512).batches
     assert there.draft == here.draft
     assert there.widths == here.widths
     assert there.plain_s > here.plain_s
