@@ -21,7 +21,7 @@ from executor.decoding.request_queue import RequestQueue, limit_each
 from executor.decoding.static_growth import Growth, StaticGrowth
 from executor.decoding.step_results import Gathered, Generation, Step
 from executor.device import Clock, Mark, elapsed_s, fits_device, free_bytes
-from executor.drafters.base.drafter import Drafter
+from executor.drafters.base.drafter import Drafter, history_of
 from executor.target.architectures import check_chain
 from executor.target.kv_cache import TreeCache
 from executor.target.positions import looks_at_positions
@@ -188,9 +188,10 @@ class Decoder:
             _check_graphs(target, drafter, tree)
         self.target, self.tree, self.batch, self.graphs = target, tree, batch, graphs
         self.drafter = drafter if tree.nodes else None
+        self._history = history_of(self.drafter, batch)
         self.rule: Rule = Greedy() if rule is None else rule
         on_cpu = target.device.type == "cpu"
-        self.late = (0 if on_cpu else 1) if late is None else late
+        self.late = (0 if on_cpu or self._history is not None else 1) if late is None else late
         self.bucket = BUCKETS.get(target.device.type, BUCKET)
         self._graphs: Graphs | None = None
         adaptive = on_cpu and not self.late
@@ -281,6 +282,8 @@ class Decoder:
                 last = _LastStep(1 + max(count for count, *_ in outcome), all(fed >= 0 for _, fed, *_ in outcome))
             emitted = queue.settle(step.requests, outcome)
             rows.leave(queue.idle_lengths(emitted.ended))
+            if self._history is not None and emitted.ended[0]:
+                self._history.write(queue.output(0))
             admit_s, draft_s, rest_s = step.marks.seconds
             if not clock.queued:
                 rest_s += time.perf_counter() - arrived

@@ -140,6 +140,10 @@ class RequestQueue:
             row.request, row.length, row.in_flight = -1, row.idle_length, 0
         return request, tokens, min(accepted, len(tokens)), drafted, ended
 
+    def output(self, row: int) -> Sequence[int]:
+        """Return what the row's last request has written."""
+        return self._rows[row].tokens
+
     def idle_lengths(self, ended: Sequence[bool]) -> dict[int, int]:
         """Return the rows whose requests ended, and the length at which each stays."""
         return {i: self._rows[i].idle_length for i, over in enumerate(ended) if over}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from executor.decoding.decoder import Decoder
-from executor.drafters.base.drafter import Drafter
+from executor.drafters.base.drafter import Drafter, history_of
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.models.fingerprint import compute_as_recorded, device_name, identity, run_provenance, tokens_hash
 from executor.prompts.prompt_files import Prompt
@@ -56,18 +56,28 @@ def recorder(
     _check_prompts(tokens, target, drafter, recording.new_tokens)
     size, computes_as = SHARD * recording.batch, [None]
     known = written if texts is None else _given_texts(texts, tokens, recording)
+    history = history_of(drafter)
+    known = {} if known is None and history is not None else known
+
+    def shard_from(start: int) -> _Shard:
+        part = slice(start, start + size)
+        return _Shard(target, drafter, recording, prompts[part], tokens[part], start, progress)
+
+    def texts_from(start: int) -> list[list[int]]:
+        written_here = known.get(start) if known is not None else None
+        if written_here is None:
+            written_here = shard_from(start).write()
+            if known is not None:
+                known[start] = written_here
+        return written_here
 
     def record(start: int, meta: Mapping[str, Any] | None = None) -> Trace:
         if meta is not None and computes_as != [meta.get("provenance")]:
             computes_as[:] = [meta.get("provenance")]
             compute_as_recorded(target, drafter, *computes_as)
-        part = slice(start, start + size)
-        shard = _Shard(target, drafter, recording, prompts[part], tokens[part], start, progress)
-        if known is None:
-            return shard.record(shard.write())
-        if start not in known:
-            known[start] = shard.write()
-        return shard.record(known[start])
+        if history is not None and history.requests != start:  # a run that is resumed, or another worker's shards
+            history.remember(text for first in range(0, start, size) for text in texts_from(first))
+        return shard_from(start).record(texts_from(start))
 
     return Head(_meta(target, drafter, tokens, recording), asdict(recording), len(tokens), size), record
 

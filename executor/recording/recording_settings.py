@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from executor.decoding.decoder import check_abstaining
-from executor.drafters.base.drafter import Drafter, usual_depth
+from executor.drafters.base.drafter import Drafter, history_of, usual_depth
 from executor.recording.record_candidates import check_candidates, confidence_source
 from executor.recording.sibling_acceptance import source_of
 from executor.recording.teacher_forced import PassSettings
@@ -104,6 +104,7 @@ class Recording:
             limit = f"{target.vocabulary} (the vocabulary)" if target.vocabulary <= MAX_WIDTH else f"{MAX_WIDTH}"
             raise ExecutorError(f"width must be in 1..{limit}, got {self.width}")
         rule = self.rules(target, 0).verifying
+        history_of(drafter, self.batch)
         if drafter.abstains:
             check_abstaining(drafter.kind, rule, dynamic=self.candidates is not None)
             for name in ("probabilities", "confidences"):

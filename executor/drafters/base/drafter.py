@@ -13,6 +13,7 @@ from torch import Tensor
 from executor.device import to_device
 from executor.target.causal_model import Taps
 from executor.target.target_model import Target
+from treeopt.errors import UsageError
 
 USUAL_DEPTH = 8  # a language model has no limit of its own
 
@@ -207,6 +208,21 @@ def mask_token(target: Target) -> int:
     config = target.model.config.get_text_config()
     end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
     return int(config.pad_token_id or end or 0)
+
+
+def history_of(drafter: Drafter | None, batch: int = 1) -> Any:
+    """Return the drafter's `history`, the outputs of requests before; None if it reads none.
+
+    Raises:
+        UsageError: a batch of several requests.
+    """
+    history = getattr(drafter, "history", None)
+    if history is not None and batch > 1:
+        raise UsageError(
+            f"{drafter.kind if drafter else ''} reads the outputs of earlier requests, and which are earlier depends "
+            "on the batch: take one request at a time, batch 1"
+        )
+    return history
 
 
 def usual_depth(drafter: Drafter) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.drafters.base.drafter import Admitted, Committed, Drafter, Forced
+from executor.drafters.base.drafter import Admitted, Committed, Drafter, Forced, history_of
 from executor.target.causal_model import Taps
 from executor.target.target_model import Target
 
@@ -51,6 +51,11 @@ class Combined(nn.Module):
     def facts(self) -> Mapping[str, Any]:
         """See `Drafter.facts`."""
         return {"first": self.first.kind, "second": self.second.kind}
+
+    @property
+    def history(self) -> Any:
+        """See `history_of`."""
+        return history_of(self.first)
 
     @property
     def settings(self) -> Mapping[str, Any]:

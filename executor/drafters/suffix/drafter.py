@@ -9,18 +9,22 @@ Of equally frequent tokens Arctic takes the first of a list: a token that gains 
 overtakes, and of a count that others have already, it comes last if others had its own former count and stood before
 it, else first (`Node.count_child`).
 
-Left out: Arctic's tree of other requests' outputs, whose content depends on their order (in vLLM
-`suffix_decoding_max_cached_requests` 0); the draft is cut at the end of a request.
+A second trie may hold the outputs of requests before and of the running one (`EarlierOutputs`; in vLLM
+`suffix_decoding_max_cached_requests`). Its proposal counts where the sum is larger. What is before depends on the order
+of requests, so they are decoded and recorded one at a time.
+
+Left out: Arctic's trees, best first by probability, which vLLM 0.32 does not ask for: each step has one of its own
+shape, for which no ranks can be recorded. The draft is cut at the end of a request.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from executor.drafters.base.drafter import Forced
+from executor.drafters.base.drafter import Admitted, Forced
 from executor.drafters.prompt_lookup.drafter import TextDrafter, TextState
 from executor.drafters.prompt_lookup.engine_rules import NOTHING, one_token
 from executor.target.target_model import Target
@@ -58,30 +62,64 @@ class Node:
                 self.after.insert(place, self.after.pop(at))
         return child
 
+    def forget_child(self, token: int) -> "Node | None":
+        """Count one occurrence of `token` less; return the longer piece, None if it is gone or never was."""
+        child = self.children.get(token)
+        if child is None:
+            return None
+        self.after.remove(token)
+        if child.count == 1:
+            del self.children[token]
+            return None
+        fewer = (place for place, other in enumerate(self.after) if self.children[other].count < child.count)
+        self.after.insert(next(fewer, len(self.after)), token)  # last of its former count, first of the next
+        child.count -= 1
+        return child
+
 
 class SuffixTrie:
-    """The pieces of one text, which grows at its end."""
+    """The pieces of texts, which grow at their ends.
+
+    Attributes:
+        texts: the texts by number.
+    """
 
     def __init__(self) -> None:
         """Begin with no text."""
-        self.tokens: list[int] = []
+        self.texts: dict[int, list[int]] = {}
         self._root = Node()
-        self._ends: list[Node] = []  # the last tokens' pieces, longest first
+        self._ends: dict[int, list[Node]] = {}  # the last tokens' pieces, longest first
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
+    def extend(self, tokens: Sequence[int], number: int = 0) -> None:
+        """Append tokens to a text."""
+        text, ends = self.texts.setdefault(number, []), self._ends.get(number, [])
         for token in tokens:
-            self._ends = [node.count_child(token) for node in [*self._ends, self._root][-DEPTH:]]
-            self.tokens.append(token)
+            ends = [node.count_child(token) for node in [*ends, self._root][-DEPTH:]]
+            text.append(token)
+        self._ends[number] = ends
 
-    def propose(self, most: int) -> list[int]:
-        """Return the tokens that are likely next, at most `most`."""
+    def remove(self, number: int) -> None:
+        """Forget a text."""
+        text = self.texts.pop(number, [])
+        self._ends.pop(number, None)
+        for start in range(len(text)):
+            node: Node | None = self._root
+            for token in text[start : start + DEPTH]:
+                node = node.forget_child(token) if node is not None else None
+
+    def propose(self, last: Sequence[int], most: int) -> tuple[list[int], np.float32]:
+        """Return the tokens that are likely next after the last ones, at most `most`, and the sum of probabilities."""
         best, best_score = list[int](), np.float32(0)
-        for match in range(1, min(len(self.tokens), DEPTH)):
-            tokens, score = self._continued(self._ends[-match], min(most, match))
+        for match in range(1, min(len(last), DEPTH)):
+            node: Node | None = self._root
+            for token in last[-match:]:
+                node = node.children.get(token) if node is not None else None
+            if node is None:
+                break
+            tokens, score = self._continued(node, min(most, match))
             if score >= best_score:
                 best, best_score = tokens, score
-        return best
+        return best, best_score
 
     def _continued(self, node: Node, most: int) -> tuple[list[int], np.float32]:
         tokens, probability, score = list[int](), np.float32(1), np.float32(0)
@@ -95,18 +133,76 @@ class SuffixTrie:
         return tokens, score
 
 
+class EarlierOutputs:
+    """The outputs of the last requests, the running one included; the oldest leaves first.
+
+    Attributes:
+        kept: most outputs.
+        requests: number of requests so far.
+        trie: the pieces of the outputs.
+    """
+
+    def __init__(self, kept: int) -> None:
+        """Begin with no request."""
+        self.kept, self.requests, self.trie = kept, 0, SuffixTrie()
+
+    def begin(self) -> None:
+        """Begin the next request."""
+        self.requests += 1
+        self.trie.remove(self.requests - self.kept)
+
+    def write(self, output: Sequence[int]) -> None:
+        """Take in the running request's output, as far as it is written."""
+        self.trie.extend(output[len(self.trie.texts.get(self.requests, ())) :], self.requests)
+
+    def remember(self, outputs: Iterable[Sequence[int]]) -> None:
+        """Forget all requests, then take in these."""
+        self.requests, self.trie = 0, SuffixTrie()
+        for output in outputs:
+            self.begin()
+            self.write(output)
+
+
 class Suffix(TextDrafter):
-    """Proposes a continuation of at most `most` tokens, or nothing."""
+    """Proposes a continuation of at most `most` tokens, or nothing.
+
+    Attributes:
+        history: outputs of requests before; None if only the text itself is read.
+    """
 
     kind = "suffix"
     abstains = True
 
-    def __init__(self, most: int = DEPTH) -> None:
-        """Propose at most `most` tokens, Arctic's K."""
+    def __init__(self, most: int = DEPTH, kept: int = 0) -> None:
+        """Propose at most `most` tokens, Arctic's K; `kept` outputs are remembered."""
         super().__init__()
-        self.max_depth = most
-        self.settings: Mapping[str, Any] = {"most": most}
+        self.max_depth, self.history = most, EarlierOutputs(kept) if kept else None
+        self.settings: Mapping[str, Any] = {"most": most, **self.facts}
         self._tries: dict[int, SuffixTrie] = {}
+        self._prompt = 0
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """See `Drafter.facts`."""
+        return {} if self.history is None else {"cached_requests": self.history.kept}
+
+    def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> TextState:
+        """Forget earlier runs; see `Drafter.begin`."""
+        if self.history is not None:
+            self.history.remember(())
+        return super().begin(target, batch, depth, length, capacity)
+
+    def admit(self, state: TextState, admitted: Admitted) -> None:
+        """See `Drafter.admit`."""
+        super().admit(state, admitted)
+        for row, text in zip(admitted.numbers, admitted.texts, strict=True):
+            self._start(row, len(text))
+
+    def _start(self, row: int, prompt: int) -> None:
+        self._tries.pop(row, None)
+        self._prompt = prompt
+        if self.history is not None:
+            self.history.begin()
 
     @torch.no_grad()
     def level(self, state: TextState, tokens: Tensor, parents: Tensor) -> Tensor:
@@ -124,29 +220,43 @@ class Suffix(TextDrafter):
     ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`; at row t the text ends with the root x_{t+1} at every depth."""
         anchors = torch.arange(tokens.shape[1]).expand(tokens.shape) if rows is None else rows
-        texts = enumerate(zip(tokens.tolist(), anchors.tolist(), strict=True))
-        drafts = [[self._proposed(row, text[: at + 2], depth) for at in some] for row, (text, some) in texts]
-        proposed = torch.tensor(drafts, device=tokens.device)
+        proposed = torch.tensor(self.drafts(tokens, anchors, depth), device=tokens.device)
         for k in range(depth):
             yield Forced(one_token(proposed[..., k], target.vocabulary))
+
+    def drafts(self, tokens: Tensor, anchors: Tensor, depth: int) -> list[list[list[int]]]:
+        """Return what is proposed at each row's anchors; before the first stands the row's prompt."""
+        drafts = list[list[list[int]]]()
+        for row, (text, some) in enumerate(zip(tokens.tolist(), anchors.tolist(), strict=True)):
+            self._start(row, some[0] + 2)
+            drafts.append([self._proposed(row, text[: at + 2], depth) for at in some])
+        return drafts
 
     def _proposed(self, row: int, text: list[int], depth: int) -> list[int]:
         """Return what is proposed after a text, `depth` tokens, NOTHING after the last; a row's text mostly grows."""
         trie = self._tries.get(row)
-        if trie is None or text[: len(trie.tokens)] != trie.tokens:
+        if trie is None:
             trie = self._tries[row] = SuffixTrie()
-        trie.extend(text[len(trie.tokens) :])
-        found = trie.propose(self.max_depth)[:depth]
-        return found + [NOTHING] * (depth - len(found))
+        trie.extend(text[len(trie.texts.get(0, ())) :])
+        found, score = trie.propose(text[-DEPTH:], self.max_depth)
+        if self.history is not None:
+            self.history.write(text[self._prompt :])
+            earlier, larger = self.history.trie.propose(text[-DEPTH:], self.max_depth)
+            found = earlier if larger > score else found
+        return found[:depth] + [NOTHING] * (depth - len(found))
 
 
 def suffix_drafter(name: str, target: Target) -> Suffix:
-    """Return the drafter of `suffix` or `suffix:K`; see `DrafterKind.named`.
+    """Return the drafter of `suffix`, `suffix:K` or `suffix:K:N` (N earlier outputs); see `DrafterKind.named`.
 
     Raises:
         UsageError: another name.
     """
-    _, colon, most = name.partition(":")
-    if colon and not (most.isdecimal() and 1 <= int(most) <= DEPTH):
-        raise UsageError(f"{name}: must be suffix or suffix:K with K in 1..{DEPTH}, such as suffix:8")
-    return Suffix(int(most) if colon else DEPTH)
+    _, *numbers = name.split(":")
+    if (
+        len(numbers) > 2
+        or not all(each.isdecimal() for each in numbers)
+        or not 1 <= int(numbers[0] if numbers else 1) <= DEPTH
+    ):
+        raise UsageError(f"{name}: must be suffix, suffix:K with K in 1..{DEPTH}, or suffix:K:N with N earlier outputs")
+    return Suffix(*map(int, numbers))

@@ -65,9 +65,10 @@ def write(job: ExportJob) -> Export:
     if job.method in ("ngram", "ngram_gpu"):
         job.notes += _lookup_notes(job.kind)
     if job.method == "suffix":
+        kept = look(job.plan.meta, "trace", "drafter", "cached_requests") or 0
         job.notes.append(
-            "treeopt's suffix decoding reads a request's own text: suffix_decoding_max_cached_requests 0 makes vLLM do "
-            "the same, without it earlier outputs are read too"
+            f"the trace was recorded with suffix_decoding_max_cached_requests {kept}: give it to vLLM, which otherwise "
+            "reads 10000 earlier outputs"
         )
     slots = look(job.plan.meta, "trace", "drafter", "slots")
     if job.method == "dflash" and slots not in (None, longest + 1):
