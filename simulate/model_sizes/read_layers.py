@@ -150,6 +150,8 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes) -> dict[str, Any]:
                 f"model_type {name!r:.80} has no price, and {missing[0]} is missing: {OWN_SWEEP}, {BY_HAND}"
             )
         notes.append(f"model_type {name!r:.80} is not known: its layers are counted by the usual names of fields alone")
+        if not family.gated:
+            notes.append(f"MLPs are taken to have no gate, as those with hidden_act {text['hidden_act']!r:.80} mostly do")
     if absent := [required for required in family.requires if required not in text]:
         raise CostError(f"{absent[0]} must be given for model_type {name}")
     fields = _Fields(text, family)
