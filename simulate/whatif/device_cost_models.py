@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from simulate.model_sizes.device_memory import SHARE, DeviceMemory
 from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_by_layers, kind_of_drafter
 from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, parsed, text_part
 from simulate.model_sizes.model_shape import Shape
@@ -176,15 +177,10 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
     sizes: dict[str, Any] = {name: value for name, value in bytes_of.items() if value is not None}
     sizes |= {name: size for name, size in (settings.sizes or {}).items() if name == SPREAD}
 
-    def overheads(devices: int) -> Overheads:
-        if settings.engine is None:
-            return Overheads()
-        assert settings.kind is not None
-        engine, _, version = settings.engine.partition("==")
-        return Overheads.of(engine, kind=settings.kind, version=version or None, devices=devices)
-
     def roofline(devices: Counted, option: str = "--hardware") -> Roofline:
-        host = overheads(devices.count)
+        engine, _, version = (settings.engine or "").partition("==")
+        how: dict[str, Any] = {"kind": settings.kind, "version": version or None, "devices": devices.count}
+        host = Overheads.of(engine, **how) if engine else Overheads()
         try:
             degrees: dict[str, Any] = {"devices": devices.count, "tensor": devices.tensor}
             return Roofline(shape, drafts, devices.device, like=known, overheads=host, **degrees, **sizes)
@@ -204,7 +200,12 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
             cost = None
             if profile is not None:
                 cost = transfer(profile, measured_on=roofline(source[0], "--measured-on"), to=model, context=context)
-            places.append(Place.of(model, context=context, heads=heads, memory=settings.memory, cost=cost))
+            limit = settings.memory
+            total, share = (model.device.memory_bytes, SHARE) if limit is None else (limit * 1e9, 1.0)
+            names = ("weight_bytes", "draft_bytes", "kv_bytes", "devices", "tensor")
+            taken: dict[str, Any] = {name: getattr(model, name) for name in names}
+            held = DeviceMemory.of(shape, drafts, context=context, heads=heads, total=total, share=share, **taken)
+            places.append(Place(model, context, model if cost is None else cost, held))
     return places, warnings
 
 

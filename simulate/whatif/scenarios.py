@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.model_sizes.device_memory import SHARE, DeviceMemory
+from simulate.model_sizes.device_memory import DeviceMemory
 from simulate.paper_formulas import expected_tau
 from simulate.roofline.roofline_model import Roofline
 from treeopt.cost_model import CostModel, StepShape
@@ -87,30 +87,6 @@ class Place:
     def device(self) -> str:
         """The name of the device or devices."""
         return self.model.label
-
-    @classmethod
-    def of(
-        cls, model: Roofline, *, context: int, heads: int, memory: float | None = None, cost: CostModel | None = None
-    ) -> "Place":
-        """Return the place of a roofline's device, models and predicted step times.
-
-        Args:
-            model: target, drafter and device, or several devices.
-            context: tokens per sequence in the cache.
-            heads: heads of a drafter that has one for each depth.
-            memory: GB that the engine may take of each device; None: its usual share of the data sheet's.
-            cost: other step times of that device, instead of the roofline's.
-        """
-        held = DeviceMemory.of(
-            model.target,
-            model.drafter,
-            context=context,
-            heads=heads,
-            total=model.device.memory_bytes if memory is None else memory * 1e9,
-            share=SHARE if memory is None else 1.0,
-            **{name: getattr(model, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes", "devices", "tensor")},
-        )
-        return cls(model, context, model if cost is None else cost, held)
 
 
 def explore(
