@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,12 @@ def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp | S
     """
     found = prefixes(stored)
     stated = layer_fields(stored).get("num_nextn_predict_layers")
-    if len({family for family, _ in found}) != 1 or (stated or len(found)) != len(found):
+    numbers = [int(each) for _, prefix in found for each in re.findall(r"\d+", prefix)[-1:]]
+    apart = any(after - before != 1 for before, after in pairwise(numbers))
+    if apart or len({family for family, _ in found}) != 1 or (stated or len(found)) != len(found):
         raise ExecutorError(
             f"{stored.path}: {counted(len(found), 'MTP module')}, num_nextn_predict_layers is {stated!r:.40}: needed "
-            "are as many, of one family"
+            "are as many, of one family, numbered without a gap"
         )
     if not within:
         _check_fields(stored, target)
