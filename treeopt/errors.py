@@ -23,7 +23,10 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 # What stands before a host: pathlib makes one slash of two, and a name with a password is not shown.
 ADDRESS = re.compile(r"\b(?!file:)([a-z][a-z0-9+.-]{1,20}):/+(?:[^\s/@]*@)?(?=[^\s/])")
 LONG_WORD = re.compile(r"(\S{200})\S{100,}(\S{80})")
-SHOWN = 3  # names of a list in a message
+SHOWN = 3  # names of a list, or last lines of a log, in a message
+LOG_LINE = 300  # characters of a line of a log
+TRACEBACK = "Traceback (most recent call last)"
+RAISED = re.compile(r"\b[\w.]*(?:Error|Exception)\b: .+")  # the last line of a traceback
 
 
 class TreeoptError(Exception):
@@ -121,6 +124,24 @@ def shorten(items: Sequence[str], lead: str = "") -> str:
     """
     others = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
     return f"{lead}{', '.join(items[:SHOWN])}{others}" if items else ""
+
+
+def root_cause(log: str) -> str:
+    r"""Return what a log names as the first cause of its failure, else its last lines, as one line.
+
+    That is the error of the first traceback: what follows it, often in another process, says that something failed.
+    Without a traceback it is the last line that names an error.
+
+    >>> root_cause("Traceback (most recent call last):\nValueError: no memory\nRuntimeError: the engine failed")
+    'ValueError: no memory'
+    >>> root_cause("loading the model " * 2)
+    'loading the model loading the model'
+    """
+    lines = [line.strip()[:LOG_LINE] for line in log.splitlines() if line.strip()]
+    begin = next((place for place, line in enumerate(lines) if TRACEBACK in line), len(lines))
+    raised = next((found[0] for line in lines[begin:] if (found := RAISED.search(line))), None)
+    errors = [line for line in lines if "error" in line.lower() and "%" not in line]
+    return raised or " | ".join(dict.fromkeys(errors[-1:] or lines[-SHOWN:]))
 
 
 class _Brief(reprlib.Repr):

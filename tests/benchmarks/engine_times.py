@@ -42,6 +42,7 @@ class Case:
         servers: servers that may be alive at a time; None: treeopt steps the engine.
         trees: dynamic trees, measured beside the best chain and the best tree; none: chains.
         lengths: of the chains that are predicted and measured.
+        python: interpreter below `.engines`; "": the engine's.
     """
 
     engine: str
@@ -54,6 +55,7 @@ class Case:
     servers: int | None = 1
     trees: tuple[str, ...] = ()
     lengths: tuple[int, ...] = (1, 2, 3, 4, 5)
+    python: str = ""
 
     @property
     def folder(self) -> Path:
@@ -79,11 +81,20 @@ def dflash(length: int) -> Case:
     return Case("vllm", SHIPPED, "", name, "", "dflash", servers=None, lengths=(length,))
 
 
+def suffix(length: int) -> Case:
+    """Return the case of suffix decoding of at most `length` tokens, which decides what it proposes."""
+    name, own_text = f"suffix:{length}", '{"method": "suffix", "suffix_decoding_max_cached_requests": 0}'
+    python = "vllm-suffix/bin/python"
+    return Case("vllm", SHIPPED, "", name, None, own_text, servers=None, lengths=(length,), python=python)
+
+
 CASES = {
     "eagle3-vllm": Case("vllm", SHIPPED, "", EAGLE3, "eagle3-vllm", "eagle3", UNI, 6),
     "p-eagle-vllm": Case("vllm", SHIPPED, "", shipped("models/stdlib-p-eagle"), "", PARALLEL, UNI, 6),
     "dflash-3-vllm": dflash(3),
     "dflash-7-vllm": dflash(7),
+    "suffix-3-vllm": suffix(3),
+    "suffix-8-vllm": suffix(8),
     "eagle3-llama.cpp": Case("llama.cpp", SHIPPED, "gguf", EAGLE3, "gguf", "draft-eagle3", "", 6),
     "eagle3-openvino": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None),
     "eagle3-openvino-trees": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None, trees=TREES),
@@ -117,7 +128,7 @@ def converted(model: Path, layout: str | Path, folder: Path, case: Case) -> Path
 def common(case: Case, folder: Path) -> list[str]:
     """Return the options that the commands share."""
     setup = SETUPS[case.engine]
-    options = ["--engine", case.engine, "--engine-python", str(ENGINES / setup.python)]
+    options = ["--engine", case.engine, "--engine-python", str(ENGINES / (case.python or setup.python))]
     options += [] if case.servers is None else ["--servers", str(case.servers)]
     options += ["--engine-args", f"{setup.arguments} {case.arguments}".strip(), "--target", str(case.target)]
     options += ["--engine-target", str(converted(case.target, case.layout, folder, case))]
@@ -199,7 +210,9 @@ def treeopt(arguments: Sequence[str | Path]) -> None:
 def main(names: Sequence[str], requests: int, rounds: int, models: Path, output: Path) -> None:
     """Check predictions of NAMES, by default of all cases whose engine is set up."""
     os.environ |= ENVIRONMENT
-    names = names or [name for name, case in CASES.items() if (ENGINES / SETUPS[case.engine].python).exists()]
+    names = names or [
+        name for name, case in CASES.items() if (ENGINES / (case.python or SETUPS[case.engine].python)).exists()
+    ]
     for name in names:
         run_case(name, output, models.absolute(), requests=requests, rounds=rounds)
 

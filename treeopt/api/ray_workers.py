@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from treeopt.api.messages import LOG
-from treeopt.engines.connections.servers import root_cause
-from treeopt.errors import ExecutorError, TreeoptError, UsageError, counted
+from treeopt.errors import ExecutorError, TreeoptError, UsageError, counted, root_cause
 from treeopt.settings import Settings, setting
 from treeopt.storage.hub_models import folder_name
 
@@ -242,7 +241,9 @@ def _connect(address: str, folder: str) -> None:
             socket.create_connection((host, int(port)), CONNECT_S).close()  # Ray itself waits for two minutes
         ray.init(address, **how, log_to_driver=False, logging_level=logging.CRITICAL)
     except (OSError, RuntimeError, ValueError, OverflowError, SystemExit, ray.exceptions.RayError) as error:
-        raise UsageError(f"--ray {address}: cannot connect: {' '.join(str(error).split()):.300}") from error
+        reason = f"{' '.join(str(error).split()):.300}"
+        token = "; a cluster that asks for a token needs RAY_AUTH_MODE=token" if "to Ray cluster" in reason else ""
+        raise UsageError(f"--ray {address}: cannot connect: {reason}{token}") from error
 
 
 def _result(reference: Any) -> Any:

@@ -15,7 +15,7 @@ from executor.recording.record_candidates import candidate_trees
 from executor.recording.teacher_forced import Texts
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import Requests
-from executor.validation.compare_live import compare
+from executor.validation import compare
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from simulate.validation.predicted_vs_measured import Figures, comparison_record

@@ -128,7 +128,9 @@ def _lines(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
     def lines() -> None:
         while not over.wait(LINES_S):
-            click.echo(f"{label}: {sum(pieces_done)} of {total}", err=True)
+            done = sum(pieces_done)
+            planned = f" of {total}" if done <= total else f", {done - total} more than planned"
+            click.echo(f"{label}: {done}{planned}", err=True)
 
     printer = Thread(target=lines, daemon=True)
     printer.start()

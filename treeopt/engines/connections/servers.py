@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -20,16 +19,12 @@ from treeopt.engines.connections import engine_supervisor
 from treeopt.engines.connections.completions_client import CompletionsClient, in_flight
 from treeopt.engines.connections.worker_process import kept_log
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
-from treeopt.errors import EngineError, EngineStartError, UsageError
+from treeopt.errors import EngineError, EngineStartError, UsageError, root_cause
 
 POLL_S = 0.2
 STOP_S = engine_supervisor.GRACE_S + 10
 ENDING_S = 1.0  # from a broken connection until the end of a server that died is noticed
-SHOWN = 3  # last lines of a log in an error message
-LONGEST = 300  # characters of one of them
 LOG = "engine.log"
-TRACEBACK = "Traceback (most recent call last)"
-RAISED = re.compile(r"\b[\w.]*(?:Error|Exception)\b: .+")  # the last line of a traceback
 
 
 class ServerProcess:
@@ -278,24 +273,6 @@ class LaunchedServers(ABC):
         except EngineError:
             server.process.check(after_s=ENDING_S)
             raise
-
-
-def root_cause(log: str) -> str:
-    r"""Return what a log names as the first cause of its failure, else its last lines, as one line.
-
-    That is the error of the first traceback: what follows it, often in another process, says that something failed.
-    Without a traceback it is the last line that names an error.
-
-    >>> root_cause("Traceback (most recent call last):\nValueError: no memory\nRuntimeError: the engine failed")
-    'ValueError: no memory'
-    >>> root_cause("loading the model " * 2)
-    'loading the model loading the model'
-    """
-    lines = [line.strip()[:LONGEST] for line in log.splitlines() if line.strip()]
-    begin = next((place for place, line in enumerate(lines) if TRACEBACK in line), len(lines))
-    raised = next((found[0] for line in lines[begin:] if (found := RAISED.search(line))), None)
-    errors = [line for line in lines if "error" in line.lower() and "%" not in line]
-    return raised or " | ".join(dict.fromkeys(errors[-1:] or lines[-SHOWN:]))
 
 
 def free_port() -> int:
