@@ -9,7 +9,7 @@ and its module are written as one MiMo, whose layers are Qwen2's: a Llama's laye
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -85,7 +85,7 @@ def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp | S
     outer = {name.rpartition("model.")[2]: entry for name, entry in stored.entries.items() if "lm_head" in name}
     outer |= {n.rpartition("model.")[2]: e for n, e in stored.entries.items() if n.endswith("embed_tokens.weight")}
     places = {name: next((p for p in starts if name.startswith(p)), None) for name in stored.entries}
-    inner = stored.renamed(lambda name: (p := places[name]) and starts[p] + name.removeprefix(p))
+    inner = stored.renamed(lambda name: None if (p := places[name]) is None else starts[p] + name.removeprefix(p))
     if method := quantised(inner):
         raise ExecutorError(f"{stored.path}: an MTP module in {method} is not supported: give it in bfloat16")
     whole = replace(inner, entries=({} if within else outer) | dict(inner.entries))
@@ -95,13 +95,11 @@ def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp | S
             raise ExecutorError(f"{stored.path}: {whole.entries[name].key} is not the target's, which MTP uses")
     with torch.device("meta"):
         stacked = any("experts" in name for name in Mtp(target, family).state_dict())
-    made: Callable[[], Any] = partial(Mtp, target, family)
-    if len(found) > 1:
-        made = partial(SeveralMtp, target, family, len(found))
-    read: Mtp | SeveralMtp = fill_module(
-        made, _stacked(whole) if stacked else whole, partial(stored_name, family), ignored=copies
-    )
-    return read
+
+    def made() -> Mtp | SeveralMtp:
+        return Mtp(target, family) if len(found) == 1 else SeveralMtp(target, family, len(found))
+
+    return fill_module(made, _stacked(whole) if stacked else whole, partial(stored_name, family), ignored=copies)
 
 
 def _check_fields(stored: Stored, target: Target) -> None:
