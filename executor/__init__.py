@@ -12,6 +12,6 @@
 * `runners/`: what decodes and is timed: the loop and engines behind one interface.
 * `recording/`: recording a trace of a drafter on the target's texts.
 * `profiling/`: measuring step times.
-* `validation/`: comparing predictions with live runs.
+* `validation`: comparing predictions with live runs.
 * `train/`: training drafters.
 """

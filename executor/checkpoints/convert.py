@@ -18,6 +18,7 @@ from executor.checkpoints import assumptions_of, load_drafter, optimum_worker, s
 from executor.checkpoints.gguf_file import write_gguf
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
 from executor.drafters.base.drafter import Drafter
+from executor.drafters.dflash.drafter import DFlash
 from executor.drafters.eagle3.drafter import Eagle3
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.load_hf_model import DTYPES, dtype_name, load_target, prepare
@@ -79,13 +80,14 @@ def rewrite(
 
 
 def _openvino(drafter: Drafter, source: Path, target: Path, output: Path, *, python: str | None, dtype: str) -> str:
-    """Export for OpenVINO; EAGLE-3 goes through a copy in treeopt's own layout."""
+    """Export for OpenVINO; EAGLE-3 and DFlash go through a copy in treeopt's own layout."""
     python = check_openvino(drafter, python, dtype)
-    if not isinstance(drafter, Eagle3):
-        return export_openvino(source, target, output, python=python, dtype=dtype, taps=None)
+    if not isinstance(drafter, Eagle3 | DFlash):
+        return export_openvino(source, target, output, python=python, dtype=dtype)
+    taps = drafter.taps if isinstance(drafter, Eagle3) else None
     with tempfile.TemporaryDirectory(prefix="treeopt-openvino-") as scratch:
         save_drafter(Path(scratch), drafter, dtype=dtype, meta={})
-        return export_openvino(Path(scratch), target, output, python=python, dtype=dtype, taps=drafter.taps)
+        return export_openvino(Path(scratch), target, output, python=python, dtype=dtype, kind=drafter.kind, taps=taps)
 
 
 def check_openvino(drafter: nn.Module | Drafter, python: str | None, dtype: str) -> str:
@@ -99,8 +101,17 @@ def check_openvino(drafter: nn.Module | Drafter, python: str | None, dtype: str)
         raise UsageError("openvino is exported by optimum-intel in its own environment: name its --engine-python")
     if dtype not in TYPES:
         raise UsageError(f"openvino holds {' or '.join(TYPES)}, got {dtype}: give --dtype")
-    if not isinstance(drafter, Eagle3 | LanguageModel):
-        raise ExecutorError(f"openvino runs EAGLE-3 and language models, not {type(drafter).__name__}")
+    if not isinstance(drafter, Eagle3 | DFlash | LanguageModel):
+        raise ExecutorError(f"openvino runs EAGLE-3, DFlash and language models, not {type(drafter).__name__}")
+    lost: dict[str, bool] = {}
+    if isinstance(drafter, DFlash):
+        own = drafter.embed_tokens or drafter.lm_head
+        lost = {
+            "own embeddings or an own head (OpenVINO puts the target's in their place)": own is not None,
+            "a Markov head or a confidence head": drafter.markov_w1 is not None or drafter.confidence_head is not None,
+            "sample_from_anchor": drafter.from_anchor,
+            "windows or causal layers": any(drafter.windows) or any(drafter.causal),
+        }
     if isinstance(drafter, Eagle3):
         lost = {
             f"layers {drafter.taps} (OpenVINO reads 3, each some layer's output)": len(drafter.taps) != 3
@@ -112,23 +123,31 @@ def check_openvino(drafter: nn.Module | Drafter, python: str | None, dtype: str)
             "biases": bool(drafter.config.attention_bias or drafter.config.mlp_bias),
             **drafter.extensions,
         }
-        if any(lost.values()):
-            raise ExecutorError(f"openvino cannot express {', '.join(n for n, present in lost.items() if present)}")
+    if any(lost.values()):
+        raise ExecutorError(f"openvino cannot express {', '.join(n for n, present in lost.items() if present)}")
     return python
 
 
 def export_openvino(
-    source: Path, target: Path, output: Path, *, python: str, dtype: str, taps: tuple[int, ...] | None
+    source: Path,
+    target: Path,
+    output: Path,
+    *,
+    python: str,
+    dtype: str,
+    kind: str | None = None,
+    taps: tuple[int, ...] | None = None,
 ) -> str:
     """Export with the interpreter of optimum-intel's environment; return a remark.
 
     Args:
-        source: a language model's folder, or an EAGLE-3 drafter in treeopt's own layout.
+        source: a language model's folder, or a drafter in treeopt's own layout.
         target: the target's folder; its tokenizer is written beside the model.
         output: the folder to write.
         python: the interpreter.
         dtype: float32 or float16.
-        taps: the target's layers that EAGLE-3 reads, as `hidden_states` counts; None for a language model.
+        kind: eagle3 or dflash; None for a language model.
+        taps: the target's layers that EAGLE-3 reads, as `hidden_states` counts; None for others.
 
     Raises:
         EngineError: the interpreter does not run, or the export failed; holds its last line.
@@ -137,7 +156,7 @@ def export_openvino(
     layers = None if taps is None else [tap - 1 for tap in taps]
     with tempfile.TemporaryDirectory(prefix="treeopt-openvino-") as scratch:
         file = Path(scratch) / "job.json"
-        file.write_text(json.dumps(job | {"dtype": TYPES[dtype], "layers": layers}), "utf-8")
+        file.write_text(json.dumps(job | {"dtype": TYPES[dtype], "kind": kind, "layers": layers}), "utf-8")
         found = os.path.abspath(python) if os.sep in python else python  # the export runs in another folder
         words = [found, str(Path(optimum_worker.__file__)), str(file)]
         try:

@@ -64,12 +64,11 @@ def recorder(
         return _Shard(target, drafter, recording, prompts[part], tokens[part], start, progress)
 
     def texts_from(start: int) -> list[list[int]]:
-        written_here = known.get(start) if known is not None else None
-        if written_here is None:
-            written_here = shard_from(start).write()
-            if known is not None:
-                known[start] = written_here
-        return written_here
+        if known is None:
+            return shard_from(start).write()
+        if start not in known:
+            known[start] = shard_from(start).write()
+        return known[start]
 
     def record(start: int, meta: Mapping[str, Any] | None = None) -> Trace:
         if meta is not None and computes_as != [meta.get("provenance")]:

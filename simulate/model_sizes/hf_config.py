@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,14 +13,7 @@ from treeopt.storage.atomic_files import shipped_json
 from treeopt.storage.hub_models import hub_hint, model_folder
 from treeopt.storage.user_files import found, read_text
 
-SHAPES = {  # hidden, intermediate, layers, heads, key heads, vocabulary
-    "toy": (64, 128, 2, 4, 2, 512),
-    "100m": (768, 2048, 14, 12, 4, 8192),
-    "1b": (2048, 8192, 16, 32, 8, 128256),  # Llama 3.2 1B
-    "8b": (4096, 14336, 32, 32, 8, 128256),  # Llama 3.1 8B
-    "14b": (5120, 13824, 48, 40, 8, 152064),  # Qwen2.5 14B
-    "70b": (8192, 28672, 80, 64, 8, 128256),  # Llama 3.1 70B
-}
+SHAPES = ("toy", "100m", "1b", "8b", "14b", "70b")  # of Llama 3.1 and 3.2, but for 14b, which is Qwen 2.5's
 FIELDS = (
     "hidden_size",
     "intermediate_size",
@@ -79,7 +73,7 @@ def shape_fields(name: str) -> Mapping[str, Any]:
     >>> shape_fields("8b")["num_hidden_layers"]
     32
     """
-    return {"_name_or_path": name, "model_type": "llama", **dict(zip(FIELDS, SHAPES[name], strict=True))}
+    return {"_name_or_path": name, **shipped_json(MODEL_DATA)["shapes"][name]}
 
 
 def known_models() -> Mapping[str, Mapping[str, Any]]:
@@ -165,34 +159,34 @@ def parsed(config: Mapping[str, Any] | Path | str, read: Callable[[Mapping[str, 
     if (name := shape_name(config)) is not None:
         return read(shape_fields(name))
     if (name := known_name(config)) is not None:
-        try:
-            return read(known_models()[name])
-        except CostError as error:
-            raise CostError(f"{name}: {error}") from error
-    named = model_folder(found(config), weights=False)
-    path = _gguf_file(named) or (named / "config.json" if named.is_dir() else named)
-    if path.suffix == ".gguf":
-        try:
-            return read(read_gguf(path))
-        except (OSError, CostError) as error:
-            raise CostError(f"{path}: {error}") from error
-    if not path.exists() and (reason := other_format(named)) is not None:
-        raise CostError(f"{named}: {reason}")
-    if not path.exists():
-        raise CostError(
-            f"{path}: No such file; name a model's folder, its config.json, a shape ({', '.join(SHAPES)}), or "
-            "a model of `treeopt models`"
-            f"{hub_hint(named)}"
-        )
+        place, load = Path(name), partial(known_models().__getitem__, name)
+    else:
+        named = model_folder(found(config), weights=False)
+        place = _gguf_file(named) or (named / "config.json" if named.is_dir() else named)
+        load = partial(_loaded, place)
+        if not place.exists() and (reason := other_format(named)) is not None:
+            raise CostError(f"{named}: {reason}")
+        if not place.exists():
+            raise CostError(
+                f"{place}: No such file; name a model's folder, its config.json, a shape ({', '.join(SHAPES)}), or "
+                f"a model of `treeopt models`{hub_hint(named)}"
+            )
     try:
-        content = json.loads(read_text(path))
-        if not isinstance(content, dict):
-            raise CostError(f"must hold an object, got {content!r:.80}")
-        if (beside := path.with_name("hf_quant_config.json")).is_file():  # of ModelOpt
-            content = {"hf_quant_config": json.loads(read_text(beside)).get("quantization"), **content}
-        return read(content)
+        return read(load())
     except (OSError, ValueError, RecursionError, CostError) as error:
-        raise CostError(f"{path}: {error}") from error
+        raise CostError(f"{place}: {error}") from error
+
+
+def _loaded(path: Path) -> Mapping[str, Any]:
+    """Return the fields of a config.json, or of a GGUF file."""
+    if path.suffix == ".gguf":
+        return read_gguf(path)
+    content = json.loads(read_text(path))
+    if not isinstance(content, dict):
+        raise CostError(f"must hold an object, got {content!r:.80}")
+    if (beside := path.with_name("hf_quant_config.json")).is_file():  # of ModelOpt
+        return {"hf_quant_config": json.loads(read_text(beside)).get("quantization"), **content}
+    return content
 
 
 def positive(name: str, value: object, most: int = LARGEST) -> int:
@@ -208,18 +202,4 @@ def positive(name: str, value: object, most: int = LARGEST) -> int:
         raise CostError(f"{name} must be a positive integer, got {value!r:.80}")
     if value > most:
         raise CostError(f"{name} must be at most {most}, got {value!r:.80}")
-    return value
-
-
-def true_or_false(name: str, value: object) -> bool:
-    """Return `value` if it is a boolean.
-
-    Raises:
-        CostError: it is not; says `name`.
-
-    >>> true_or_false("tied", True)
-    True
-    """
-    if not isinstance(value, bool):
-        raise CostError(f"{name} must be true or false, got {value!r:.80}")
     return value

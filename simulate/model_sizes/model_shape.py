@@ -157,14 +157,12 @@ class Shape:
 
         Of a layer's experts so many count; None: all.
         """
-        total, counted = default * self.hidden, experts
+        total = default * self.hidden
         for group in self.layer_groups:
-            experts = 0 if group.experts is None else group.experts.count if counted is None else counted
-            for copies, matrices in ((1, group.matrices), (experts, group.expert_matrices)):
-                for each in matrices:
-                    size = default if each.stored is None else each.stored
-                    total += group.count * copies * each.outputs * each.inputs * size
-            total += group.count * default * (group.other + experts * group.expert_other)
+            copies = 0 if group.experts is None else group.experts.count if experts is None else experts
+            matrices = [(1, each) for each in group.matrices] + [(copies, each) for each in group.expert_matrices]
+            sizes = (n * m.outputs * m.inputs * (default if m.stored is None else m.stored) for n, m in matrices)
+            total += group.count * (sum(sizes) + default * (group.other + copies * group.expert_other))
         return total
 
     @property

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from simulate.model_sizes.gguf_header import MODEL_DATA
-from simulate.model_sizes.hf_config import FIELDS, OWN_SWEEP, positive, text_part, true_or_false
+from simulate.model_sizes.hf_config import FIELDS, OWN_SWEEP, positive, text_part
 from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.stored_bytes import StoredBytes
@@ -116,7 +116,10 @@ class _Fields:
 
     def switch(self, name: str, default: bool = False) -> bool:
         """Return a boolean."""
-        return true_or_false(name, self.get(name, default=default))
+        value = self.get(name, default=default)
+        if not isinstance(value, bool):
+            raise CostError(f"{name} must be true or false, got {value!r:.80}")
+        return value
 
     def listed(self, name: str, layers: int) -> list[Any] | None:
         """Return a list of one entry per layer; None where it is missing."""
@@ -150,6 +153,10 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes) -> dict[str, Any]:
                 f"model_type {name!r:.80} has no price, and {missing[0]} is missing: {OWN_SWEEP}, {BY_HAND}"
             )
         notes.append(f"model_type {name!r:.80} is not known: its layers are counted by the usual names of fields alone")
+        if not family.gated:
+            notes.append(
+                f"MLPs are taken to have no gate, as those with hidden_act {text['hidden_act']!r:.80} mostly do"
+            )
     if absent := [required for required in family.requires if required not in text]:
         raise CostError(f"{absent[0]} must be given for model_type {name}")
     fields = _Fields(text, family)
@@ -253,18 +260,16 @@ class _Reader:
         fields, n = self.fields, self.layers
         if self.experts is None or not fields.get("enable_moe_block", default=True):
             return [False] * n
-        if (kinds := fields.listed("mlp_layer_types", n)) is not None:
-            fields.read("first_k_dense_replace", "moe_layer_freq")
-            return [kind == "sparse" for kind in kinds]
-        if isinstance(fields.get("moe_layer_freq"), list):
-            fields.read("first_k_dense_replace")
-            return [bool(entry) for entry in fields.listed("moe_layer_freq", n) or ()]
-        if isinstance(named := fields.get("moe_layers"), list):
-            fields.read("interleave_moe_layer_step")
-            return [i in named for i in range(n)]
-        first, every = fields.count("first_k_dense_replace"), fields.size("moe_layer_freq", default=1)
-        only = fields.get("mlp_only_layers", default=[])
+        first, every = fields.count("first_k_dense_replace"), fields.get("moe_layer_freq", default=1)
+        only, named = fields.get("mlp_only_layers", default=[]), fields.get("moe_layers")
         step = fields.size("decoder_sparse_step", "interleave_moe_layer_step", default=1)
+        if (kinds := fields.listed("mlp_layer_types", n)) is not None:
+            return [kind == "sparse" for kind in kinds]
+        if (entries := fields.listed("moe_layer_freq", n)) is not None:
+            return [bool(entry) for entry in entries]
+        if isinstance(named, list):
+            return [i in named for i in range(n)]
+        every = positive("moe_layer_freq", every)
         return [i >= first and i % every == 0 and i not in only and (i + 1) % step == 0 for i in range(n)]
 
     def _indexed(self) -> list[bool]:

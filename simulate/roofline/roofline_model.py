@@ -82,11 +82,6 @@ class Roofline:
                 raise CostError(f"{name} must be above 0 and at most {WIDEST}, got {getattr(self, name)}")
         if not 0 < self.spread <= 1:
             raise CostError(f"spread must be above 0 and at most 1, got {self.spread}")
-        self._check_devices()
-        _ = self.kernels.constants, self.forward, self.drafts
-
-    def _check_devices(self) -> None:
-        """Check the number of devices, and that their interconnect is known."""
         if not 1 <= self.devices <= MOST:
             raise CostError(f"devices must be 1 to {MOST}, those of one node, got {self.devices}")
         if self.tensor and (self.target.experts is None or self.devices % self.tensor):
@@ -97,6 +92,7 @@ class Roofline:
                 f"{self.device.name}: the speed of its interconnect is not known, only that of {known}; give it with "
                 "--link"
             )
+        _ = self.kernels.constants, self.forward, self.drafts
 
     @property
     def label(self) -> str:

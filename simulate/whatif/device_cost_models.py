@@ -1,12 +1,14 @@
 """The cost models of a what-if question: devices and models with their sizes, for each device and context."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_by_layers, kind_of_drafter
+from simulate.model_sizes.device_memory import SHARE, DeviceMemory
+from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_of_drafter
 from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, parsed, text_part
 from simulate.model_sizes.model_shape import Shape
 from simulate.model_sizes.sizes_by_hand import SPREAD, llama_of, shape_by_hand
@@ -61,8 +63,9 @@ def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) 
         recorded = recorded.partition(":")[0]  # an engine's prompt lookup takes as long as treeopt's
     if kind is None:
         if recorded not in DRAFTERS:
-            if drafter is not None and (guess := kind_by_layers(drafter)) is not None:
-                return guess, []
+            layers = None if drafter is None else parsed(drafter, lambda config: config.get("num_hidden_layers"))
+            if type(layers) is int:
+                return "eagle" if layers == 1 else "language-model", []
             why = (
                 "the trace does not record its drafter's kind:"
                 if recorded is None
@@ -158,7 +161,10 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
     assert profile is None or isinstance(profile, Profile)
     known = find_hardware(settings.like) if settings.like else None
     devices = _devices(settings, known)
-    source = [] if settings.measured_on is None else [_measured_on(settings.measured_on)]
+    try:
+        source = [] if settings.measured_on is None else [_counted(settings.measured_on)]
+    except CostError as error:
+        raise UsageError(f"--measured-on: {error}") from error
     everywhere = [*devices, *source]
     if known is not None and all(constants_of(c.device, known) == constants_of(c.device, None) for c in everywhere):
         raise UsageError(f"--like has no effect: the constants of {','.join(settings.hardware)} are known; omit it")
@@ -176,15 +182,10 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
     sizes: dict[str, Any] = {name: value for name, value in bytes_of.items() if value is not None}
     sizes |= {name: size for name, size in (settings.sizes or {}).items() if name == SPREAD}
 
-    def overheads(devices: int) -> Overheads:
-        if settings.engine is None:
-            return Overheads()
-        assert settings.kind is not None
-        engine, _, version = settings.engine.partition("==")
-        return Overheads.of(engine, kind=settings.kind, version=version or None, devices=devices)
-
     def roofline(devices: Counted, option: str = "--hardware") -> Roofline:
-        host = overheads(devices.count)
+        engine, _, version = (settings.engine or "").partition("==")
+        how: dict[str, Any] = {"kind": settings.kind, "version": version or None, "devices": devices.count}
+        host = Overheads.of(engine, **how) if engine else Overheads()
         try:
             degrees: dict[str, Any] = {"devices": devices.count, "tensor": devices.tensor}
             return Roofline(shape, drafts, devices.device, like=known, overheads=host, **degrees, **sizes)
@@ -204,7 +205,12 @@ def places_of(settings: WhatIfSettings, *, heads: int) -> tuple[list[Place], lis
             cost = None
             if profile is not None:
                 cost = transfer(profile, measured_on=roofline(source[0], "--measured-on"), to=model, context=context)
-            places.append(Place.of(model, context=context, heads=heads, memory=settings.memory, cost=cost))
+            limit = settings.memory
+            total, share = (model.device.memory_bytes, SHARE) if limit is None else (limit * 1e9, 1.0)
+            names = ("weight_bytes", "draft_bytes", "kv_bytes", "devices", "tensor")
+            taken: dict[str, Any] = {name: getattr(model, name) for name in names}
+            held = DeviceMemory.of(shape, drafts, context=context, heads=heads, total=total, share=share, **taken)
+            places.append(Place(model, context, model if cost is None else cost, held))
     return places, warnings
 
 
@@ -240,24 +246,21 @@ def count_and_name(word: str) -> tuple[int, int, str]:
     return count, tensor, several[2]
 
 
+def _counted(word: str, device: Callable[[str], Hardware] = find_hardware) -> Counted:
+    """Return the devices that a word such as `4xh100` names; `device` finds one by its name."""
+    count, tensor, name = count_and_name(word)
+    return Counted(count, tensor, device(name))
+
+
 def _devices(settings: WhatIfSettings, like: Hardware | None) -> list[Counted]:
     """Return known devices, or one in the caller's own figures."""
-    named = list(dict.fromkeys(count_and_name(word) for word in settings.hardware))
     if not settings.data_sheet:
-        return list(dict.fromkeys(Counted(count, tensor, find_hardware(name)) for count, tensor, name in named))
-    if like is None or len(named) > 1:
+        return list(dict.fromkeys(map(_counted, settings.hardware)))
+    if like is None or len(set(map(count_and_name, settings.hardware))) > 1:
         raise UsageError("--data-sheet describes one device: name it with --hardware, and --like another")
-    ((count, tensor, name),), (bandwidth, flops) = named, settings.data_sheet
-    return [Counted(count, tensor, own_hardware(name, bandwidth=bandwidth * 1e9, flops=flops * 1e12, like=like))]
-
-
-def _measured_on(word: str) -> Counted:
-    """Return the devices that a profile was measured on."""
-    count, tensor, name = count_and_name(word)
-    try:
-        return Counted(count, tensor, find_hardware(name))
-    except CostError as error:
-        raise UsageError(f"--measured-on: {error}") from error
+    bandwidth, flops = settings.data_sheet
+    own = partial(own_hardware, bandwidth=bandwidth * 1e9, flops=flops * 1e12, like=like)
+    return [_counted(settings.hardware[0], own)]
 
 
 def _linked(devices: list[Counted], link: Sequence[float]) -> list[Counted]:

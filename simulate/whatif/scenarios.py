@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.model_sizes.device_memory import SHARE, DeviceMemory
+from simulate.model_sizes.device_memory import DeviceMemory
 from simulate.paper_formulas import expected_tau
 from simulate.roofline.roofline_model import Roofline
 from treeopt.cost_model import CostModel, StepShape
@@ -87,30 +87,6 @@ class Place:
     def device(self) -> str:
         """The name of the device or devices."""
         return self.model.label
-
-    @classmethod
-    def of(
-        cls, model: Roofline, *, context: int, heads: int, memory: float | None = None, cost: CostModel | None = None
-    ) -> "Place":
-        """Return the place of a roofline's device, models and predicted step times.
-
-        Args:
-            model: target, drafter and device, or several devices.
-            context: tokens per sequence in the cache.
-            heads: heads of a drafter that has one for each depth.
-            memory: GB that the engine may take of each device; None: its usual share of the data sheet's.
-            cost: other step times of that device, instead of the roofline's.
-        """
-        held = DeviceMemory.of(
-            model.target,
-            model.drafter,
-            context=context,
-            heads=heads,
-            total=model.device.memory_bytes if memory is None else memory * 1e9,
-            share=SHARE if memory is None else 1.0,
-            **{name: getattr(model, name) for name in ("weight_bytes", "draft_bytes", "kv_bytes", "devices", "tensor")},
-        )
-        return cls(model, context, model if cost is None else cost, held)
 
 
 def explore(
@@ -267,7 +243,17 @@ def break_even(cost: CostModel, *, batch: int, depth: int, context: int | None =
     Raises:
         CostError: the cost model covers no chain.
     """
-    gamma, none_s, all_s = _chain_steps(cost, batch=batch, depth=depth, context=context)
+    plain_s = cost.plain_s(batch=batch, context=context)
+    ratios: list[Floats] = []  # steps over a plain one if none and if all drafted tokens are accepted
+    for k in range(1, depth + 1):
+        shapes = [StepShape.of(Tree.chain(k), batch=batch, context=context, committed=c) for c in (1, k + 1)]
+        try:
+            ratios.append(cost.step_s(shapes) / plain_s)
+        except CostError:
+            if not ratios:
+                raise
+            break
+    gamma, (none_s, all_s) = np.arange(1, len(ratios) + 1), np.array(ratios).T
     low, high = np.zeros(len(gamma)), np.where(none_s <= 1, 0.0, 1.0)
     for _ in range(30):
         middle = (low + high) / 2
@@ -276,27 +262,3 @@ def break_even(cost: CostModel, *, batch: int, depth: int, context: int | None =
         low, high = np.where(pays, low, middle), np.where(pays, middle, high)
     possible = gamma + 1 >= all_s
     return float(high[possible].min()) if possible.any() else None
-
-
-def _chain_steps(
-    cost: CostModel, *, batch: int, depth: int, context: int | None
-) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Return chain lengths from 1, and their steps over a plain step if none and if all drafted tokens are accepted.
-
-    Ends at the first chain that the cost model does not cover.
-    """
-    lengths: list[int] = []
-    ratios: list[Floats] = []
-    plain_s = cost.plain_s(batch=batch, context=context)
-    for k in range(1, depth + 1):
-        shapes = [StepShape.of(Tree.chain(k), batch=batch, context=context, committed=c) for c in (1, k + 1)]
-        try:
-            step_s = cost.step_s(shapes)
-        except CostError:
-            if not lengths:
-                raise
-            break
-        lengths.append(k)
-        ratios.append(step_s / plain_s)
-    none_s, all_s = np.array(ratios).T
-    return np.array(lengths), none_s, all_s

@@ -42,7 +42,9 @@ def tabulated(
     error = max(times.relative_error or 0.0 for times in tables)
     prediction = {"device": model.label, "predicted": dict(model.meta)}
     no_rule = {"verification": None, "temperature": None}  # these times include no rule's own work
-    prefill = Prefill(*(_prefill_points(model, context, drafted=drafted) for drafted in (False, True)))
+    prompts = ladder(1, max(context, PIECE))  # shorter ones are read at once
+    read_s = ([(n, float(model.prefill(n, drafted=drafted).total_s)) for n in prompts] for drafted in (False, True))
+    prefill = Prefill(*map(tuple, read_s))
     return Profile(tables, (context, context), error, {**meta, **no_rule, **prediction}, prefill=prefill)
 
 
@@ -63,12 +65,6 @@ def joined(profiles: Sequence[Profile]) -> Profile:
     return replace(
         profiles[0], batches=tuple(tables), context=(low, high), relative_error=error, prefill=longest.prefill
     )
-
-
-def _prefill_points(model: Roofline, context: int, *, drafted: bool) -> Points:
-    """Return (tokens, seconds) of prompts of up to `context` tokens, or of shorter ones that are read at once."""
-    sizes = ladder(1, max(context, PIECE))
-    return tuple((tokens, float(model.prefill(tokens, drafted=drafted).total_s)) for tokens in sizes)
 
 
 def _table(model: Roofline, batch: int, context: int, nodes: int, depth: int) -> BatchTimes:

@@ -121,7 +121,7 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
     from executor.runners.runner import Requests
     from executor.target.load_hf_model import load_target, prepare
     from executor.target.tokenizer import load_tokenizer
-    from executor.validation.compare_live import compare
+    from executor.validation import compare
     from treeopt.planning.search_pipeline import search
 
     profile = load_profile(settings.profiles / f"{name}-cpu.json")

@@ -21,6 +21,7 @@ import numpy as np
 import treeopt
 from executor.checkpoints import load_drafter
 from executor.checkpoints.convert import rewrite
+from executor.drafters.base.drafter import history_of
 from executor.prompts.prompt_files import encode, read_prompts
 from executor.recording.collect_trace import collect
 from executor.recording.engine_steps import RequestRecord, engine_texts, record_requests
@@ -80,6 +81,7 @@ FIRST_LAYERS = "first-layers"  # the target's first layers as a draft model
 PARD = "pard"  # three of them, trained for two minutes
 IN_PARALLEL = '{"method": "draft_model", "parallel_drafting": true}'
 OWN_TEXT = '{"method": "suffix", "suffix_decoding_max_cached_requests": 0}'
+EARLIER = OWN_TEXT.replace(" 0", " 100")
 LOOKUPS = ("prompt-lookup", "suffix")
 BACKEND = "--spec-draft-backend-sampling"  # llama-server's default, which the driver switches off
 SAMPLED = f"eagle3 {BACKEND}"
@@ -97,12 +99,16 @@ CHECKS = (
     Check("vllm", "dflash", "stdlib-dflash", SEVEN, "", "dflash"),
     Check("vllm", "pard", PARD, FIVE, "", IN_PARALLEL),
     Check("vllm", "suffix", "suffix:8", Tree.chain(8), None, OWN_TEXT, python="vllm-suffix/bin/python"),
+    Check(
+        "vllm", "suffix-earlier", "suffix:8:100", Tree.chain(8), None, EARLIER, (1,), python="vllm-suffix/bin/python"
+    ),
     Check("llama.cpp", "eagle3", "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4)),
     Check("llama.cpp", SAMPLED, "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4), BACKEND),
     Check("llama.cpp", "draft-model", FIRST_LAYERS, FIVE, "gguf", "draft-simple", (1, 2, 4)),
     Check("llama.cpp", "ngram-simple", "prompt-lookup:llama.cpp:2-5", FIVE, None, "ngram-simple", (1, 2, 4)),
     Check("openvino", "eagle3", "stdlib-eagle3", FIVE, "openvino"),
     Check("openvino", "eagle3-tree", "stdlib-eagle3", TREE, "openvino", None, (1,)),
+    Check("openvino", "dflash", "stdlib-dflash", SEVEN, "openvino", None, (1,)),
     Check("openvino", "draft-model", FIRST_LAYERS, FIVE, "openvino"),
     Check("openvino", "prompt-lookup", "prompt-lookup:vllm:1-3", FIVE, None, "prompt-lookup"),
 )
@@ -113,7 +119,7 @@ METHODS = list(dict.fromkeys(check.method for check in CHECKS))
 KNOWN: Mapping[tuple[str, str, int], str] = {
     ("llama.cpp", SAMPLED, slots): "llama-server accepts far fewer drafts that its backend sampled for several slots."
     for slots in (2, 4)
-}
+} | {("vllm", "suffix-earlier", 1): "vLLM also remembers what a request's last step wrote past its limit."}
 
 
 @dataclass
@@ -163,6 +169,7 @@ class Bench:
                 self.prompts,
                 written=written,
                 new_tokens=self.new_tokens,
+                batch=1 if history_of(drafter) is not None else 8,
                 **shape,
             )
             self.traces[key] = trace, [text for first in sorted(written) for text in written[first]]

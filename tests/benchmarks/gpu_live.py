@@ -22,7 +22,7 @@ from executor.recording.collect_trace import collect
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import Requests
 from executor.target.target_model import Target
-from executor.validation.compare_live import compare, runs_of
+from executor.validation import compare, runs_of
 from executor.verification.acceptance_rules import Greedy
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp

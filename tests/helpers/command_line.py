@@ -169,18 +169,18 @@ def small_plan(tmp_path, found):
     return path
 
 
-def write_target(folder, *, context=CONTEXT, vocabulary=VOCABULARY):
+def write_target(folder):
     """A Llama of two layers with random weights, and a tokenizer of bytes."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=vocabulary,
+        vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         initializer_range=0.35,
-        max_position_embeddings=context,
+        max_position_embeddings=CONTEXT,
         bos_token_id=None,
         eos_token_id=256,
         pad_token_id=None,
@@ -194,12 +194,12 @@ def write_target(folder, *, context=CONTEXT, vocabulary=VOCABULARY):
     PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>").save_pretrained(folder)
 
 
-def write_drafter(folder, *, hidden=HIDDEN, heads=HEADS, fill=None):
-    """Medusa heads with random weights, or all of one value."""
+def write_drafter(folder, *, heads=HEADS):
+    """Medusa heads with random weights."""
     torch.manual_seed(1)
-    drafter = MedusaHeads(heads, hidden)
+    drafter = MedusaHeads(heads, HIDDEN)
     for weights in drafter.parameters():
-        torch.nn.init.normal_(weights, std=0.2) if fill is None else torch.nn.init.constant_(weights, fill)
+        torch.nn.init.normal_(weights, std=0.2)
     save_drafter(folder, drafter, dtype="float32", meta={"target": "target"})
 
 
@@ -256,10 +256,10 @@ def made(tiny, tmp_path_factory):
     return folder
 
 
-def knowing(*lengths: int, batches=(1, 2)) -> Profile:
+def knowing(*lengths: int) -> Profile:
     """Step times, and prefill of prompts of these lengths."""
     times = tuple((tokens, 0.001 * tokens) for tokens in lengths)
-    return replace(small_profile(batches=batches), prefill=Prefill(times, times))
+    return replace(small_profile(batches=(1, 2)), prefill=Prefill(times, times))
 
 
 def whole(tiny, made, folder, *more, profile=None) -> tuple[dict, str]:

@@ -95,16 +95,14 @@ def random_drafter(name: str, target: Target, *, seed: int = 0) -> nn.Module:
 
 
 @cache
-def fitted_drafter(name: str, prompts: tuple[tuple[int, ...], ...], new_tokens: int = 40) -> tuple[Target, nn.Module]:
+def fitted_drafter(name: str, prompts: tuple[tuple[int, ...], ...]) -> tuple[Target, nn.Module]:
     """A small target and a drafter that is right rather often where the target continues `prompts` greedily."""
     target = small_target()
     torch.manual_seed(1)
     drafter = MAKE[name](target).train()
     texts = [
         torch.tensor([[*prompt, *generation.tokens]])
-        for prompt, generation in zip(
-            prompts, Decoder(target, batch=4).generate(prompts, new_tokens=new_tokens), strict=True
-        )
+        for prompt, generation in zip(prompts, Decoder(target, batch=4).generate(prompts, new_tokens=40), strict=True)
     ]
     fit(drafter, target, texts, steps=60)
     return target, drafter.eval().requires_grad_(False)

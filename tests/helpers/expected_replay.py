@@ -1,10 +1,7 @@
 """Odds and expected counts of a static tree's replay under rules that draw candidates: what drawn ranks average to.
 
 Exact with `kept`, and with ranks of a rule that accepts any candidate that is the text's token (greedy,
-sample-and-match, point-mass). `accept` alone is the chance of acceptance before the text's token is known. Averaged
-over texts the first level, P(a step accepts at least one token), is exact. Deeper levels are not: acceptance there was
-recorded after the target's tokens, while accepted tokens have another law (the drafter likes them, too). Nor is the
-walk exact: the end of a step and the text after it are taken to be independent.
+sample-and-match, point-mass).
 """
 
 from dataclasses import dataclass
@@ -12,13 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import TraceError
 from treeopt.replay.sampled_rules import check_tree, evidence
 from treeopt.replay.static_tree import accepted_lengths
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
-
-CHUNK = 2**22  # probabilities read together
 
 Floats = NDArray[np.float64]
 
@@ -43,40 +37,30 @@ class ExpectedCounts:
         return float(self.committed.sum() / self.steps.sum())
 
 
-def accepted_odds(tree: Tree, trace: Trace, *, approximate: bool = False) -> Floats:
+def accepted_odds(tree: Tree, trace: Trace) -> Floats:
     """Return P(a step from this anchor accepts 0, 1, ... drafted tokens | the text), float64 (P, depth + 1).
 
     Args:
         tree: a static tree.
         trace: see the module docstring for the arrays that make this exact.
-        approximate: also use `accept` where `kept` was not recorded.
 
     Raises:
-        TraceError: the tree is deeper or wider than the trace, the rule cannot verify it, or only an approximation is
-            possible and `approximate` is False.
+        TraceError: the tree is deeper or wider than the trace, or the rule cannot verify it.
 
     >>> kept, meta = np.float16([[[0.5]], [[0.25]]]), {"verification": "specinfer"}
     >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0], [0]]), 1, meta, kept=kept)
     >>> accepted_odds(Tree.chain(1), trace).tolist()
     [[0.5, 0.5], [0.75, 0.25]]
     """
-    array = evidence(trace)
-    if array == "rank":
+    if evidence(trace) == "rank":
         odds = np.zeros((trace.anchors, tree.depth + 1))
         odds[np.arange(trace.anchors), accepted_lengths(tree, trace)] = 1
         return odds
-    if array == "accept" and not approximate:
-        raise TraceError(
-            f"without `kept`, rule {trace.meta['verification']} can only be approximated by `accept`: record the trace "
-            "again, or pass approximate=True"
-        )
     check_tree(tree, trace)
-    shares = trace.kept if array == "kept" else trace.accept
-    assert shares is not None
+    assert trace.kept is not None
     at_least = np.empty((trace.anchors, tree.depth + 2))
     at_least[:, 0], at_least[:, -1] = 1, 0
-    for part in np.array_split(np.arange(trace.anchors), -(-trace.anchors * (tree.nodes + 1) // CHUNK)):
-        at_least[part, 1:-1] = survival(tree, shares[part])
+    at_least[:, 1:-1] = survival(tree, trace.kept)
     return np.asarray(at_least[:, :-1] - at_least[:, 1:])
 
 
@@ -106,7 +90,7 @@ def survival(tree: Tree, shares: NDArray[np.floating]) -> Floats:
     return np.asarray(np.minimum.accumulate(at_least.clip(max=1), axis=1))
 
 
-def expected_replay(tree: Tree, trace: Trace, *, approximate: bool = False) -> ExpectedCounts:
+def expected_replay(tree: Tree, trace: Trace) -> ExpectedCounts:
     """Return the expected counts of the tree's walk through every request; see `accepted_odds`.
 
     An anchor is visited with probability u(t) = Σ_k u(t − k − 1) P(a step from t − k − 1 accepts k), 1 at the beginning
@@ -120,7 +104,7 @@ def expected_replay(tree: Tree, trace: Trace, *, approximate: bool = False) -> E
     >>> expected_replay(Tree.chain(1), trace).steps.tolist()  # two, if the first token is rejected
     [1.5]
     """
-    odds = accepted_odds(tree, trace, approximate=approximate)
+    odds = accepted_odds(tree, trace)
     visits = visit_odds(odds, trace)
     return ExpectedCounts(
         steps=np.add.reduceat(visits, trace.starts),

@@ -13,6 +13,7 @@ import resource
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,16 +132,28 @@ def _use_validation(path: Path) -> None:
     as_html(replace(page, findings=[replace(finding, charts=()) for finding in page.findings]))
 
 
-def _use_configuration(path: Path) -> None:
-    folder = path.parent
+def _use_all(*uses: Callable[[], Any]) -> None:
+    """Try all, and raise the first refusal."""
     refusals: list[TreeoptError] = []
-    for use in (Shape.from_config, context_limit, lambda p: open_checkpoint(folder)):
+    for use in uses:
         try:
-            use(path)
+            use()
         except TreeoptError as error:
             refusals.append(error)
     if refusals:
         raise refusals[0]
+
+
+def _copies(path: Path, *suffixes: str) -> list[Path]:
+    """Return the file under other endings."""
+    copies = [path.with_suffix(suffix) for suffix in suffixes]
+    for copy in copies:
+        copy.write_bytes(path.read_bytes())
+    return copies
+
+
+def _use_configuration(path: Path) -> None:
+    _use_all(lambda: Shape.from_config(path), lambda: context_limit(path), lambda: open_checkpoint(path.parent))
 
 
 @functools.cache
@@ -161,17 +174,7 @@ def _use_prompts(path: Path) -> None:
 
 
 def _use_tree(path: Path) -> None:
-    for other in (path, *(path.with_suffix(suffix) for suffix in (".json", ".yaml", ".py"))):
-        if other != path:
-            other.write_bytes(path.read_bytes())
-        try:
-            read_tree(other)
-        except TreeoptError as error:
-            refused = error
-        else:
-            refused = None
-    if refused is not None:
-        raise refused
+    _use_all(*(partial(read_tree, other) for other in (path, *_copies(path, ".json", ".yaml", ".py"))))
 
 
 def _use_words(path: Path) -> None:
@@ -185,34 +188,15 @@ def _use_words(path: Path) -> None:
 
 
 def _use_output(path: Path) -> None:
-    import_trace(ImportedFile(path, "engine", read_saved, requests=None), {})
+    import_trace(ImportedFile(path, "engine", read_saved), {})
 
 
 def _use_numbers(path: Path) -> None:
-    for kind, more in (("table", {"column": "rank"}), ("table", {"column": "recall"})):
-        for suffix in (".csv", ".json"):
-            other = path.with_suffix(suffix)
-            other.write_bytes(path.read_bytes())
-            try:
-                import_trace(ImportedFile(other, kind, read_saved, requests=3, length=8), more)
-            except TreeoptError as error:
-                refused = error
-            else:
-                refused = None
-    if refused is not None:
-        raise refused
+    def use(file: Path, column: str) -> None:
+        import_trace(ImportedFile(file, "table", read_saved, requests=3, length=8), {"column": column})
 
-
-def _use_npy(path: Path) -> None:
-    read_numbers(path, read_saved)
-
-
-def _use_run(path: Path) -> None:
-    WorkFile(path, {}).pieces("request", RequestRecord)
-
-
-def _use_predictions(path: Path) -> None:
-    load_predictions(path)
+    files = _copies(path, ".csv", ".json")
+    _use_all(*(partial(use, file, column) for column in ("rank", "recall") for file in files))
 
 
 # --- inputs
@@ -444,7 +428,7 @@ READERS: dict[str, Callable[[], Reader]] = {
     "plan": lambda: texts_of(_small_plans(), "p.json", _use_plan),
     "profile": lambda: texts_of(_small_profiles(), "p.json", _use_profile),
     "validation": lambda: texts_of(_small_validation(), "v.json", _use_validation),
-    "predictions": lambda: Reader(_predictions_bytes, _use_predictions, "p.json"),
+    "predictions": lambda: Reader(_predictions_bytes, load_predictions, "p.json"),
     "configuration": lambda: texts_of(CONFIGURATIONS, "config.json", _use_configuration),
     "data": lambda: texts_of(DATA, "d.jsonl", _use_data),
     "data list": lambda: texts_of(DATA, "d.json", _use_data),
@@ -454,10 +438,10 @@ READERS: dict[str, Callable[[], Reader]] = {
     "tree word": lambda: texts_of(TREES, "word", _use_words),
     "engine output": lambda: texts_of(OUTPUTS, "output", _use_output),
     "numbers": lambda: texts_of(NUMBERS, "n", _use_numbers),
-    "npy": lambda: Reader(_npy_bytes, _use_npy, "n.npy"),
+    "npy": lambda: Reader(_npy_bytes, lambda path: read_numbers(path, read_saved), "n.npy"),
     "times": lambda: texts_of(TIMES, "t.csv", lambda path: read_times(path, device="d", context=(1, 100))),
     "requests": lambda: texts_of(REQUESTS, "r.jsonl", read_requests),
-    "engine run": lambda: texts_of(RUN, "run", _use_run),
+    "engine run": lambda: texts_of(RUN, "run", lambda path: WorkFile(path, {}).pieces("request", RequestRecord)),
 }
 
 

@@ -158,7 +158,7 @@ class _Run:
     def predictions(self, sources: "Sources") -> "Predictions":
         """Make the predictions, check that they can be measured, log warnings, and write them to their file."""
         from executor.target.tensor_parallel import is_main_rank
-        from executor.validation.compare_live import check_comparison, not_measured, runs_of
+        from executor.validation import check_comparison, not_measured, runs_of
         from simulate.validation.make_predictions import predict
 
         runner, requests = self.runner, self.requests
@@ -205,7 +205,7 @@ class _Run:
 
     def record(self, predictions: "Predictions", work: Path | None, progress: Progress) -> Validation:
         """Measure every tree of the predictions, and return predicted beside measured figures."""
-        from executor.validation.compare_live import compare, left_out, runs_in
+        from executor.validation import compare, left_out, runs_in
         from simulate.validation.predicted_vs_measured import SCHEMA, comparison_record
 
         plan, prompts = predictions.plan, self.requests.prompts

@@ -127,7 +127,7 @@ def watch(plan: Plan | Path | str, *, settings: WatchSettings) -> Iterator[dict[
 
 def _scrape(watched: "PlanWatch", url: str, client: "CompletionsClient", model: str | None) -> str | None:
     """Add a scrape of a server; return why it failed, or None."""
-    from treeopt.monitoring.server_counters import totals_of
+    from treeopt.monitoring.plan_watch import totals_of
 
     try:
         text = client.text(url)

@@ -89,8 +89,6 @@ def figures(charts: Iterable[alt.LayerChart]) -> Html:
 
 
 def _figure(chart: alt.LayerChart) -> str:
-    import altair as alt
-
     figure = Figure.of(chart)
     drawn = alt.Chart.from_dict(themed_spec(figure.spec))
     drawn.usermeta = {"embedOptions": {"renderer": "svg", "actions": False}}  # colours of the page need SVG

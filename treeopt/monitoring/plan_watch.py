@@ -1,26 +1,28 @@
 """Acceptance and step time of running servers beside those of a plan: blocks of scrapes, tests, and what they show.
 
 A block ends when several times as many requests have finished as run together: blocks that share requests resemble each
-other, which the test does not allow for.
+other, which the test does not allow for. Counters grow from one scrape to the next; restarts count from zero.
 """
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from treeopt.errors import PlanError, UsageError
+from treeopt.errors import PlanError, TraceError, UsageError
 from treeopt.monitoring.change_detector import RatioTest, Sums
-from treeopt.monitoring.server_counters import Totals
 from treeopt.plans.plan import Plan, PlanEntry
 from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.typed_records import read_record
 from treeopt.storage.user_files import read_text
+from treeopt.traces.importers.prometheus_counters import of_model
+from treeopt.traces.importers.sources.counters import counter_names, totals_by_engine
 
 SCHEMA, STATE = "treeopt.watch/1", "treeopt.watch-state/1"
 TURNOVER = 4  # requests that finish in a block, per running request
@@ -28,6 +30,66 @@ BLOCK_S = 60.0  # of a block where finished requests are not counted
 REACH = 1.1  # ratio to the smallest or largest planned batch up to which step times are compared
 TAU = "tau"
 Reference = Literal["plan", "start"]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Totals over all engines and workers behind one address.
+
+    Attributes:
+        accepted: steps of a request that accepted at least 1, 2, ... drafted tokens.
+        steps: steps of a request that drafted.
+        latency_s: seconds between the outputs of a request, summed; 0 where the engine does not count them.
+        outputs: outputs of a request after its first.
+        iterations: steps of the engine, each for all running requests.
+        finished: requests.
+    """
+
+    accepted: tuple[float, ...]
+    steps: float
+    latency_s: float
+    outputs: float
+    iterations: float
+    finished: float
+
+    def since(self, before: "Totals") -> "Totals":
+        """Return the growth; all of it where a total fell, because the server was restarted (as in Prometheus)."""
+        accepted = tuple(now - old for now, old in zip_longest(self.accepted, before.accepted, fillvalue=0.0))
+        others = [now - old for now, old in zip(astuple(self)[1:], astuple(before)[1:], strict=True)]
+        return self if min(*accepted, *others) < 0 else Totals(accepted, *others)
+
+    @property
+    def running(self) -> float | None:
+        """Mean number of requests that decode together; None where the engine does not count it."""
+        return self.outputs / self.iterations if self.iterations and self.outputs else None
+
+
+def totals_of(text: str, model: str | None) -> Totals:
+    """Return the totals of a scrape.
+
+    Args:
+        text: Prometheus text.
+        model: the `model_name` to read, if there are several.
+
+    Raises:
+        TraceError: no Prometheus text, no counters of speculative decoding, or several models and none named.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        families = list(text_string_to_metric_families(text))
+    except (ValueError, KeyError, IndexError) as error:  # the parser's of damaged lines
+        raise TraceError(f"the answer is not Prometheus text: {error}") from error
+    read = [sample for family in families for sample in family.samples]
+    samples = of_model({(s.name, tuple(sorted(s.labels.items()))): s.value for s in read}, model)
+    engine, steps, accepted = totals_by_engine(samples)
+    names = counter_names()[engine]
+
+    def summed(name: str) -> float:
+        return sum((value for (key, _), value in samples.items() if key == name), 0.0)
+
+    latency_s, outputs = summed(f"{names.latency}_sum"), summed(f"{names.latency}_count")
+    return Totals(tuple(map(float, accepted)), steps, latency_s, outputs, summed(names.iterations), summed(names.ended))
 
 
 @dataclass

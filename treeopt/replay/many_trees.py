@@ -2,8 +2,8 @@
 
 The text after an anchor is then one number, the deepest node of the pool that it follows, and the tokens that a tree
 accepts there are one entry of a small table. All requests walk side by side and read only anchors where a step starts;
-requests that are few and long are walked by doubling (`treeopt.replay.walk.walk_steps`). Counts equal those of
-`replay_tree`.
+requests that are few and long are walked by doubling (`treeopt.replay.walk.walk_steps`). Of many trees that resemble
+each other, only requests in which they differ are walked. Counts equal those of `replay_tree`.
 """
 
 import numpy as np
@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
 from treeopt.replay.static_tree import deepest, replay_tree
-from treeopt.replay.walk import StepCounts, Walk, count, in_step, walk_steps
+from treeopt.replay.walk import StepCounts, Walk, count, in_step, next_anchors, walk_steps
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 STRIDE = 8  # steps between two checks for requests that have ended
-LANES = 2**16  # requests that walk together; each tree's requests count separately
+LANES = 2**14  # requests that walk together; each tree's requests count separately
 
 Chosen = NDArray[np.bool_]
-Round = tuple[NDArray[np.int64], NDArray[np.uint8]]
 
 
 class Replayer:
@@ -83,12 +82,7 @@ class Replayer:
         chosen = self.chosen(tree)
         if chosen is None:
             return replay_tree(tree, self.trace)
-        if not in_step(self.trace) or self.trace.drafted is not None:
-            return count(self.visit(chosen), self.trace, depth=tree.depth)
-        rounds: list[Round] = []
-        steps = self._walk(self._moves(chosen[None]), rounds)[0]
-        committed = np.bincount(np.concatenate([move for _, move in rounds]), minlength=tree.depth + 2)
-        return StepCounts(steps, self.trace.lengths, committed[1:])
+        return count(self.visit(chosen), self.trace, depth=tree.depth)
 
     def steps(self, chosen: Chosen) -> NDArray[np.int64]:
         """Return the steps of each request under each of T trees, int64 (T, R).
@@ -103,8 +97,17 @@ class Replayer:
         if not in_step(self.trace, len(chosen)):
             walks = (self.visit(row).request for row in chosen)
             return np.array([np.bincount(request, minlength=self.trace.requests) for request in walks])
-        parts = -(-len(moves) * self.trace.requests // LANES)
-        return np.concatenate([self._walk(part) for part in np.array_split(moves, max(1, min(parts, len(moves))))])
+        usual = 2 * chosen.sum(axis=0) > len(chosen)  # where a tree moves as this one, its requests take as many steps
+        walk = self.visit(usual)
+        steps = np.tile(np.bincount(walk.request, minlength=self.trace.requests), len(moves))
+        differs = moves != self._moves(usual[None])
+        seen = np.zeros((moves.shape[1], self.trace.requests), dtype=np.float32)
+        seen[self.leaf[walk.anchors], walk.request] = 1
+        some = differs.any(axis=0)
+        lanes = np.flatnonzero(differs[:, some].astype(np.float32) @ seen[some])
+        for part in np.array_split(lanes, 1 + len(lanes) // LANES):
+            steps[part] = self._walk(moves, part)
+        return steps.reshape(len(moves), -1)
 
     def accepted(self, chosen: Chosen) -> NDArray[np.int64]:
         """Return the tokens that a step from each anchor accepts, int64 (P,), with these nodes, bool (C,)."""
@@ -115,12 +118,13 @@ class Replayer:
         accepted = self.accepted(chosen)
         if not in_step(self.trace):
             return walk_steps(accepted, self.trace)
-        rounds: list[Round] = []
-        self._walk(self._moves(chosen[None]), rounds)
-        visited = np.zeros(len(self._leaf), dtype=bool)
-        for places, _ in rounds:
-            visited[places] = True
-        anchors = np.flatnonzero(visited[self._leaf <= self.pool.nodes])
+        jump, reached = next_anchors(accepted, self.trace), self.trace.starts
+        visited = np.zeros(self.trace.anchors, dtype=bool)
+        while len(reached):
+            visited[reached] = True
+            reached = jump[reached]
+            reached = reached[reached < self.trace.anchors]
+        anchors = np.flatnonzero(visited)
         return Walk(anchors, accepted[anchors], self.trace.request_index[anchors].astype(np.int64))
 
     def _moves(self, chosen: Chosen) -> NDArray[np.uint8]:
@@ -138,27 +142,24 @@ class Replayer:
             )
         return moves
 
-    def _walk(self, moves: NDArray[np.uint8], rounds: list[Round] | None = None) -> NDArray[np.int64]:
-        """Walk all requests side by side and return the steps of each, int64 (T, R).
+    def _walk(self, moves: NDArray[np.uint8], lanes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Walk requests side by side and return the steps of each, int64 (L,).
 
-        Appends to `rounds` the places where the steps of each round start, and the tokens that they commit.
+        Args:
+            moves: uint8 (T, C + 2), see `_moves`.
+            lanes: int64 (L,), R times the tree's number plus the request's.
         """
-        trees, entries = moves.shape
-        total = np.zeros(trees * self.trace.requests, dtype=np.int64)
-        lane = np.arange(len(total))
-        places = np.tile(self._first, trees)
-        table = np.repeat(np.arange(trees) * entries, self.trace.requests)
-        flat = moves.ravel()
+        tree, request = np.divmod(lanes, self.trace.requests)
+        total, lane = np.zeros(len(lanes), dtype=np.int64), np.arange(len(lanes))
+        places, table, flat = self._first[request], tree * moves.shape[1], moves.ravel()
         while len(lane):
             steps = np.zeros(len(lane), dtype=np.int64)
             for _ in range(STRIDE):
                 move = flat.take(self._leaf.take(places) + table)
-                if rounds is not None:
-                    rounds.append((places, move))
                 places = places + move
                 steps += move > 0
             total[lane] += steps
             unfinished = np.flatnonzero(move)
             if len(unfinished) < len(lane):
                 lane, places, table = lane[unfinished], places[unfinished], table[unfinished]
-        return total.reshape(trees, -1)
+        return total

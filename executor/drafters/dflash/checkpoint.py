@@ -86,7 +86,8 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
     ids = drafted_ids(stored, rows, target)
     if ids is not None and (not own[HEAD] or bool((ids.diff() <= 0).any())):
         raise ExecutorError(f"{stored.path}: d2t must name the rows of an LM head of its own, in rising order")
-    markov = stored.entries["markov_w1.weight"].shape[-1] if "markov_w1.weight" in stored.entries else 0
+    heads = (stored.entries.get(f"markov_w{n}.weight") for n in (1, 2))
+    markov = next((head.shape[-1] for head in heads if head is not None), 0)
     confidence = _confidence_inputs(stored, target.hidden, markov)
     anchor = field_of(stored.config, "sample_from_anchor")
     taps = _taps(stored, target)
@@ -123,7 +124,7 @@ def _confidence_inputs(stored: Stored, hidden: int, rank: int) -> int:
                 "it to false, or add the weights"
             )
         return 0
-    widths = [width for width, with_markov in ((hidden, False), (hidden + rank, True)) if stated in (None, with_markov)]
+    widths = [hidden + rank * markov for markov in (False, True) if stated is None or bool(stated) == markov]
     if given.shape not in [(1, width) for width in widths]:
         raise ExecutorError(
             f"{stored.path}: {given.key} must have 1 row of {' or '.join(map(str, widths))} columns (hidden size and, "

@@ -9,9 +9,10 @@ and its module are written as one MiMo, whose layers are Qwen2's: a Llama's laye
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,12 @@ def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp | S
     """
     found = prefixes(stored)
     stated = layer_fields(stored).get("num_nextn_predict_layers")
-    if len({family for family, _ in found}) != 1 or (stated or len(found)) != len(found):
+    numbers = [int(each) for _, prefix in found for each in re.findall(r"\d+", prefix)[-1:]]
+    apart = any(after - before != 1 for before, after in pairwise(numbers))
+    if apart or len({family for family, _ in found}) != 1 or (stated or len(found)) != len(found):
         raise ExecutorError(
             f"{stored.path}: {counted(len(found), 'MTP module')}, num_nextn_predict_layers is {stated!r:.40}: needed "
-            "are as many, of one family"
+            "are as many, of one family, numbered without a gap"
         )
     if not within:
         _check_fields(stored, target)
@@ -82,7 +85,7 @@ def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp | S
     outer = {name.rpartition("model.")[2]: entry for name, entry in stored.entries.items() if "lm_head" in name}
     outer |= {n.rpartition("model.")[2]: e for n, e in stored.entries.items() if n.endswith("embed_tokens.weight")}
     places = {name: next((p for p in starts if name.startswith(p)), None) for name in stored.entries}
-    inner = stored.renamed(lambda name: (p := places[name]) and starts[p] + name.removeprefix(p))
+    inner = stored.renamed(lambda name: None if (p := places[name]) is None else starts[p] + name.removeprefix(p))
     if method := quantised(inner):
         raise ExecutorError(f"{stored.path}: an MTP module in {method} is not supported: give it in bfloat16")
     whole = replace(inner, entries=({} if within else outer) | dict(inner.entries))
@@ -92,13 +95,11 @@ def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp | S
             raise ExecutorError(f"{stored.path}: {whole.entries[name].key} is not the target's, which MTP uses")
     with torch.device("meta"):
         stacked = any("experts" in name for name in Mtp(target, family).state_dict())
-    made: Callable[[], Any] = partial(Mtp, target, family)
-    if len(found) > 1:
-        made = partial(SeveralMtp, target, family, len(found))
-    read: Mtp | SeveralMtp = fill_module(
-        made, _stacked(whole) if stacked else whole, partial(stored_name, family), ignored=copies
-    )
-    return read
+
+    def made() -> Mtp | SeveralMtp:
+        return Mtp(target, family) if len(found) == 1 else SeveralMtp(target, family, len(found))
+
+    return fill_module(made, _stacked(whole) if stacked else whole, partial(stored_name, family), ignored=copies)
 
 
 def _check_fields(stored: Stored, target: Target) -> None:

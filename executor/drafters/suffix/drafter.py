@@ -177,14 +177,10 @@ class Suffix(TextDrafter):
         """Propose at most `most` tokens, Arctic's K; `kept` outputs are remembered."""
         super().__init__()
         self.max_depth, self.history = most, EarlierOutputs(kept) if kept else None
+        self.facts: Mapping[str, Any] = {"cached_requests": kept} if kept else {}
         self.settings: Mapping[str, Any] = {"most": most, **self.facts}
         self._tries: dict[int, SuffixTrie] = {}
         self._prompt = 0
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """See `Drafter.facts`."""
-        return {} if self.history is None else {"cached_requests": self.history.kept}
 
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> TextState:
         """Forget earlier runs; see `Drafter.begin`."""
@@ -220,23 +216,17 @@ class Suffix(TextDrafter):
     ) -> Iterator[Forced]:
         """See `Drafter.teacher_forced`; at row t the text ends with the root x_{t+1} at every depth."""
         anchors = torch.arange(tokens.shape[1]).expand(tokens.shape) if rows is None else rows
-        proposed = torch.tensor(self.drafts(tokens, anchors, depth), device=tokens.device)
+        drafts = list[list[list[int]]]()
+        for row, (text, some) in enumerate(zip(tokens.tolist(), anchors.tolist(), strict=True)):
+            self._start(row, some[0] + 2)  # before the first anchor stands the prompt
+            drafts.append([self._proposed(row, text[: at + 2], depth) for at in some])
+        proposed = torch.tensor(drafts, device=tokens.device)
         for k in range(depth):
             yield Forced(one_token(proposed[..., k], target.vocabulary))
 
-    def drafts(self, tokens: Tensor, anchors: Tensor, depth: int) -> list[list[list[int]]]:
-        """Return what is proposed at each row's anchors; before the first stands the row's prompt."""
-        drafts = list[list[list[int]]]()
-        for row, (text, some) in enumerate(zip(tokens.tolist(), anchors.tolist(), strict=True)):
-            self._start(row, some[0] + 2)
-            drafts.append([self._proposed(row, text[: at + 2], depth) for at in some])
-        return drafts
-
     def _proposed(self, row: int, text: list[int], depth: int) -> list[int]:
         """Return what is proposed after a text, `depth` tokens, NOTHING after the last; a row's text mostly grows."""
-        trie = self._tries.get(row)
-        if trie is None:
-            trie = self._tries[row] = SuffixTrie()
+        trie = self._tries.setdefault(row, SuffixTrie())
         trie.extend(text[len(trie.texts.get(0, ())) :])
         found, score = trie.propose(text[-DEPTH:], self.max_depth)
         if self.history is not None:
@@ -252,11 +242,8 @@ def suffix_drafter(name: str, target: Target) -> Suffix:
     Raises:
         UsageError: another name.
     """
-    _, *numbers = name.split(":")
-    if (
-        len(numbers) > 2
-        or not all(each.isdecimal() for each in numbers)
-        or not 1 <= int(numbers[0] if numbers else 1) <= DEPTH
-    ):
+    numbers = name.split(":")[1:]
+    whole = all(each.isdecimal() for each in numbers)
+    if not whole or len(numbers) > 2 or not 1 <= int(numbers[0] if numbers else 1) <= DEPTH:
         raise UsageError(f"{name}: must be suffix, suffix:K with K in 1..{DEPTH}, or suffix:K:N with N earlier outputs")
     return Suffix(*map(int, numbers))

@@ -63,9 +63,15 @@ def test_an_environment_that_fails_is_one_line(tmp_path, target, capsys):
 
 
 def test_what_openvino_cannot_run_is_refused(target):
-    with pytest.raises(ExecutorError, match="openvino runs EAGLE-3 and language models, not MedusaHeads"):
+    with pytest.raises(ExecutorError, match="openvino runs EAGLE-3, DFlash and language models, not MedusaHeads"):
         check_openvino(random_drafter("medusa", target), "python", "float32")
     with pytest.raises(ExecutorError, match=r"cannot express norm_before_residual, norm_output, norms before fc"):
         check_openvino(random_drafter("eagle3-variants", target), "python", "float32")
+    with pytest.raises(ExecutorError, match=r"cannot express a Markov head or a confidence head, sample_from_anchor"):
+        check_openvino(random_drafter("dspark", target), "python", "float32")
+    with pytest.raises(
+        ExecutorError, match=r"cannot express own embeddings or an own head .*, windows or causal layers"
+    ):
+        check_openvino(random_drafter("dflash-variants", target), "python", "float32")
     with pytest.raises(UsageError, match="openvino holds float32 or float16, got bfloat16: give --dtype"):
         check_openvino(LanguageModel(target), "python", "bfloat16")

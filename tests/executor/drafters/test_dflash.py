@@ -132,6 +132,7 @@ def test_the_confidence_head_is_read_by_its_width_or_refused_in_one_line(tmp_pat
     for fields, changes, words in (
         ({}, without, "enable_confidence_head is true, but confidence_head.proj.weight is missing"),
         ({}, tensors | {"confidence_head.proj.weight": narrow}, rf"must have 1 row of {HIDDEN + 8} columns"),
+        ({}, {k: v for k, v in tensors.items() if "markov_w1" not in k}, r"1 missing: markov_w1"),
         ({"markov_head_type": "gated"}, tensors, "markov_head_type 'gated' is not supported"),
         ({}, tensors | {"markov_head.markov_w2.weight": torch.ones(VOCABULARY, 5)}, r"markov_w2\.weight must be"),
     ):

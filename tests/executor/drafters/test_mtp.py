@@ -160,6 +160,12 @@ def test_what_cannot_be_read_is_named(tmp_path):
     rewritten(tmp_path / "config.json", num_nextn_predict_layers=3)
     with pytest.raises(ExecutorError, match="2 MTP modules, num_nextn_predict_layers is 3"):
         load_drafter("mtp", target)
+    rewritten(tmp_path / "config.json", num_nextn_predict_layers=2)
+    tensors = load_file(tmp_path / "model.safetensors")
+    apart = {key.replace("layers.3.", "layers.5."): value for key, value in tensors.items()}
+    save_file(apart, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ExecutorError, match="numbered without a gap"):
+        load_drafter("mtp", target)
     with pytest.raises(ExecutorError, match="vllm-mimo has"):
         save_drafter(tmp_path / "no", several, dtype="float32", meta={}, target=target, layout="vllm-mimo")
     path = tmp_path / "own" / "config.json"

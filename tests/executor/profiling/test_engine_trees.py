@@ -8,7 +8,7 @@ from executor.profiling.configurations import dynamic_trees
 from executor.profiling.profile_settings import Measuring
 from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import Requests
-from executor.validation.compare_live import check_comparison, compare, not_measured, shapes_of
+from executor.validation import check_comparison, compare, not_measured, shapes_of
 from tests.helpers.measured_profiles import measure_profile
 from tests.helpers.small_plans import BUSHY, choice, entry, grown, plan_of
 from treeopt.cost_model import StepShape

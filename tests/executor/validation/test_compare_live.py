@@ -19,7 +19,7 @@ from executor.runners import loop_runner
 from executor.runners.loop_runner import LoopRunner, weights_read
 from executor.runners.runner import Requests
 from executor.target.target_model import Target
-from executor.validation.compare_live import compare, pieces, runs_in, runs_of
+from executor.validation import compare, pieces, runs_in, runs_of
 from executor.verification.acceptance_rules import Greedy
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator

@@ -215,6 +215,7 @@ def test_an_unknown_model_type_is_counted_by_the_usual_names_with_a_warning():
     shape = Shape.from_config(TINY | {"model_type": "new"})
     assert shape.parameters == Shape.from_config(TINY).parameters
     assert shape.notes == ("model_type 'new' is not known: its layers are counted by the usual names of fields alone",)
+    assert "no gate, as" in Shape.from_config(TINY | {"model_type": "new", "hidden_act": "relu2"}).notes[1]
 
 
 @pytest.mark.parametrize(
@@ -234,6 +235,9 @@ def test_an_unknown_model_type_is_counted_by_the_usual_names_with_a_warning():
         ({"model_type": "new", "num_hidden_layers": 6, "frob": "ABABAB"}, "frob is not understood"),
         ({"num_experts": False}, "num_experts must be a positive integer, got False"),
         ({"model_type": "new", "sliding_window": 9}, "sliding_window is not understood"),
+        ({"model_type": "new", "skip_mlp_layers": [1]}, "skip_mlp_layers is not understood"),
+        ({"model_type": "new", "total_ut_steps": 4}, "total_ut_steps is not understood"),
+        ({"model_type": "new", "multi_query": True}, "multi_query is not understood"),
         ({"hidden_size": 18}, "num_attention_heads must divide hidden_size, got 4 and 18"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers must be a positive integer, got '2'"),
         ({"model_type": "qwen3"}, "head_dim must be given for model_type qwen3"),

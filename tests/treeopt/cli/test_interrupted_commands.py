@@ -51,7 +51,7 @@ def test_a_write_that_fails_keeps_the_old_file(writers, tmp_path, unchanged, mon
         raise failure
 
     monkeypatch.setattr(os, "fsync", fail)
-    result = run(*writers[name])
+    result = run(*writers[name], "--quiet")
     assert len(calls) == 1
     assert result.exit_code in (1, 2)
     assert word in error_of(result)

@@ -5,7 +5,7 @@ import json
 from simulate.model_sizes.hf_config import known_models
 from tests.helpers.command_line import done, refused, run
 
-ASKED = ("whatif", "--acceptance", "0.73,0.52", "--kind", "eagle3", "--hardware", "h200", "--batch", "1", "--json")
+ASKED = ("whatif", "--acceptance=0.73,0.52", "--kind=eagle3", "--hardware=h200", "--batch=1", "--max-nodes=4", "--json")
 
 
 def test_models_are_listed_with_their_sizes_or_the_field_that_is_not_understood():

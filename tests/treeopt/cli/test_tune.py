@@ -108,6 +108,6 @@ def test_a_server_that_dies_keeps_what_was_measured(tmp_path, monkeypatch):
 
     monkeypatch.setattr(EngineRunner, "run", dies)
     with servers(0, 1) as words:
-        said = error_of(run(*TUNE, *words, "--output", tmp_path / "out"))
+        said = error_of(run(*TUNE, *words, "--output", tmp_path / "out", "--quiet"))
     assert "the engine died; 3 settings are kept in" in said
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["tuning.json.work"]

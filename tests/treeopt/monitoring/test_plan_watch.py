@@ -8,8 +8,7 @@ import pytest
 from tests.helpers.small_plans import entry, plan_of
 from treeopt.errors import PlanError, TraceError, UsageError
 from treeopt.monitoring.change_detector import BETS, Detector
-from treeopt.monitoring.plan_watch import PlanWatch, WatchState
-from treeopt.monitoring.server_counters import Totals, totals_of
+from treeopt.monitoring.plan_watch import PlanWatch, Totals, WatchState, totals_of
 from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.tree import Tree
 

@@ -209,15 +209,12 @@ class Model(click.Path):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return shapes that begin as typed, and files."""
+        from simulate.model_sizes.drafter_kinds import DRAFTERS
         from simulate.model_sizes.hf_config import SHAPES, known_models
 
-        names = () if param.name == "drafter" else (*SHAPES, *known_models())
-        more: tuple[str, ...] = ()
-        if param.name == "drafter":
-            from simulate.model_sizes.drafter_kinds import DRAFTERS
-
-            more = tuple(kind.name for kind in DRAFTERS.values() if kind.named)
-        return [*_items((*names, *more), incomplete), CompletionItem(incomplete, type="file")]
+        kinds = [kind.name for kind in DRAFTERS.values() if kind.named]
+        names = kinds if param.name == "drafter" else [*SHAPES, *known_models()]
+        return [*_items(names, incomplete), CompletionItem(incomplete, type="file")]
 
 
 class Devices(click.ParamType):  # type: ignore[type-arg]

@@ -54,6 +54,8 @@ def _method_notes(method: str, kind: object) -> list[str]:
             "OpenVINO may feed an EAGLE-3 drafter other layers of the target than it was trained on (the exported "
             "target decides); compare its acceptance with the trace before you trust the prediction"
         ]
+    if method == "dflash":
+        return [f"{TITLE} runs DFlash greedily, one request at a time, with K below the block_size of its file"]
     if method == "prompt-lookup" and kind == "prompt-lookup:vllm":
         return ["set max_ngram_size to MAX of the drafter's name; OpenVINO matches that many tokens, down to 1"]
     if method == "prompt-lookup":
@@ -89,6 +91,7 @@ ENTRY = Engine(
     methods={
         "draft-model": Method.of("language-model"),
         "eagle3": Method.of("eagle3", trees=True),
+        "dflash": Method.of("dflash"),
         "prompt-lookup": Method.of("prompt-lookup", "prompt-lookup:vllm", model="none"),
     },
     write=write,

@@ -63,11 +63,14 @@ class Climb:
             effort: multiple of the usual work.
         """
         self._replayer, self._prices, self._nodes = replayer, prices, nodes
-        self._closed = ClosedParts(replayer.pool)
-        self._above = np.array(replayer.pool.parents, dtype=np.int64)
-        self._barred = np.array(replayer.pool.depths, dtype=np.int64) > depth
+        pool = replayer.pool
+        self._above = np.array(pool.parents, dtype=np.int64)
+        self._barred = np.array(pool.depths, dtype=np.int64) > depth  # the last ones of the pool
+        inside = pool.nodes - int(self._barred.sum())
+        self._closed = ClosedParts(Tree(pool.parents[:inside], pool.ranks[:inside]))
         self._left = effort * WORK * replayer.trace.anchors**0.5
         self._costs: dict[bytes, float] = {}
+        self._valued: dict[bytes, tuple[Values, Values]] = {}
         self._expanded: set[bytes] = set()  # trees whose successors were tried
         self.best, self.cost = self._most_frequent(), np.inf
         self._replay(self.best[None])
@@ -176,20 +179,25 @@ class Climb:
     def _values(self, chosen: Chosen, power: float = 0.0) -> Values:
         """Return values of nodes under a tree, float64 (n, C): per row weighting, at visited anchors and at all."""
         self._left -= VALUED * self._replayer.trace.anchors
-        at_visited, at_all = self._saved.under(chosen)
+        if (key := chosen.tobytes()) not in self._valued:
+            self._valued[key] = self._saved.under(chosen)
+        at_visited, at_all = self._valued[key]
         weights = self._row_weights(chosen)[:, self._saved.row] * self._saved.steps_per_token**power
         return np.concatenate([weights @ at_visited, weights @ (at_visited + at_all) / 2])
 
     def _row_weights(self, chosen: Chosen) -> NDArray[np.float64]:
         """Return weights of the rows, float64 (n, K): only the most expensive, expensive ones more, all equally."""
-        costs = self._prices @ self._steps(chosen)
-        if len(costs) == 1:
+        if len(self._prices) == 1:
             return np.ones((1, 1))
+        costs = self._prices @ self._steps(chosen)
         near = np.exp(SHARPNESS * (costs / costs.max() - 1))
         return np.array([costs == costs.max(), near, np.ones(len(costs))], dtype=np.float64)
 
     def _fill(self, values: Values, nodes: int | None = None) -> NDArray[np.bool_]:
-        return self._closed.fill(np.where(self._barred, -np.inf, values), nodes=self._nodes if nodes is None else nodes)
+        parts = np.zeros(values.shape, dtype=bool)
+        inside = values[:, ~self._barred]
+        parts[:, ~self._barred] = self._closed.fill(inside, nodes=self._nodes if nodes is None else nodes)
+        return parts
 
     def _steps(self, chosen: Chosen) -> NDArray[np.int64]:
         return np.asarray(self._replayer.steps(chosen[None])[0])
@@ -346,11 +354,11 @@ class ClosedParts:
             raise UsageError(f"nodes must be 0 or more, got {nodes}")
         times, size = values.shape
         room = min(nodes, size)
-        ordered = values[:, self._order].T[:, :, None]
+        ordered = values.T[self._order][:, :, None]
         best = np.zeros((size + 1, times, room + 1))
         for i in range(size - 1, -1, -1):
-            added = best[i + 1, :, :-1] + ordered[i]
-            np.maximum(added, best[self._after[i], :, 1:], out=best[i, :, 1:])
+            taken = np.add(best[i + 1, :, :-1], ordered[i], out=best[i, :, 1:])
+            np.maximum(taken, best[self._after[i], :, 1:], out=taken)
         parts = np.zeros((times, size), dtype=bool)
         for time in range(times):
             i, left = 0, room
