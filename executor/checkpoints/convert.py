@@ -105,14 +105,12 @@ def check_openvino(drafter: nn.Module | Drafter, python: str | None, dtype: str)
         raise ExecutorError(f"openvino runs EAGLE-3, DFlash and language models, not {type(drafter).__name__}")
     lost: dict[str, bool] = {}
     if isinstance(drafter, DFlash):
+        own = drafter.embed_tokens or drafter.lm_head
         lost = {
-            "own embeddings or an own head (OpenVINO puts the target's in their place)": any(
-                each is not None for each in (drafter.embed_tokens, drafter.lm_head)
-            ),
+            "own embeddings or an own head (OpenVINO puts the target's in their place)": own is not None,
             "a Markov head or a confidence head": drafter.markov_w1 is not None or drafter.confidence_head is not None,
             "sample_from_anchor": drafter.from_anchor,
             "windows or causal layers": any(drafter.windows) or any(drafter.causal),
-            "a tap at the embeddings": 0 in drafter.taps,
         }
     if isinstance(drafter, Eagle3):
         lost = {

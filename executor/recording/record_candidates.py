@@ -98,10 +98,7 @@ def chain_confidences(target: Target, drafter: Drafter, texts: Texts, depth: int
 def _pools(
     target: Target, drafter: Drafter, texts: Texts, policy: DynamicTree, stride: int
 ) -> Iterator[tuple[int, Pool, Any, Tensor]]:
-    """Yield every recorded position, all texts' candidates there, the drafter's state and int64 (batch,), the roots.
-
-    What a text that has ended has there has no meaning.
-    """
+    """Yield each recorded position, all candidates, the drafter's state and the roots; ignore texts that have ended."""
     tokens, features = texts.tokens, texts.outputs.features
     batch, longest = tokens.shape
     prompts, written = (torch.tensor(lengths, device=tokens.device) for lengths in (texts.prompts, texts.written))

@@ -284,16 +284,6 @@ def kind_of_drafter(drafter: Config) -> str | None:
     return "language-model" if shape_name(drafter) is not None else parsed(drafter, _stated_kind)
 
 
-def kind_by_layers(drafter: Config) -> str | None:
-    """Return the kind that a configuration without a name suggests: one layer is an EAGLE's, more are a model's.
-
-    >>> kind_by_layers({"model_type": "llama", "num_hidden_layers": 30})
-    'language-model'
-    """
-    layers = parsed(drafter, lambda config: config.get("num_hidden_layers"))
-    return None if type(layers) is not int else "eagle" if layers == 1 else "language-model"
-
-
 def drafter_shape(config: Config, *, kind: str, target: Shape | None = None) -> DrafterShape:
     """Return the sizes of the drafter that a config.json describes.
 

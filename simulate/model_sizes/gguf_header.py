@@ -39,7 +39,9 @@ def _config(fields: Mapping[str, Any], tensors: Mapping[str, tuple[int, float]])
     name = str(fields.get("general.architecture"))
     if recurrent := [key for key in fields if key.startswith((f"{name}.ssm.", f"{name}.wkv."))]:
         raise CostError(f"{recurrent[0]}: recurrent layers of GGUF files are not counted: name their config.json")
-    own = {key.removeprefix(f"{name}."): _alike(value) for key, value in fields.items()}
+    lists = {key: value for key, value in fields.items() if isinstance(value, list) and value}
+    alike = {key: value[0] for key, value in lists.items() if value == value[:1] * len(value)}  # in every layer
+    own = {key.removeprefix(f"{name}."): value for key, value in {**fields, **alike}.items()}
     tables = shipped_json(MODEL_DATA)["gguf"]
     config = {field: own[key] for key, field in tables["fields"].items() if key in own}
     mixtral = name == "llama" and "expert_count" in own
@@ -92,11 +94,6 @@ def _header(file: BinaryIO) -> tuple[Mapping[str, Any], Mapping[str, tuple[int, 
     if -(-file.tell() // step) * step + end > size:
         raise ValueError("it is cut off")
     return fields, tensors
-
-
-def _alike(value: Any) -> Any:
-    """Return the number that a list holds for every layer; else the value itself."""
-    return value[0] if isinstance(value, list) and value and value == value[:1] * len(value) else value
 
 
 def _number(file: BinaryIO, form: str) -> Any:

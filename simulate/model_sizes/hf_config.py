@@ -203,17 +203,3 @@ def positive(name: str, value: object, most: int = LARGEST) -> int:
     if value > most:
         raise CostError(f"{name} must be at most {most}, got {value!r:.80}")
     return value
-
-
-def true_or_false(name: str, value: object) -> bool:
-    """Return `value` if it is a boolean.
-
-    Raises:
-        CostError: it is not; says `name`.
-
-    >>> true_or_false("tied", True)
-    True
-    """
-    if not isinstance(value, bool):
-        raise CostError(f"{name} must be true or false, got {value!r:.80}")
-    return value

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from simulate.model_sizes.gguf_header import MODEL_DATA
-from simulate.model_sizes.hf_config import FIELDS, OWN_SWEEP, positive, text_part, true_or_false
+from simulate.model_sizes.hf_config import FIELDS, OWN_SWEEP, positive, text_part
 from simulate.model_sizes.layer_groups import LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.stored_bytes import StoredBytes
@@ -116,7 +116,10 @@ class _Fields:
 
     def switch(self, name: str, default: bool = False) -> bool:
         """Return a boolean."""
-        return true_or_false(name, self.get(name, default=default))
+        value = self.get(name, default=default)
+        if not isinstance(value, bool):
+            raise CostError(f"{name} must be true or false, got {value!r:.80}")
+        return value
 
     def listed(self, name: str, layers: int) -> list[Any] | None:
         """Return a list of one entry per layer; None where it is missing."""

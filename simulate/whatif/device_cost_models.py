@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from simulate.model_sizes.device_memory import SHARE, DeviceMemory
-from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_by_layers, kind_of_drafter
+from simulate.model_sizes.drafter_kinds import DRAFTERS, assumptions, drafter_shape, kind_of_drafter
 from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, parsed, text_part
 from simulate.model_sizes.model_shape import Shape
 from simulate.model_sizes.sizes_by_hand import SPREAD, llama_of, shape_by_hand
@@ -63,8 +63,9 @@ def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) 
         recorded = recorded.partition(":")[0]  # an engine's prompt lookup takes as long as treeopt's
     if kind is None:
         if recorded not in DRAFTERS:
-            if drafter is not None and (guess := kind_by_layers(drafter)) is not None:
-                return guess, []
+            layers = None if drafter is None else parsed(drafter, lambda config: config.get("num_hidden_layers"))
+            if type(layers) is int:
+                return "eagle" if layers == 1 else "language-model", []
             why = (
                 "the trace does not record its drafter's kind:"
                 if recorded is None

@@ -198,8 +198,7 @@ class DFlash(nn.Module):
 
         `before`, int64 (batch, depths), is the token before each: the root, then those drafted. Needs the head.
         """
-        first = self._slot(1)
-        logits = self._confidence(state.block[:, first : first + before.shape[1]], before)
+        logits = self._confidence(state.block[:, self._slot(1) :][:, : before.shape[1]], before)
         assert logits is not None
         return logits.sigmoid()
 

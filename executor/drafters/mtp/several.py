@@ -98,7 +98,7 @@ class SeveralMtp(nn.Module):
     def level(self, state: list[RecurrentState], tokens: Tensor, parents: Tensor) -> Tensor:
         """Read a level's nodes in all modules that draft deeper ones; see `Drafter.level`."""
         level = state[0].level
-        for k in range(len(state) - 1, max(level, 1) - 1, -1) if level else ():  # the last first: it reads the others'
+        for k in range(len(state) - 1, level - 1, -1) if level else ():  # the last first: it reads the others'
             state[k].above = self._parts[k].read_nodes(
                 state[k], self._parts[k - 1].carried(state[k - 1].above), tokens, parents
             )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulate.model_sizes.drafter_kinds import kind_by_layers, kind_of_drafter
+from simulate.model_sizes.drafter_kinds import kind_of_drafter
 from simulate.whatif.device_cost_models import drafter_kind
 from tests.helpers.command_line import small_trace
 from treeopt.errors import CostError, UsageError
@@ -41,12 +41,6 @@ def test_kinds_of_the_shipped_folders(name, kind):
     assert kind_of_drafter(shipped("models") / f"stdlib-{name}") == kind
 
 
-def test_layers_tell_where_no_name_does():
-    assert kind_by_layers({"num_hidden_layers": 1}) == "eagle"
-    assert kind_by_layers("8b") == "language-model"
-    assert kind_by_layers({}) is None
-
-
 def test_the_option_comes_before_the_configuration_before_the_trace(tmp_path):
     trace = small_trace()  # of Medusa
     eagle3 = {"architectures": ["LlamaForCausalLMEagle3"]}
@@ -56,7 +50,11 @@ def test_the_option_comes_before_the_configuration_before_the_trace(tmp_path):
     assert (kind, warning) == ("eagle3", "the trace records drafter kind medusa, but eagle3 is priced")
     assert drafter_kind(trace, None, LLAMA | {"num_hidden_layers": 1}) == ("medusa", [])
     silent = small_trace(meta={"verification": "greedy", "temperature": 0.0})
-    assert drafter_kind(silent, None, LLAMA | {"num_hidden_layers": 30}) == ("language-model", [])
+    for config, kind in (
+        (LLAMA | {"num_hidden_layers": 30}, "language-model"),
+        (LLAMA | {"num_hidden_layers": 1}, "eagle"),
+    ):
+        assert drafter_kind(silent, None, config) == (kind, [])
     with pytest.raises(UsageError, match="does not record its drafter's kind"):
         drafter_kind(silent, None, {})
     with pytest.raises(CostError, match="none"):
