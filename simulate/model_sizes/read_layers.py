@@ -202,8 +202,11 @@ class _Reader:
         self.layers, self.hidden, self.heads = layers, hidden, heads
         self.matrices: dict[str, tuple[int, int]] = {}  # by their names in checkpoints
         self.other = 0  # weights of a layer beside its matrices
-        count = fields.count("num_experts", "num_local_experts", "n_routed_experts")
+        totals = ("num_experts", "num_local_experts", "n_routed_experts")
+        count = fields.count(*totals)
         names = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "experts_per_token", "moe_topk")
+        if any(len({str(fields.given.get(name)) for name in same} - {"None"}) > 1 for same in (totals, names)):
+            raise CostError(f"{', '.join(totals)} must agree where several are given, and {', '.join(names)}")
         self.experts = Experts(count, fields.size(*names)) if count else None
         self.dense_width = fields.count("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size")
         self.expert_width = fields.size("moe_intermediate_size", "intermediate_size") if count else 0

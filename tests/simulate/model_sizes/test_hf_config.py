@@ -236,6 +236,7 @@ def test_an_unknown_model_type_is_counted_by_the_usual_names_with_a_warning():
         ({"num_experts": False}, "num_experts must be a positive integer, got False"),
         ({"model_type": "new", "ffn_multipliers": [1.0, 2.0]}, "ffn_multipliers is not understood"),
         ({"index_topk_freq": 2}, "index_topk_freq is not understood"),
+        ({"model_type": "new", "num_experts": 0, "num_local_experts": 8}, "num_experts, .* must agree"),
         ({"model_type": "new", "sliding_window": 9}, "sliding_window is not understood"),
         ({"model_type": "new", "skip_mlp_layers": [1]}, "skip_mlp_layers is not understood"),
         ({"model_type": "new", "total_ut_steps": 4}, "total_ut_steps is not understood"),
