@@ -93,9 +93,11 @@ def refusal(config: Any) -> str | None:
         return _ALIBI
     if getattr(config, "is_encoder_decoder", False):
         return "it has an encoder"
-    unknown = set(getattr(text, "layer_types", None) or ()) - {FULL, SLIDING} - RECURRENT - WITHOUT_CACHE
-    if unknown:
+    kinds = set(getattr(text, "layer_types", None) or (FULL,))
+    if unknown := kinds - {FULL, SLIDING} - RECURRENT - WITHOUT_CACHE:
         return f"layers of type {', '.join(sorted(unknown))} are not supported"
+    if kinds.isdisjoint({FULL, SLIDING}):
+        return "none of its layers has attention"
     if text.model_type in _CLAMPED and text.time_step_min > _NO_STEP:
         return "transformers bounds time steps by time_step_min for several tokens, not for one: no chain is lossless"
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # one class, but typed as several

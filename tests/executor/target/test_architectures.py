@@ -106,3 +106,8 @@ def test_a_bound_on_time_steps_of_several_tokens_alone_is_refused():
     """A verified chain would be bounded, and the same tokens one by one would not."""
     assert "time_step_min" in refusal(transformers.NemotronHConfig())
     assert refusal(transformers.NemotronHConfig(time_step_min=1e-9)) is None
+
+
+def test_a_model_of_recurrent_layers_alone_is_refused_by_its_configuration():
+    config = transformers.Qwen3NextConfig(num_hidden_layers=2, layer_types=["linear_attention"] * 2)
+    assert refusal(config) == "none of its layers has attention"
