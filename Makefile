@@ -15,6 +15,8 @@ RANDOM := --target 100m --drafter medusa:5 --random-weights --prompt-tokens 128 
 MODELS := --target data/models/stdlib-llama --drafter data/models/stdlib
 SAMPLED := --temperature 1 --new-tokens 64
 TYPICAL := --rule typical --temperature 0.7 --new-tokens 64
+PROFILES := data/profiles
+ONE_DAY := data/profiles/one-day
 FRESH := --prompts data/prompts/stdlib.jsonl --skip 1000 --new-tokens 32 --threads 1
 PROFILED := medusa medusa2 hydra hydra-plus eagle hass coral coral-router eagle3 mtp p-eagle dflash dflash-4 dflash-16 \
 	prompt-lookup unigram bigram
@@ -101,7 +103,9 @@ traces-t1: $(VENV)/.all  # candidates go with the quicker of the two
 	$(BIN)/python -m data.make.make_traces data t1 candidates-t0
 
 drafters: $(VENV)/.all  ## all shipped drafters side by side, from their traces and in the loop
-	$(BIN)/python -m tests.benchmarks.bench_drafters --output data/benchmarks/drafters-cpu.json
+	mkdir -p $(ONE_DAY)
+	$(MAKE) $(patsubst %,profile-%,$(filter-out dflash-4 dflash-16,$(PROFILED))) PROFILES=$(ONE_DAY) SIZES="--batch 1,4 --budget 60"
+	$(BIN)/python -m tests.benchmarks.bench_drafters --profiles $(ONE_DAY) --output data/benchmarks/drafters-cpu.json
 	$(BIN)/python -m tests.benchmarks.bench_one_pass --output data/benchmarks/one-pass-cpu.json
 
 published: $(VENV)/.all  ## chosen trees against published ones, on the shipped traces and profiles
@@ -129,7 +133,7 @@ profile-medusa2: TARGET = data/models/stdlib-medusa2/target
 profile-prompt-lookup: DRAFTER = prompt-lookup
 profile-dflash-%: DRAFTER = dflash:$(*:dflash-%=%):data/models/stdlib-dflash
 profile-%: $(VENV)/.all
-	$(BIN)/treeopt profile --force --target $(TARGET) --drafter $(DRAFTER) $(FRESH) $(SIZES) --output data/profiles/$*-cpu.json
+	$(BIN)/treeopt profile --force --target $(TARGET) --drafter $(DRAFTER) $(FRESH) $(SIZES) --output $(PROFILES)/$*-cpu.json
 
 validate: $(VENV)/.all  ## predicted against measured on this machine: live on prompts that no trace holds, and replayed
 	$(BIN)/treeopt validate --force $(MODELS)-medusa $(FRESH) --requests 64 --blocks 4 --trace data/traces/medusa-t0.npz \

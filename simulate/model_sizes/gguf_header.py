@@ -48,6 +48,7 @@ def _config(fields: Mapping[str, Any], tensors: Mapping[str, tuple[int, float]])
     config["model_type"] = "mixtral" if mixtral else tables["architectures"].get(name, name)
     config["num_hidden_layers"] = own.get("block_count", 0) - own.get("nextn_predict_layers", 0)
     if name == "deepseek2":
+        config.setdefault("q_lora_rank", None)
         config["v_head_dim"] = own.get("attention.value_length_mla", own.get("attention.value_length"))
         width = own.get("attention.key_length_mla", own.get("attention.key_length"))
         config["qk_nope_head_dim"] = width - own["rope.dimension_count"]

@@ -81,7 +81,7 @@ def _families() -> Mapping[str, _Family]:
 DENSE = ("arcee", "gemma", "llama", "mistral", "qwen2", "qwen3")  # families that drafters' layers may be of
 _WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size", "use_sliding_window", "max_window_layers")
 _OPTIONAL = ("num_key_value_heads", "intermediate_size")
-_ID_LISTS = re.compile("layer_ids$|source")  # ids of layers, not of tokens
+_LISTS = re.compile("layer_ids$|source|(multiplier|scale|factor)s$")  # of layers, not of tokens
 
 
 class _Fields:
@@ -202,8 +202,11 @@ class _Reader:
         self.layers, self.hidden, self.heads = layers, hidden, heads
         self.matrices: dict[str, tuple[int, int]] = {}  # by their names in checkpoints
         self.other = 0  # weights of a layer beside its matrices
-        count = fields.count("num_experts", "num_local_experts", "n_routed_experts")
+        totals = ("num_experts", "num_local_experts", "n_routed_experts")
+        count = fields.count(*totals)
         names = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "experts_per_token", "moe_topk")
+        if any(len({str(fields.given.get(name)) for name in same} - {"None"}) > 1 for same in (totals, names)):
+            raise CostError(f"{', '.join(totals)} must agree where several are given, and {', '.join(names)}")
         self.experts = Experts(count, fields.size(*names)) if count else None
         self.dense_width = fields.count("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size")
         self.expert_width = fields.size("moe_intermediate_size", "intermediate_size") if count else 0
@@ -279,7 +282,9 @@ class _Reader:
             return [bool(entry) for entry in sparse.get("sparse_attention_freq", [1] * n)[:n]]
         if not fields.config.get("index_topk") or not fields.get("kv_lora_rank"):
             return [False] * n
-        return [kind == "full" for kind in fields.listed("indexer_types", n) or ["full"] * n]
+        if kinds := fields.listed("indexer_types", n):
+            fields.read("index_topk_freq", "index_topk_pattern", "index_skip_topk_offset")  # say the same
+        return [kind == "full" for kind in kinds or ["full"] * n]
 
     def _layer(self, i: int, kind: str, sparse: bool, indexed: bool) -> LayerGroup:
         """Return a layer of one kind."""
@@ -449,6 +454,6 @@ def _refuse_unread(fields: _Fields, layers: int) -> None:
     lists |= {name for name, value in unread if isinstance(value, str) and len(value) == layers > 4 > len(set(value))}
     weighty, harmless = ("|".join(shipped_json(MODEL_DATA)["field_words"][kind]) for kind in ("weighty", "harmless"))
     for name, _ in sorted(unread, key=lambda field: field[0] not in lists):
-        passed = "quant" in name or (re.search(harmless, name) and not _ID_LISTS.search(name))
+        passed = "quant" in name or (re.search(harmless, name) and not _LISTS.search(name))
         if not passed and (name in lists or re.search(weighty, name)):
             raise CostError(f"{name} is not understood, and may change what a layer holds: {OWN_SWEEP}, {BY_HAND}")

@@ -43,7 +43,8 @@ def shape_by_hand(config: Mapping[str, Any] | Path | str, sizes: Mapping[str, fl
     values["active"] = values["active"] or values["params"]
     if missing := [key for key, value in values.items() if not value]:
         raise CostError(f"--sizes needs {missing[0]}, such as --sizes params=117e9,active=5.1e9,kv_bytes=73728")
-    layers, hidden, vocab = (positive(key, int(values[key])) for key in ("layers", "hidden", "vocab"))
+    whole = {key: int(size) for key, size in values.items() if isinstance(size, float) and size.is_integer()}
+    layers, hidden, vocab = (positive(key, (values | whole)[key]) for key in ("layers", "hidden", "vocab"))
     active = (values["active"] - vocab * hidden) / layers
     total = (values["params"] - 2 * vocab * hidden) / layers
     if not 0 < active <= total + vocab * hidden / layers:  # the LM head may be the embedding

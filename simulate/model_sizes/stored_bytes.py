@@ -18,6 +18,8 @@ from treeopt.storage.atomic_files import shipped_json
 HALF = ("mlp.gate", "attn_hc", "ffn_hc", "self_attn.indexer.weights_proj", "linear_attn.in_proj_ba", "self_attn.b_proj")
 _FORMATS = {"mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "fp8": 1.0}
 WIDEST = 64  # bits of a weight
+_LEFT_OUT = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
+_ONE_BY_ONE = ("dynamic", "modules_in_block_to_quantize", "extra_config")  # widths of single modules, of GPTQ
 _ATTENTION = ("self_attn", "linear_attn")
 
 
@@ -71,19 +73,20 @@ def read_stored_bytes(config: Mapping[str, Any]) -> StoredBytes:
         return StoredBytes(sizes=own["sizes"], weights=own["weights"])
     both = {**more, **{name: value for name, value in own.items() if value is not None}}
     cached = more.get("kv_cache_quant_algo") or own.get("kv_cache_scheme") or own.get("kv_cache_quant_algo")
-    lists = [both.get(name) for name in ("modules_to_not_convert", "ignore", "exclude_modules")]
+    lists = [both.get(name) for name in _LEFT_OUT]
     names: Any = next((each for each in lists if each), [])
     notes: tuple[str, ...] = ()
     if isinstance(names, str):  # only their number
         notes = (f"quantization_config lists {names} that are not quantised: those of attention are assumed",)
         names = _ATTENTION
     groups = tuple(_groups(both))
-    if not groups:
+    if not groups or any(both.get(name) for name in _ONE_BY_ONE):
         raise CostError(
             f"the bytes of weights quantised by {both.get('quant_method') or both.get('quant_algo')} are not known"
         )
     head = "config_groups" in both or bool(both.get("lm_head"))
-    return StoredBytes(groups, [str(name) for name in names], head, 1.0 if cached else None, notes)
+    kv_bytes = _FORMATS.get(str(cached).lower(), 1.0) if cached else None
+    return StoredBytes(groups, [str(name) for name in names], head, kv_bytes, notes)
 
 
 def _groups(both: Mapping[str, Any]) -> list[tuple[float, Sequence[str]]]:
@@ -94,7 +97,7 @@ def _groups(both: Mapping[str, Any]) -> list[tuple[float, Sequence[str]]]:
         for group in groups.values():
             targets = [str(name) for name in group.get("targets") or ["Linear"]]
             found.append((_width(group.get("weights")), () if "Linear" in targets else targets))
-        return found
+        return sorted(found, key=lambda group: not group[1])  # a module's own name counts before its class
     method = str(both.get("quant_method") or "").lower()
     if method in ("", "modelopt"):
         method = str(both.get("quant_algo") or "").lower()

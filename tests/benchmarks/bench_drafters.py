@@ -2,7 +2,7 @@
 
 Run as `python -m tests.benchmarks.bench_drafters` when models, traces and profiles are there (`make drafters`). For
 each drafter: its trace is replayed, a tree is chosen for each batch size from half of the trace's requests, predicted
-on the rest with the profile that `make profile` measured, and the live loop decodes prompts that no trace holds. Writes
+on the rest with its profile, and the live loop decodes prompts that no trace holds. Writes
 the table of `PAGE`, and the figures with `--output`; asserts nothing.
 """
 
@@ -106,6 +106,7 @@ class Settings:
     """How much is measured."""
 
     data: Path
+    profiles: Path
     blocks: int = 4
     requests: int = 48
     skip: int = 1000
@@ -123,7 +124,7 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
     from executor.validation import compare
     from treeopt.planning.search_pipeline import search
 
-    profile = load_profile(settings.data / "profiles" / f"{name}-cpu.json")
+    profile = load_profile(settings.profiles / f"{name}-cpu.json")
     prepare("cpu", threads=THREADS, tensor_parallel=False)
     folder = target_of(settings.data, name)
     target = load_target(folder, packed=True)
@@ -194,13 +195,14 @@ def main(words: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="All shipped drafters side by side.")
     parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--profiles", type=Path, default=Path("data/profiles"), help="step times, NAME-cpu.json")
     parser.add_argument("--only", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
     parser.add_argument("--replay-only", action="store_true", help="replay the traces, measure no times")
     parser.add_argument(
         "--output", type=Path, help="write the figures here (.json); those there of other drafters are kept"
     )
     asked = parser.parse_args(words)
-    settings = Settings(asked.data)
+    settings = Settings(asked.data, asked.profiles)
     traces = {n: load_trace(p) for n in DRAFTERS if (p := asked.data / "traces" / f"{n}-t0.npz").is_file()}
     rows: dict[str, dict[str, Any]] = {}
     if asked.output and asked.output.is_file():

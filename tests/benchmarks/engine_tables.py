@@ -114,13 +114,11 @@ def tuned() -> Iterator[Row]:
     for record in sorted(json.loads((FILE.parent / "tune.json").read_text("utf-8")), key=lambda one: one["case"]):
         costs = [f"{record['tune_s']:.0f} s", str(record["launches"]), f"{record['sweep_of_launches_s']:.0f} s"]
         for place, cell in enumerate(record["cells"]):
-            over = cell["chosen_over_best"]
             yield [
                 f"`{record['case']}`",
-                "wall" if record["timing"] == "wall clock" else "without waits",
                 str(cell["batch"]),
                 *(f"chain of {cell[name]}" for name in ("chosen", "best")),
-                "not known" if over is None else interval(Estimate(**over)),
+                interval(Estimate(**cell["chosen_over_best"])),
                 f"{100 * cell['blind']:.1f} %",
                 *(["", "", ""] if place else costs),
             ]

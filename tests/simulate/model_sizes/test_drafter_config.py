@@ -13,6 +13,7 @@ from safetensors import safe_open
 from executor.drafters.eagle import names_drafter
 from simulate.model_sizes.drafter_kinds import drafter_shape
 from simulate.model_sizes.model_shape import Shape
+from simulate.model_sizes.sizes_by_hand import llama_of, shape_by_hand
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
@@ -141,3 +142,9 @@ def test_corals_router_reads_some_groups_of_the_head():
     with pytest.raises(CostError, match="router_num_groups must be a positive integer"):
         drafter_shape(STATED | {"router_num_groups": 0}, kind="eagle")
     assert np.isfinite(priced.step_s([])).all()
+
+
+def test_a_drafter_of_sizes_by_hand_is_as_wide_as_its_target():
+    sizes = {"params": 117e9, "active": 5.1e9, "kv_bytes": 73728, "layers": 36, "hidden": 2880, "vocab": 201088}
+    target = shape_by_hand({}, sizes)  # gpt-oss-120b; its width is no multiple of a head's
+    assert drafter_shape(llama_of(target), kind="eagle", target=target).level.head == (201088, 2880)

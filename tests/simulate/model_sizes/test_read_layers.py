@@ -1,6 +1,7 @@
 """Sizes of the models that people serve: as transformers builds them, or as their cards say."""
 
 import json
+from contextlib import suppress
 from functools import cache
 
 import pytest
@@ -98,6 +99,26 @@ def test_what_is_covered_and_what_is_refused_by_which_field():
     }
 
 
+@pytest.mark.slow
+def test_a_missing_field_is_that_of_the_class_or_is_refused():
+    """But for whole heads that are tied: the outer configuration states that."""
+    seen, compared = set(), 0
+    for name in covered():
+        fields = {key: value for key, value in text_part(MODELS[name]).items() if "quant" not in key}
+        kind = fields.pop("model_type")
+        if kind in seen or kind not in CONFIG_MAPPING or isinstance(covered()[name], str):
+            continue
+        seen.add(kind)
+        for field in set(fields) - {"tie_word_embeddings", "sliding_window"}:
+            rest = {key: value for key, value in fields.items() if key != field}
+            with suppress(CostError):
+                shape = Shape.from_config(rest | {"model_type": kind})
+                default = getattr(CONFIG_MAPPING[kind](**rest), field, None)
+                assert shape == Shape.from_config(rest | {"model_type": kind, field: default}), (name, field)
+                compared += 1
+    assert compared > 100
+
+
 def test_known_totals_states_and_caches():
     shapes = covered()
     assert round(shapes["openai/gpt-oss-120b"].parameters / 1e9, 2) == 116.83
@@ -131,6 +152,17 @@ LLAMA = MODELS["meta-llama/Llama-3.1-8B-Instruct"]
         ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3.mlp.down_proj"]}, {1.0, None}, None),
         ({"quant_method": "gptq", "bits": 4, "group_size": 64, "lm_head": True}, {0.5 + 2.5 / 64}, 0.5 + 2.5 / 64),
         ({"quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*.self_attn*"]}, {0.5625, None}, None),
+        ({"quant_method": "fp8", "ignored_layers": ["model.layers.3.mlp.down_proj"]}, {1.0, None}, None),
+        (
+            {
+                "config_groups": {
+                    "a": {"targets": ["Linear"], "weights": {"num_bits": 4}},
+                    "b": {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 8}},
+                }
+            },
+            {0.5, 1.0},
+            0.5,
+        ),
         (
             {
                 "config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
@@ -161,6 +193,8 @@ def test_a_list_of_excluded_layers_makes_groups():
 def test_cached_numbers_of_one_byte():
     for name, size in (("nvidia/Llama-3.1-70B-Instruct-FP8", 1.0), ("openai/gpt-oss-120b", None)):
         assert read_stored_bytes(MODELS[name]).kv_bytes == size
+    halves = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}
+    assert read_stored_bytes({"hf_quant_config": halves}).kv_bytes == 0.5625
 
 
 @pytest.mark.parametrize(
@@ -171,6 +205,7 @@ def test_cached_numbers_of_one_byte():
         ({"config_groups": {"a": {"targets": ["frob"], "weights": {"num_bits": 4}}}}, "names no matrix of this model"),
         ({"quant_method": "fp8", "weight_block_size": [128, -1]}, "weight_block_size must be a positive integer"),
         ({"quant_method": "awq", "bits": -4}, "bits must be a positive integer, got -4"),
+        ({"quant_method": "gptq", "dynamic": {"-:.*mlp.*": {}}}, "weights quantised by gptq are not known"),
     ],
 )
 def test_a_quantisation_that_cannot_be_is_refused(settings, said):

@@ -20,7 +20,7 @@ def test_models_are_listed_with_their_sizes_or_the_field_that_is_not_understood(
     assert "gpt-oss-20b" in shown
 
 
-def test_a_target_by_name_by_its_last_part_and_by_hand():
+def test_a_target_by_name_by_its_last_part_and_by_hand(tmp_path):
     first, second = (
         json.loads(done(*ASKED, "--target", name).stdout) for name in ("openai/gpt-oss-20b", "GPT-OSS-20b")
     )
@@ -37,6 +37,10 @@ def test_a_target_by_name_by_its_last_part_and_by_hand():
         said = "--sizes takes numbers of params, active, kv_bytes, layers"
         refused(run(*ASKED, "--target", "8b", "--sizes", wrong), said, code=2)
     refused(run(*ASKED, "--target", "8b", "--sizes", "active=3e9"), "--sizes needs params, such as")
+    half = "params=8e9,active=8e9,kv_bytes=9,layers=1.5"
+    refused(run(*ASKED, "--target", "8b", "--sizes", half), "layers must be a positive integer, got 1.5")
+    (tmp_path / "config.json").write_text('{"hidden_size": [8], "vocab_size": 9, "num_hidden_layers": 2}')
+    refused(run(*ASKED, "--target", tmp_path, *by_hand), "hidden must be a positive integer, got [8]")
     refused(
         run(*ASKED, "--target", "8b", "--sizes", "params=1e9,active=3e9,kv_bytes=9"), "active must be at most params"
     )
