@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from executor.checkpoints.tensors.detect_layout import plain
+from executor.checkpoints.tensors.detect_layout import kind_of, plain
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
 from executor.checkpoints.tensors.layer_config import check_layers, config_of, fields, is_positional, layer_fields
 from executor.checkpoints.tensors.layer_positions import window_of
@@ -49,8 +49,8 @@ def with_slots(name: str, target: Target) -> DFlash:
     if not (count.isdecimal() and 2 <= int(count) <= 10**4 and path):
         raise UsageError(f"{name}: must be dflash:SLOTS:PATH, such as dflash:8:DIR, or the drafter's folder alone")
     stored = open_checkpoint(Path(path))
-    if stored is None:
-        raise UsageError(f"{name}: {path} holds no drafter")
+    if stored is None or (kind := kind_of(stored)) is None or kind.name not in ("dflash", "dspark"):
+        raise UsageError(f"{name}: {path} holds no DFlash or DSpark drafter")
     drafter = read_dflash(stored, target).to(target.device, target.dtype).eval().requires_grad_(False)
     drafter.slots = int(count)
     return drafter

@@ -91,6 +91,9 @@ def test_fields_are_read_or_refused_by_name(tmp_path):
     assert (shorter.slots, shorter.max_depth) == (4, 3)
     with pytest.raises(UsageError, match=r"must be dflash:SLOTS:PATH"):
         load_drafter("dflash:no", target)
+    save_drafter(tmp_path / "mtp", random_drafter("mtp", target), dtype="float32", meta={}, target=target)
+    with pytest.raises(UsageError, match="holds no DFlash or DSpark drafter"):
+        load_drafter(f"dflash:4:{tmp_path / 'mtp'}", target)
     for fields, words in (
         ({"dflash_config": config | {"mask_token_id": 9999}}, "mask_token_id must be a token of the target's"),
         ({"dflash_config": config | {"attention_sink_bias": True}}, "attention_sink_bias is not supported"),
