@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from executor.checkpoints.tensors.detect_layout import plain
+from executor.checkpoints.tensors.detect_layout import kind_of, plain
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
-from executor.checkpoints.tensors.layer_config import check_layers, config_of, fields, layer_fields
+from executor.checkpoints.tensors.layer_config import check_layers, config_of, fields, is_positional, layer_fields
 from executor.checkpoints.tensors.layer_positions import window_of
 from executor.checkpoints.tensors.lazy_tensors import Stored, fill_module, named
 from executor.checkpoints.tensors.write_tensors import Written, is_embedding, is_head
@@ -49,8 +49,8 @@ def with_slots(name: str, target: Target) -> DFlash:
     if not (count.isdecimal() and 2 <= int(count) <= 10**4 and path):
         raise UsageError(f"{name}: must be dflash:SLOTS:PATH, such as dflash:8:DIR, or the drafter's folder alone")
     stored = open_checkpoint(Path(path))
-    if stored is None:
-        raise UsageError(f"{name}: {path} holds no drafter")
+    if stored is None or (kind := kind_of(stored)) is None or kind.name not in ("dflash", "dspark"):
+        raise UsageError(f"{name}: {path} holds no DFlash or DSpark drafter")
     drafter = read_dflash(stored, target).to(target.device, target.dtype).eval().requires_grad_(False)
     drafter.slots = int(count)
     return drafter
@@ -65,10 +65,10 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
     stored = without_frequencies(plain(stored)).renamed(
         lambda name: name.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_head.")
     )
-    if (kind := field_of(stored.config, "markov_head_type")) not in (None, "vanilla"):
+    if (kind := _field(stored, "markov_head_type")) not in (None, "vanilla"):
         raise ExecutorError(f"{stored.where}: markov_head_type {kind!r:.40} is not supported: needed is 'vanilla'")
     for name in NONE_OF:
-        if field_of(stored.config, name):
+        if _field(stored, name):
             raise ExecutorError(f"{stored.where}: {name} is not supported: needed is a DFlash drafter without it")
     plainly = _layers_alone(stored)
     given = layer_fields(plainly)
@@ -76,7 +76,7 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
     configs = [config_of(plainly, f"layers.{n}.", target, hidden=target.hidden, number=n) for n in range(count)]
     check_layers(plainly, target, count)
     windows = [window_of(plainly, given, n) for n in range(count)]
-    slots, mask = field_of(stored.config, "block_size", "dspark_block_size") or SLOTS, mask_of(stored, target)
+    slots, mask = _field(stored, "block_size", "dspark_block_size") or SLOTS, mask_of(stored, target)
     if type(slots) is not int or slots < 2:
         raise ExecutorError(f"{stored.where}: block_size must be 2 or more, found {slots!r:.40}")
     if any(window is not None and window < slots for window in windows):
@@ -88,8 +88,11 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
         raise ExecutorError(f"{stored.path}: d2t must name the rows of an LM head of its own, in rising order")
     heads = (stored.entries.get(f"markov_w{n}.weight") for n in (1, 2))
     markov = next((head.shape[-1] for head in heads if head is not None), 0)
+    if _field(stored, "markov_rank") not in (None, 0, markov):
+        raise ExecutorError(f"{stored.where}: markov_rank must be {markov}, that of the weights in {stored.path.name}")
     confidence = _confidence_inputs(stored, target.hidden, markov)
-    anchor = field_of(stored.config, "sample_from_anchor")
+    anchor, bonus = (_field(stored, name, switch=True) for name in ("sample_from_anchor", "dspark_bonus_anchor"))
+    usual = bool(markov) and "speculators_model_type" not in stored.config  # vLLM 0.32's algos.py
     taps = _taps(stored, target)
     return fill_module(
         lambda: DFlash(
@@ -98,7 +101,7 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
             vocabulary=target.vocabulary,
             mask=mask,
             slots=slots,
-            from_anchor=bool(markov) if anchor is None else bool(anchor),
+            from_anchor=anchor if anchor is not None else usual if bonus is None else not bonus,
             windows=windows,
             causal=[_is_causal(stored, window) for window in windows],
             draft_ids=ids,
@@ -114,11 +117,23 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
     )
 
 
+def _field(stored: Stored, *names: str, switch: bool = False) -> Any:
+    """Return the value of fields that must agree, None without; raise ExecutorError, also if a switch is no boolean."""
+    parts = (stored.config, stored.config | dict.fromkeys(PARTS))
+    values = [value for part in parts for name in names if (value := field_of(part, name)) is not None]
+    for value in values:
+        if value != values[0] or (switch and not isinstance(value, bool)):
+            due = "true or false" if value == values[0] else f"one value, found {values[0]!r:.40} too"
+            raise ExecutorError(f"{stored.where}: {' or '.join(names)} {value!r:.40} must be {due}")
+    return next(iter(values), None)
+
+
 def _confidence_inputs(stored: Stored, hidden: int, rank: int) -> int:
     """Return the width that the confidence head reads, 0 without one."""
-    given, stated = stored.entries.get("confidence_head.weight"), field_of(stored.config, "confidence_head_with_markov")
+    given = stored.entries.get("confidence_head.weight")
+    stated = _field(stored, "confidence_head_with_markov", switch=True)
     if given is None:
-        if field_of(stored.config, "enable_confidence_head"):
+        if _field(stored, "enable_confidence_head"):
             raise ExecutorError(
                 f"{stored.where}: enable_confidence_head is true, but confidence_head.proj.weight is missing: set "
                 "it to false, or add the weights"
@@ -135,7 +150,7 @@ def _confidence_inputs(stored: Stored, hidden: int, rank: int) -> int:
 
 def mask_of(stored: Stored, target: Target) -> int:
     """Return the token that stands for those to come; raise ExecutorError without one of the target's."""
-    mask = field_of(stored.config, *MASKS)
+    mask = _field(stored, *MASKS)
     if type(mask) is not int or not 0 <= mask < target.vocabulary:
         raise ExecutorError(f"{stored.where}: mask_token_id must be a token of the target's, found {mask!r:.40}")
     return mask
@@ -143,6 +158,9 @@ def mask_of(stored: Stored, target: Target) -> int:
 
 def _layers_alone(stored: Stored) -> Stored:
     """Return the checkpoint with the fields of its layers alone, and DFlash's base of rotary positions."""
+    for name, value in nested.items() if isinstance(nested := stored.config.get(PARTS[0]), dict) else ():
+        if name not in READ and value not in (None, False) and is_positional(f"{PARTS[0]}.{name}", value):
+            raise ExecutorError(f"{stored.where}: {PARTS[0]}.{name} is not read there: move it out of {PARTS[0]}")
     config = {name: value for name, value in stored.config.items() if name not in READ}
     given = dict(layer_fields(replace(stored, config=config)))
     if "hidden_size" in given and not any(
@@ -164,8 +182,8 @@ def _is_own(stored: Stored, name: str, target: Target) -> bool:
 
 def _is_causal(stored: Stored, window: int | None) -> bool:
     """Return whether the slots of a layer see only those before them."""
-    stated = field_of(stored.config, "is_causal", "causal")
-    if stated is None and (other := field_of(stored.config, "sliding_window_non_causal")) is not None:
+    stated = _field(stored, "is_causal", "causal", switch=True)
+    if stated is None and (other := _field(stored, "sliding_window_non_causal", switch=True)) is not None:
         stated = not other
     return window is not None if stated is None else bool(stated)
 
@@ -176,7 +194,7 @@ def _taps(stored: Stored, target: Target) -> tuple[int, ...]:
     stated = stored.config.get("num_target_layers")
     if stated not in (None, layers):
         raise ExecutorError(f"{stored.where}: num_target_layers is {stated!r:.40}, the target has {layers} layers")
-    lists = {name: field_of(stored.config, name) for name in (*INPUTS, *OUTPUTS)}
+    lists = {name: _field(stored, name) for name in (*INPUTS, *OUTPUTS)}
     lists = {name: ids for name, ids in lists.items() if ids is not None}
     for name, ids in lists.items():
         if not (isinstance(ids, list) and ids and all(type(n) is int for n in ids)):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from executor.checkpoints.tensors.detect_layout import quantised
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
-from executor.checkpoints.tensors.layer_config import layer_fields
+from executor.checkpoints.tensors.layer_config import TAPS, layer_fields
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored, fill_module, named
 from executor.checkpoints.tensors.write_tensors import Written, head_of, is_embedding, is_head
 from executor.drafters.mtp import MARKS
@@ -71,7 +71,7 @@ def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp | S
             another target's.
     """
     found = prefixes(stored)
-    stated = layer_fields(stored).get("num_nextn_predict_layers")
+    stated = (layer_fields(stored) | stored.config).get("num_nextn_predict_layers")
     numbers = [int(each) for _, prefix in found for each in re.findall(r"\d+", prefix)[-1:]]
     apart = any(after - before != 1 for before, after in pairwise(numbers))
     if apart or len({family for family, _ in found}) != 1 or (stated or len(found)) != len(found):
@@ -104,16 +104,21 @@ def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp | S
 
 def _check_fields(stored: Stored, target: Target) -> None:
     """Refuse a layer that its configuration describes otherwise than the target's."""
-    nested = stored.config.get("transformer_layer_config")
-    given = nested if isinstance(nested, dict) else stored.config
-    due = target.model.config.get_text_config().to_dict()
-    for name in LAYER:
-        same = given.get(name) in (None, due.get(name)) or name not in due
-        mimo = name == "model_type" and stored.facts.get("kind") == Mtp.kind
-        if not same and not mimo:
+    nested, config = stored.config.get("transformer_layer_config"), target.model.config.get_text_config()
+    given, due = nested if isinstance(nested, dict) else stored.config, config.to_dict()
+    fields = {name: given[name] for name in (*LAYER[1:], "rope_scaling") if given.get(name) is not None}
+    rope = {"rope_parameters": None} if fields.keys() & {"rope_theta", "rope_scaling"} else {}
+    try:
+        fields = type(config)(**due | rope | fields).to_dict()  # in one spelling of rotary positions
+    except Exception as error:  # validators of transformers raise classes of their own
+        raise ExecutorError(f"{stored.where}: {' '.join(str(error).split())}") from error
+    fields |= {name: (given | stored.config).get(name) for name in TAPS} | {LAYER[0]: given.get(LAYER[0])}
+    for name in (*LAYER, *TAPS):
+        value, mimo = fields.get(name), name == "model_type" and stored.facts.get("kind") == Mtp.kind
+        if value not in (None, due.get(name)) and not mimo:
             raise ExecutorError(
-                f"{stored.where}: {name} {given[name]!r:.60} must be the target's, {due[name]!r:.60}: MTP has a layer "
-                "of the target's kind"
+                f"{stored.where}: {name} {value!r:.60} must be the target's, {due.get(name)!r:.60}: MTP has a layer of "
+                "the target's kind"
             )
 
 

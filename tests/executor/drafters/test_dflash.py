@@ -91,6 +91,9 @@ def test_fields_are_read_or_refused_by_name(tmp_path):
     assert (shorter.slots, shorter.max_depth) == (4, 3)
     with pytest.raises(UsageError, match=r"must be dflash:SLOTS:PATH"):
         load_drafter("dflash:no", target)
+    save_drafter(tmp_path / "mtp", random_drafter("mtp", target), dtype="float32", meta={}, target=target)
+    with pytest.raises(UsageError, match="holds no DFlash or DSpark drafter"):
+        load_drafter(f"dflash:4:{tmp_path / 'mtp'}", target)
     for fields, words in (
         ({"dflash_config": config | {"mask_token_id": 9999}}, "mask_token_id must be a token of the target's"),
         ({"dflash_config": config | {"attention_sink_bias": True}}, "attention_sink_bias is not supported"),
@@ -98,11 +101,39 @@ def test_fields_are_read_or_refused_by_name(tmp_path):
         ({"aux_hidden_state_layer_ids": [0, 1]}, "one list of target_layer_ids is needed"),
         ({"dflash_config": config, "aux_hidden_state_layer_ids": [1, 2], "block_size": 1}, "block_size must be 2"),
         ({"num_target_layers": 9}, "num_target_layers is 9"),
+        ({"dflash_config": config | {"num_target_layers": 9}}, r"dflash_config\.num_target_layers is not read there"),
+        ({"dflash_config": config | {"capture_layer_ids": [1]}}, r"dflash_config\.capture_layer_ids is not read there"),
+        ({"dflash_config": config | {"swa_window_size": 9}}, r"dflash_config\.swa_window_size is not read there"),
+        ({"target_layer_ids": [1, 0]}, r"target_layer_ids \[1, 0\] must be one value, found \[0, 1\] too"),
+        ({"pard_token": 4}, "pard_token or ptd_token_id 4 must be one value, found 3 too"),
+        ({"dflash_config": config | {"sample_from_anchor": "false"}}, "'false' must be true or false"),
+        ({"is_causal": "no"}, "is_causal or causal 'no' must be true or false"),
+        ({"markov_rank": 8}, "markov_rank must be 0"),
     ):
         before = changed(tmp_path, **fields)
         with pytest.raises(ExecutorError, match=words):
             load_drafter(tmp_path, target)
         (tmp_path / "config.json").write_text(json.dumps(before))
+
+
+@pytest.mark.parametrize(
+    ("fields", "from_anchor"),
+    [
+        ({}, True),
+        ({"dspark_bonus_anchor": True}, False),
+        ({"dspark_bonus_anchor": True, "sample_from_anchor": True}, True),
+        ({"speculators_model_type": "dspark"}, False),
+        ({"speculators_model_type": "dspark", "sample_from_anchor": True}, True),
+    ],
+)
+def test_where_a_dspark_folder_does_not_say_it_the_anchor_scores_as_in_vllm(tmp_path, fields, from_anchor):
+    """vLLM 0.32: `DSparkSpeculator` takes true, `update_dspark` of speculators' folders false."""
+    target = small_target()
+    save_drafter(tmp_path, random_drafter("dspark", target), dtype="float32", meta={}, target=target)
+    nested = changed(tmp_path)["dflash_config"]
+    del nested["sample_from_anchor"]
+    changed(tmp_path, dflash_config=nested, **fields)
+    assert load_drafter(tmp_path, target).from_anchor is from_anchor
 
 
 def test_the_confidence_head_is_read_by_its_width_or_refused_in_one_line(tmp_path):

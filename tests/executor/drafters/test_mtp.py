@@ -170,10 +170,22 @@ def test_what_cannot_be_read_is_named(tmp_path):
         save_drafter(tmp_path / "no", several, dtype="float32", meta={}, target=target, layout="vllm-mimo")
     path = tmp_path / "own" / "config.json"
     config = json.loads(path.read_text())
-    config["transformer_layer_config"]["rms_norm_eps"] = 0.5
-    path.write_text(json.dumps(config))
-    with pytest.raises(ExecutorError, match=r"rms_norm_eps 0\.5 must be the target's"):
-        load_drafter(tmp_path / "own", target)
+    layer = config["transformer_layer_config"]
+    rope = layer.pop("rope_parameters")
+    for outer, inner, words in (
+        ({}, {"rms_norm_eps": 0.5}, r"rms_norm_eps 0\.5 must be the target's"),
+        ({}, {"rope_theta": 3e6}, "rope_parameters .*3000000"),
+        ({}, {"rope_theta": rope["rope_theta"], "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "linear"),
+        ({}, {"sliding_window": 8}, "sliding_window 8 must be the target's, None"),
+        ({"target_layer_ids": [1]}, {}, r"target_layer_ids \[1\] must be the target's, None"),
+        ({"num_nextn_predict_layers": 3}, {}, "2 MTP modules, num_nextn_predict_layers is 3"),
+        ({}, {"num_attention_heads": "many"}, "num_attention_heads"),
+    ):
+        path.write_text(json.dumps(config | outer | {"transformer_layer_config": layer | inner}))
+        with pytest.raises(ExecutorError, match=words):
+            load_drafter(tmp_path / "own", target)
+    path.write_text(json.dumps(config | {"transformer_layer_config": layer | {"rope_theta": rope["rope_theta"]}}))
+    assert load_drafter(tmp_path / "own", target).max_depth == 2
     target.model.config._name_or_path = ""
     with pytest.raises(UsageError, match="MTP is read from the folder of the target"):
         load_drafter("mtp", target)
