@@ -5,8 +5,8 @@ others are `layers.1.*` and so on. The other tensors: `norm.weight`; `fc.weight`
 last feature alone; the drafter's LM head (if there is none, the target's is used); `d2t` and `t2d`; optionally
 embeddings, `fc_norm.{i}` or `input_norm`, and norms of queries and keys.
 
-Vocabulary. `d2t`, int64 (drafted,): row i of the LM head scores token i + d2t[i]. `t2d`, bool (vocabulary,): the tokens
-drafted.
+Vocabulary. `d2t`, int64 (drafted,): row i of the LM head scores token i + d2t[i], in some files token d2t[i]. `t2d`,
+bool (vocabulary,): the tokens drafted.
 
 Norms. In vLLM, SGLang, speculators, NeMo Automodel and TorchSpec `norm_output` means that the next pair reads the
 output of the last norm. In SpecForge before its pull request 879 it meant that the LM head reads it, as in all of
@@ -219,7 +219,7 @@ def drafted_ids(stored: Stored, rows: int, target: Target) -> Tensor | None:
             f"{stored.path}: t2d must name {rows} tokens as lm_head has rows, found {int(chosen.sum())}"
         )
     if "d2t" in stored.entries:
-        ids = _ids(stored, rows, known)
+        ids = _ids(stored, rows, known, chosen)
         if chosen is not None and not bool(chosen[ids].all()):
             first = int((~chosen[ids]).nonzero()[0])
             raise ExecutorError(f"{stored.path}: row {first} of lm_head is token {int(ids[first])}, which t2d lacks")
@@ -232,11 +232,22 @@ def drafted_ids(stored: Stored, rows: int, target: Target) -> Tensor | None:
     return None if rows == known and torch.equal(ids, torch.arange(known)) else ids
 
 
-def _ids(stored: Stored, rows: int, known: int) -> Tensor:
+def _ids(stored: Stored, rows: int, known: int, chosen: Tensor | None) -> Tensor:
+    """Return the tokens of `d2t`: offsets from the row, or the ids themselves if only these fit target and t2d."""
     key = stored.entries["d2t"].key
-    offsets = stored.integers("d2t", (rows,))
-    ids = torch.arange(rows) + offsets.clamp(-known - rows, known)  # or their sums could wrap around
-    if bool(((ids < 0) | (ids >= known)).any()) or len(ids.unique()) < rows:
+    given = stored.integers("d2t", (rows,)).clamp(-known - rows, known)  # or their sums could wrap around
+    ids = torch.arange(rows) + given
+
+    def fit(ids: Tensor) -> bool:
+        return bool(((ids >= 0) & (ids < known)).all()) and len(ids.unique()) == rows
+
+    def agree(ids: Tensor) -> bool:
+        return fit(ids) and (chosen is None or bool(chosen[ids].all()))
+
+    if agree(given) and not agree(ids):
+        stored.assume(f"{key} holds ids of tokens, not offsets")
+        return given
+    if not fit(ids):
         raise ExecutorError(f"{stored.path}: {key} must lead to each of the tokens 0 to {known - 1} at most once")
     return ids
 

@@ -16,14 +16,22 @@ FORGE = {"architectures": ["LlamaForCausalLMEagle3"]}
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_rows_may_be_in_any_order(tmp_path, target, plain, chosen):
+@pytest.mark.parametrize("form", ["offsets", "ids"])
+def test_rows_may_be_in_any_order(tmp_path, target, plain, chosen, form):
     drafter, tensors, config = plain
     rows = len(tensors["d2t"])
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(3))
     ids = tensors["d2t"] + torch.arange(rows)
-    moved = {"lm_head.weight": tensors["lm_head.weight"][order], "d2t": ids[order] - torch.arange(rows)}
+    moved = {"lm_head.weight": tensors["lm_head.weight"][order]}
+    moved["d2t"] = ids[order] - (torch.arange(rows) if form == "offsets" else 0)
     left = {} if chosen else {"t2d"}
     put_down(tmp_path, {k: v for k, v in (tensors | moved).items() if k not in left}, config)
+    assert_same(load_drafter(tmp_path, target), drafter, target)
+
+
+def test_ids_in_order_are_told_from_offsets_by_the_tokens_that_are_drafted(tmp_path, target, plain):
+    drafter, tensors, config = plain
+    put_down(tmp_path, tensors | {"d2t": tensors["d2t"] + torch.arange(len(tensors["d2t"]))}, config)
     assert_same(load_drafter(tmp_path, target), drafter, target)
 
 
