@@ -35,7 +35,7 @@ def method_advice(engine: str | None, *, kind: Any = None) -> str:
     """Return what to choose an engine's method of drafting from, as a clause; empty where the command names it.
 
     >>> method_advice("openvino", kind="medusa")
-    ', which runs no medusa drafter (medusa does); METHOD is one of draft-model, eagle3, prompt-lookup'
+    ', which runs no medusa drafter (medusa does); METHOD is one of draft-model, eagle3, dflash, prompt-lookup'
     >>> method_advice("openvino", kind="eagle3")
     ''
     """
