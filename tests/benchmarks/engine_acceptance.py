@@ -29,7 +29,7 @@ from executor.runners.engine_runner import EngineRunner
 from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
-from tests.benchmarks.engine_times import PARALLEL
+from tests.benchmarks.engine_times import OWN_TEXT, PARALLEL, WITH_SUFFIX
 from tests.helpers.engine_setups import ENGINES as PLACES
 from tests.helpers.engine_setups import ENVIRONMENT, SETUPS
 from tests.helpers.policy_replay import accepted_lengths as dynamic_lengths
@@ -80,7 +80,6 @@ class Check:
 FIRST_LAYERS = "first-layers"  # the target's first layers as a draft model
 PARD = "pard"  # three of them, trained for two minutes
 IN_PARALLEL = '{"method": "draft_model", "parallel_drafting": true}'
-OWN_TEXT = '{"method": "suffix", "suffix_decoding_max_cached_requests": 0}'
 EARLIER = OWN_TEXT.replace(" 0", " 100")
 LOOKUPS = ("prompt-lookup", "suffix")
 BACKEND = "--spec-draft-backend-sampling"  # llama-server's default, which the driver switches off
@@ -98,10 +97,8 @@ CHECKS = (
     Check("vllm", "p-eagle", "stdlib-p-eagle", FIVE, "", PARALLEL),
     Check("vllm", "dflash", "stdlib-dflash", SEVEN, "", "dflash"),
     Check("vllm", "pard", PARD, FIVE, "", IN_PARALLEL),
-    Check("vllm", "suffix", "suffix:8", Tree.chain(8), None, OWN_TEXT, python="vllm-suffix/bin/python"),
-    Check(
-        "vllm", "suffix-earlier", "suffix:8:100", Tree.chain(8), None, EARLIER, (1,), python="vllm-suffix/bin/python"
-    ),
+    Check("vllm", "suffix", "suffix:8", Tree.chain(8), None, OWN_TEXT, python=WITH_SUFFIX),
+    Check("vllm", "suffix-earlier", "suffix:8:100", Tree.chain(8), None, EARLIER, (1,), python=WITH_SUFFIX),
     Check("llama.cpp", "eagle3", "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4)),
     Check("llama.cpp", SAMPLED, "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4), BACKEND),
     Check("llama.cpp", "draft-model", FIRST_LAYERS, FIVE, "gguf", "draft-simple", (1, 2, 4)),

@@ -73,6 +73,8 @@ TREES = ("nodes=6,depth=4,beam=2,width=2", "nodes=10,depth=4,beam=3,width=3", "n
 # vLLM's default executor has workers that poll; six idle servers of it would take a core. Its other executor waits.
 UNI = "--distributed-executor-backend uni"
 PARALLEL = '{"method": "eagle3", "parallel_drafting": true}'
+OWN_TEXT = '{"method": "suffix", "suffix_decoding_max_cached_requests": 0}'
+WITH_SUFFIX = "vllm-suffix/bin/python"
 
 
 def dflash(length: int) -> Case:
@@ -83,9 +85,8 @@ def dflash(length: int) -> Case:
 
 def suffix(length: int) -> Case:
     """Return the case of suffix decoding of at most `length` tokens, which decides what it proposes."""
-    name, own_text = f"suffix:{length}", '{"method": "suffix", "suffix_decoding_max_cached_requests": 0}'
-    python = "vllm-suffix/bin/python"
-    return Case("vllm", SHIPPED, "", name, None, own_text, servers=None, lengths=(length,), python=python)
+    name = f"suffix:{length}"
+    return Case("vllm", SHIPPED, "", name, None, OWN_TEXT, servers=None, lengths=(length,), python=WITH_SUFFIX)
 
 
 CASES = {
