@@ -4,12 +4,12 @@ Holds the arrays and reads and writes the one-file format (`data/README.md`). Kn
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from msgspec import Meta
@@ -30,6 +30,8 @@ from treeopt.value_methods import ValueMethods
 if TYPE_CHECKING:
     import pandas as pd
 
+
+Result = TypeVar("Result")
 
 # Provenance is JSON of any shape: `treeopt.storage.provenance.look` reads it, and what has another shape is unknown.
 Provenance = Any
@@ -249,6 +251,20 @@ class Trace(ValueMethods):
         places = np.searchsorted(self.starts, np.arange(0, self.anchors, PART))
         cuts = np.unique([*places.tolist(), self.requests]).tolist()
         return tuple(self._view(first, last) for first, last in pairwise(cuts))
+
+    @property
+    def sizes(self) -> list[int]:
+        """The requests of each part."""
+        return [part.requests for part in self.parts]
+
+    def map(self, function: Callable[..., Result], *given: Iterable[Any]) -> list[Result]:
+        """Return what a function gives for each part, in order; `given` are its further arguments, part by part."""
+        return list(map(function, self.parts, *given))
+
+    def cut(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return what each part has of an array by request or by anchor."""
+        ends = np.cumsum(self.sizes)[:-1]
+        return np.split(values, ends if len(values) == self.requests else np.cumsum(self.lengths)[ends - 1])
 
     def _view(self, first: int, last: int) -> "Trace":
         """Return the requests from `first` to before `last` as views without candidates, which need no check."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,32 +44,34 @@ class BackOff:
     share: NDArray[np.float64]
 
     @classmethod
-    def of(
-        cls, rank: NDArray[np.int16], *, depth: int, width: int, weights: NDArray[np.float64] | None = None
-    ) -> "BackOff":
-        """Count over all anchors that follow a path, whichever path it is.
+    def of(cls, counts: NDArray[np.float64]) -> "BackOff":
+        """Divide counts over all anchors that follow a path, whichever path it is.
 
         A rare kind has few anchors at a depth. To these `PRIOR` pseudo-anchors are added, distributed as at that depth
         overall; to those again `PRIOR`, distributed as at all depths; to those `PRIOR` spread evenly, so that every
         rank has a share.
 
         Args:
-            rank: int16 (P, D) of a trace.
-            depth: levels wanted.
-            width: number of ranks.
-            weights: float64 (P,), number of anchors that each one counts for; None for 1.
+            counts: see `counts_by_kind`.
         """
-        counts = _counts(rank, depth, width, weights)
+        width = counts.shape[-1] - 1
         share = np.full(width, 1 / (width + 1))
         for counted in (counts.sum(axis=(0, 1)), counts.sum(axis=1)[:, None], counts):
             share = falling((counted[..., :width] + PRIOR * share) / (counted.sum(axis=-1, keepdims=True) + PRIOR))
         return cls(share)
 
 
-def _counts(
-    rank: NDArray[np.int16], depth: int, width: int, weights: NDArray[np.float64] | None
+def counts_by_kind(
+    rank: NDArray[np.int16], depth: int, width: int, weights: NDArray[np.float64] | None = None
 ) -> NDArray[np.float64]:
-    """Return anchors by depth, kind of path and next rank, float64 (depth, KINDS, width + 1); last column: no rank."""
+    """Return anchors by depth, kind of path and next rank, float64 (depth, KINDS, width + 1); last column: no rank.
+
+    Args:
+        rank: int16 (P, D) of a trace.
+        depth: levels wanted.
+        width: number of ranks.
+        weights: float64 (P,), number of anchors that each one counts for; None for 1.
+    """
     counts = np.zeros((depth, KINDS, width + 1))
     alive = np.arange(len(rank), dtype=np.int32)
     kind = np.zeros(len(rank), dtype=np.int8)
@@ -224,36 +227,37 @@ def distinct_rows(
     """
     base, depth = width + 2, rank.shape[1]
     if depth * math.log2(base) >= 63:
-        return rank, weights
+        return rank, np.ones(len(rank)) if weights is None else weights
     places = base ** np.arange(depth, dtype=np.int64)
-    numbers: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-    sums: NDArray[np.float64] = np.empty(0)
-    for start in range(0, len(rank), PART):
-        part = slice(start, start + PART)
-        which = (rank[part] + np.int64(2)) @ places
-        found = np.arange(base**depth)
-        if base**depth > PART:  # too many to count each
-            found, which = np.unique(which, return_inverse=True)
-        total = np.bincount(which, None if weights is None else weights[part], len(found)).astype(np.float64)
-        found, total = found[total > 0], total[total > 0]
-        numbers, which = np.unique(np.concatenate([numbers, found]), return_inverse=True)
-        sums = np.bincount(which, np.concatenate([sums, total])).astype(np.float64, copy=False)
-    rows = numbers[:, None] // places % base - 2
-    return rows.astype(np.int16), sums
+    number = (rank + np.int64(2)) @ places
+    found = np.arange(base**depth) if base**depth <= PART else np.empty(0, dtype=np.int64)
+    if not len(found):  # too many to count each
+        found, number = np.unique(number, return_inverse=True)
+    sums = np.bincount(number, weights, len(found)).astype(np.float64, copy=False)
+    rows = found[sums > 0, None] // places % base - 2
+    return rows.astype(np.int16), sums[sums > 0]
+
+
+def _rows(
+    trace: Trace, weights: NDArray[np.float64] | None, distinct: bool
+) -> tuple[NDArray[np.int16], NDArray[np.float64] | None]:
+    return distinct_rows(trace.rank, trace.width, weights) if distinct else (trace.rank, weights)
 
 
 class _Prefixes:
     """Counts, level by level, of the anchors whose text follows the nodes kept so far."""
 
     def __init__(self, trace: Trace, weights: NDArray[np.float64] | None) -> None:
-        self.trace, self.scale = trace, 1.0
+        self.trace, self.scale, several = trace, 1.0, len(trace.sizes) > 1
         self.total = float(trace.anchors if weights is None else weights.sum())
         if weights is not None:
             top = float(weights.max())  # squares of very small weights would be 0
             self.scale = self.total / top / float(np.square(weights / top).sum()) / top
-        self.rank, self.weights = trace.rank, weights
-        if trace.anchors > PART:
-            self.rank, self.weights = distinct_rows(trace.rank, trace.width, weights)
+        own = repeat(None) if weights is None else trace.cut(weights)
+        (self.rank, self.weights), *others = parts = trace.map(_rows, own, repeat(several))
+        if others:
+            rows, sums = (np.concatenate(each) for each in zip(*parts, strict=True))
+            self.rank, self.weights = distinct_rows(rows, trace.width, sums)
         self.alive = np.arange(len(self.rank))  # anchors whose text follows a kept node; `node` is that node's child
         self.node = np.zeros(len(self.rank), dtype=np.int64)
         self.children = np.array([0, 1])  # numbers of the children returned last, and a bound on them
@@ -284,7 +288,7 @@ class _Prefixes:
         """Return `expand` with frequencies shrunk towards those of the same rank below paths of the same kind."""
         trace, scale = self.trace, self.scale
         weights = None if self.weights is None else self.weights * scale
-        back_off = BackOff.of(self.rank, depth=depth, width=trace.width, weights=weights)
+        back_off = BackOff.of(counts_by_kind(self.rank, depth, trace.width, weights))
         value, count, kind = np.ones(1), np.array([self.total * scale]), np.zeros(1, dtype=np.int8)
 
         def expand(level: int, kept: NDArray[np.int64]) -> Children:

@@ -1,9 +1,11 @@
 """The strength of shrinkage of path counts: the one with which half of the requests best predicts the other half."""
 
+from itertools import repeat
+
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.searchers.static_trees.best_first import BackOff, Frontier, count_prefixes, kinds_below
+from treeopt.searchers.static_trees.best_first import BackOff, Frontier, count_prefixes, counts_by_kind, kinds_below
 from treeopt.traces.trace import Trace
 
 # Stronger shrinkage gains little on few anchors and costs on many: data/benchmarks/small_data.json.
@@ -24,11 +26,14 @@ def fit_strength(trace: Trace, *, nodes: int, depth: int) -> float:
     frontier = count_prefixes(trace, nodes=nodes, depth=depth - 1)  # paths that have a next rank
     kinds = _kinds(frontier)
     level = np.append(0, frontier.depth)
-    halves = [trace.select(np.arange(start, trace.requests, 2)) for start in (0, 1)]
-    counts = [_next_ranks(frontier, half) for half in halves]
+    halves = [trace.cut(np.arange(trace.requests) % 2 == start) for start in (0, 1)]
+    counts = [
+        [sum(part) for part in zip(*trace.map(_counted, half, repeat(frontier), repeat(depth)), strict=True)]
+        for half in halves
+    ]
     likelihood = np.zeros(len(TRIED))
-    for half, fitted_on, predicted in zip(halves, counts, counts[::-1], strict=True):
-        share = BackOff.of(half.rank, depth=depth, width=trace.width).share[level, kinds]
+    for (fitted_on, by_kind), (predicted, _) in (counts, counts[::-1]):
+        share = BackOff.of(by_kind).share[level, kinds]
         share = np.concatenate([share, 1 - share.sum(axis=1, keepdims=True)], axis=1)
         for number, shrink in enumerate(TRIED):
             law = (fitted_on + shrink * share) / (fitted_on.sum(axis=1, keepdims=True) + shrink)
@@ -45,15 +50,23 @@ def _kinds(frontier: Frontier) -> NDArray[np.int8]:
     return kinds
 
 
-def _next_ranks(frontier: Frontier, trace: Trace) -> NDArray[np.int64]:
+def _counted(
+    trace: Trace, chosen: NDArray[np.bool_], frontier: Frontier, depth: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the counts of some requests by path and by kind of path."""
+    rank = trace.rank[chosen[trace.request_index]]
+    return _next_ranks(frontier, rank, trace.width), counts_by_kind(rank, depth, trace.width)
+
+
+def _next_ranks(frontier: Frontier, ranks: NDArray[np.int16], width: int) -> NDArray[np.int64]:
     """Return anchors by path (the root first) and next rank (last column: no rank), int64 (1 + C, width + 1)."""
-    paths, width = len(frontier.value) + 1, trace.width
+    paths = len(frontier.value) + 1
     child = np.full((paths, width + 1), -1)
     child[frontier.parent + 1, frontier.rank] = np.arange(1, paths)
     counts = np.zeros(paths * (width + 1), dtype=np.int64)
-    alive, node = np.arange(trace.anchors), np.zeros(trace.anchors, dtype=np.int64)
+    alive, node = np.arange(len(ranks)), np.zeros(len(ranks), dtype=np.int64)
     for level in range(int(frontier.depth.max(initial=0)) + 1):
-        rank = trace.rank[alive, level]
+        rank = ranks[alive, level]
         rank = np.where(rank >= 0, rank, np.int16(width))
         counts += np.bincount(node * (width + 1) + rank, minlength=len(counts))
         node = child[node, rank]

@@ -14,7 +14,15 @@ from tests.benchmarks.bench_small_data import accepted, difficult_trace, estimat
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces, with_lengths
 from treeopt.errors import UsageError
-from treeopt.searchers.static_trees.best_first import KINDS, PRIOR, BackOff, count_prefixes, falling, kinds_below
+from treeopt.searchers.static_trees.best_first import (
+    KINDS,
+    PRIOR,
+    BackOff,
+    count_prefixes,
+    counts_by_kind,
+    falling,
+    kinds_below,
+)
 from treeopt.searchers.static_trees.shrinkage import TRIED, UNKNOWN, fit_strength
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path
@@ -149,7 +157,7 @@ def test_falling_values_are_the_isotonic_regression(values):
 
 @given(traces(depth=4, width=4))
 def test_shares_fall_with_the_rank_and_add_up_to_at_most_one(trace):
-    share = BackOff.of(trace.rank, depth=trace.depth, width=trace.width).share
+    share = BackOff.of(counts_by_kind(trace.rank, trace.depth, trace.width)).share
     assert share.shape == (trace.depth, KINDS, trace.width)
     assert (np.diff(share) <= 0).all()
     assert (share > 0).all()
