@@ -281,7 +281,7 @@ def test_counters_are_summed_over_engines(prefix):
     [
         ("<html>", "not Prometheus text"),
         ("up 1\n", "must hold one engine's counters of speculative decoding, found none"),
-        (re.sub("(?m)^.*per_pos.*$", "", METRICS), "it has totals, but no positions"),
+        (re.sub("(?m)^.*per_pos.*$", "", METRICS), "it has totals, but no accepted tokens by position"),
         (METRICS + METRICS.replace('"m"', '"n"'), "several models, m, n: name one with --model"),
     ],
 )

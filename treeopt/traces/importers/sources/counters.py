@@ -69,7 +69,7 @@ def totals_by_engine(samples: Mapping[Key, float]) -> tuple[str, int, list[int]]
         return engine, drafted[0] if drafted else 0, accepted
     steps = total(counts, f"{names.prefix}{names.steps}")
     if steps and not accepted:
-        raise TraceError(f"it has totals, but no positions; take {ask(engine)}")
+        raise TraceError("it has totals, but no accepted tokens by position")
     return engine, steps, accepted
 
 
