@@ -27,7 +27,6 @@ from treeopt.storage.user_files import read_text
 from treeopt.storage.work_file import check_same_settings
 from treeopt.traces.merge_split import concatenate_traces
 from treeopt.traces.trace import (
-    BY_ANCHOR,
     MISSED,
     OPTIONAL,
     PART,
@@ -143,14 +142,13 @@ class Shards:
         """Read the shards one by one.
 
         Raises:
-            TraceError: see `load`; or they hold more requests than the manifest records.
+            TraceError: see `load`.
         """
         self.done = 0
         for number in range(len(self.checksums)):
             trace = self.load(number, arrays)
             self.done += trace.requests
             yield trace
-        self.check_done(complete=False)
 
     @classmethod
     def begin(cls, folder: Path, meta: Mapping[str, Any], settings: Mapping[str, Any], requests: int) -> "Shards":
@@ -221,25 +219,20 @@ class Shards:
         except (TraceError, RecordError) as error:
             raise TraceError(f"{self.folder}: {error}") from error
 
-    def check_done(self, *, complete: bool = True) -> None:
-        """Raise TraceError if the shards that were read hold too many requests, or too few to be complete."""
+    def check_done(self) -> None:
+        """Raise TraceError if the shards that were read do not hold all requests."""
+        of = counted(self.requests, "request")
         if self.done > self.requests:
-            raise TraceError(
-                f"{self.folder / MANIFEST}: the manifest records {counted(self.requests, 'request')}, the shards hold "
-                f"{self.done}"
-            )
-        if complete and self.done < self.requests:
-            raise TraceError(
-                f"{self.folder} holds {self.done} of {counted(self.requests, 'request')}: resume it with the command "
-                "that began it"
-            )
+            raise TraceError(f"{self.folder / MANIFEST}: the manifest records {of}, the shards hold {self.done}")
+        if self.done < self.requests:
+            raise TraceError(f"{self.folder} holds {self.done} of {of}: resume it with the command that began it")
 
 
 class ShardedTrace(Trace):
     """The trace of a folder of shards that is never put together: blocks of shards are its parts.
 
-    Before `split` only `meta`, `width`, `depth` and `requests` are known. Its sides know what requests have, but ranks
-    only as `map` and `select` give them.
+    Before `split` only `meta`, `width`, `depth` and `requests` are known. Its sides also know what requests have;
+    `map` and `select` alone read ranks.
     """
 
     def __init__(self, shards: Shards, parts: Callable[..., Iterable[Any]] | None = None) -> None:
@@ -248,19 +241,9 @@ class ShardedTrace(Trace):
         count = len(shards.checksums)
         size = max(1, min(PART // first.anchors, count // BLOCKS))
         blocks = [(range(start, min(start + size, count)), None) for start in range(0, count, size)]
-        known = {"meta": shards.meta, "width": first.width, "_depth": first.depth, "_requests": shards.requests}
+        known = {"meta": shards.meta, "width": first.width, "rank": first.rank[:0], "starts": range(shards.requests)}
         known |= {"_shards": shards, "_blocks": blocks, "_map": parts or partial(map, Blocks(shards))}
-        self.__dict__ |= dict.fromkeys(("prompt_tokens", "domain", "candidates", *BY_ANCHOR)) | known
-
-    @property
-    def depth(self) -> int:
-        """See `Trace`."""
-        return int(self.__dict__["_depth"])
-
-    @property
-    def requests(self) -> int:
-        """See `Trace`."""
-        return int(self.__dict__["_requests"])
+        self.__dict__ |= dict.fromkeys(OPTIONAL) | known
 
     @property
     def anchors(self) -> int:
@@ -297,17 +280,17 @@ class ShardedTrace(Trace):
         shards.check_done()
         whole = shards.joined(parts)
         self.__dict__ |= {"meta": whole.meta, "lengths": np.concatenate(lengths), "prompt_tokens": whole.prompt_tokens}
-        blocks = [block for block, _ in self.__dict__["_blocks"]]
         ends = np.cumsum([part.requests for part in parts])[:-1]
-        sides = []
-        for taken in (chosen, ~chosen):
-            side = object.__new__(ShardedTrace)
-            own = [(block, part) for block, part in zip(blocks, np.split(taken, ends), strict=True) if part.any()]
-            known = vars(whole.select(np.flatnonzero(taken)))
-            side.__dict__ |= self.__dict__ | {name: known[name] for name in known if name != "rank"}
-            side.__dict__ |= {"lengths": self.lengths[taken], "_requests": int(taken.sum()), "_blocks": own}
-            sides.append(side)
-        return sides[0], sides[1]
+        first, rest = object.__new__(ShardedTrace), object.__new__(ShardedTrace)
+        for side, taken in ((first, chosen), (rest, ~chosen)):
+            blocks = zip(self.__dict__["_blocks"], np.split(taken, ends), strict=True)
+            known = {
+                "lengths": self.lengths[taken],
+                "_blocks": [(block, own) for (block, _), own in blocks if own.any()],
+            }
+            side.__dict__ |= self.__dict__ | vars(whole.select(np.flatnonzero(taken))) | known
+            side.__dict__ |= {"rank": self.rank, "starts": np.arange(len(side.lengths))}
+        return first, rest
 
 
 class Blocks:
@@ -321,18 +304,13 @@ class Blocks:
         """Return what a function gives for the shards of these numbers, or for a side of them: its requests."""
         kept, name = self._kept.setdefault(block, {}), b"" if own is None else own.tobytes()
         if name not in kept:
-            whole = kept.get(b"") or self._read(block)
+            shards = () if b"" in kept else [self._shards.load(number, RANKS) for number in block]
+            whole = kept.get(b"") or self._shards.joined(shards, all_of_them=False)
             kept.clear()
-            kept |= (
-                {b"": whole}
-                if own is None
-                else {side.tobytes(): whole.select(np.flatnonzero(side)) for side in (own, ~own) if side.any()}
-            )
+            for side in () if own is None else (own, ~own):
+                kept |= {side.tobytes(): whole.select(np.flatnonzero(side))} if side.any() else {}
+            kept.setdefault(name, whole)
         return function(kept[name], *given)
-
-    def _read(self, block: range) -> Trace:
-        shards = [self._shards.load(number, RANKS) for number in block]
-        return self._shards.joined(shards, all_of_them=False)
 
 
 def _selected(trace: Trace, chosen: NDArray[np.bool_]) -> Trace | None:
@@ -341,11 +319,10 @@ def _selected(trace: Trace, chosen: NDArray[np.bool_]) -> Trace | None:
 
 def _by_request(trace: Trace) -> tuple[Trace, NDArray[np.int64]]:
     """Return what requests have, as a trace of one anchor for each, and the length of each."""
-    first = {name: value[trace.starts] for name in BY_ANCHOR if (value := getattr(trace, name)) is not None}
     rank = np.full((trace.requests, trace.depth), PAST_END, dtype=np.int16)
     rank[:, 0] = MISSED
     number = np.arange(trace.requests, dtype=np.int32)
-    return replace(trace, request=number, position=0 * number, rank=rank, **first), trace.lengths
+    return replace(trace, request=number, position=0 * number, rank=rank), trace.lengths
 
 
 def gather(

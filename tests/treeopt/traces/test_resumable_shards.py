@@ -22,7 +22,6 @@ from tests.helpers.strategies import assert_equal_traces, trace_of, traces
 from tests.treeopt.traces.test_trace import rows
 from treeopt.errors import TraceError, UsageError
 from treeopt.policies import DynamicTree
-from treeopt.searchers.static_trees import best_first
 from treeopt.traces import resumable_shards
 from treeopt.traces import trace as trace_module
 from treeopt.traces.merge_split import concatenate_traces, halves, merge_traces
@@ -279,7 +278,7 @@ def test_a_search_reads_many_shards_one_by_one_and_finds_the_same(tmp_path, monk
 
     expected = found(read)
     monkeypatch.setattr(resumable_shards, "MANY", 1)
-    for module in (trace_module, best_first):
+    for module in (trace_module, resumable_shards):
         monkeypatch.setattr(module, "PART", 2000)
     split = load_file_or_shards(tmp_path / "s", ranks_only=True, to_split=True)
     assert isinstance(split, resumable_shards.ShardedTrace)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError, UsageError
-from treeopt.traces.trace import PART, Trace
+from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 
 # Kinds of path: all ranks 0 (also the root), a last rank of 0 after others, a last rank of 1, 2-3, 4-7, 8 or more.
@@ -218,7 +218,7 @@ def count_prefixes(
 
 def distinct_rows(
     rank: NDArray[np.int16], width: int, weights: NDArray[np.float64] | None
-) -> tuple[NDArray[np.int16], NDArray[np.float64] | None]:
+) -> tuple[NDArray[np.int16], NDArray[np.float64]]:
     """Return the distinct rows of ranks and the summed weight of each; the rows themselves where they have no number.
 
     >>> rows, weights = distinct_rows(np.int16([[0, 1], [2, -1], [0, 1]]), 3, None)
@@ -230,31 +230,30 @@ def distinct_rows(
         return rank, np.ones(len(rank)) if weights is None else weights
     places = base ** np.arange(depth, dtype=np.int64)
     number = (rank + np.int64(2)) @ places
-    found = np.arange(base**depth) if base**depth <= PART else np.empty(0, dtype=np.int64)
-    if not len(found):  # too many to count each
+    if base**depth <= len(rank):
+        found = np.arange(base**depth)
+    else:
         found, number = np.unique(number, return_inverse=True)
     sums = np.bincount(number, weights, len(found)).astype(np.float64, copy=False)
     rows = found[sums > 0, None] // places % base - 2
     return rows.astype(np.int16), sums[sums > 0]
 
 
-def _rows(
-    trace: Trace, weights: NDArray[np.float64] | None, distinct: bool
-) -> tuple[NDArray[np.int16], NDArray[np.float64] | None]:
-    return distinct_rows(trace.rank, trace.width, weights) if distinct else (trace.rank, weights)
+def _rows(trace: Trace, weights: NDArray[np.float64] | None) -> tuple[NDArray[np.int16], NDArray[np.float64]]:
+    return distinct_rows(trace.rank, trace.width, weights)
 
 
 class _Prefixes:
     """Counts, level by level, of the anchors whose text follows the nodes kept so far."""
 
     def __init__(self, trace: Trace, weights: NDArray[np.float64] | None) -> None:
-        self.trace, self.scale, several = trace, 1.0, len(trace.sizes) > 1
+        self.trace, self.scale = trace, 1.0
         self.total = float(trace.anchors if weights is None else weights.sum())
         if weights is not None:
             top = float(weights.max())  # squares of very small weights would be 0
             self.scale = self.total / top / float(np.square(weights / top).sum()) / top
         own = repeat(None) if weights is None else trace.cut(weights)
-        (self.rank, self.weights), *others = parts = trace.map(_rows, own, repeat(several))
+        (self.rank, self.weights), *others = parts = trace.map(_rows, own)
         if others:
             rows, sums = (np.concatenate(each) for each in zip(*parts, strict=True))
             self.rank, self.weights = distinct_rows(rows, trace.width, sums)
@@ -270,8 +269,7 @@ class _Prefixes:
         follows = (index[self.node] >= 0) & (rank >= 0)
         self.alive = self.alive[follows]
         self.node = index[self.node[follows]] * self.trace.width + rank[follows]
-        weights = None if self.weights is None else self.weights[self.alive]
-        counts = np.bincount(self.node, weights, minlength=len(kept) * self.trace.width)
+        counts = np.bincount(self.node, self.weights[self.alive], minlength=len(kept) * self.trace.width)
         return counts.astype(np.float64, copy=False)
 
     def expand(self, level: int, kept: NDArray[np.int64]) -> Children:
@@ -287,8 +285,7 @@ class _Prefixes:
     def shrunk(self, depth: int, shrink: float) -> Expand:
         """Return `expand` with frequencies shrunk towards those of the same rank below paths of the same kind."""
         trace, scale = self.trace, self.scale
-        weights = None if self.weights is None else self.weights * scale
-        back_off = BackOff.of(counts_by_kind(self.rank, depth, trace.width, weights))
+        back_off = BackOff.of(counts_by_kind(self.rank, depth, trace.width, self.weights * scale))
         value, count, kind = np.ones(1), np.array([self.total * scale]), np.zeros(1, dtype=np.int8)
 
         def expand(level: int, kept: NDArray[np.int64]) -> Children:
