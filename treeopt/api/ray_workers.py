@@ -88,23 +88,23 @@ class _Worker:
 
     def run(self, files: Files, same: Mapping[str, Any] | None, *call: Any) -> Any:
         """Return a part, without a `call` what was made and the messages of making it; or what is missing."""
-        LOG.addHandler(held := MemoryHandler(10**6, flushLevel=logging.CRITICAL + 1))
         if self._made is None:
             missing = [path for own in self._paths.values() for path in own if not path.exists() and path not in files]
             if missing:
                 return _Missing(missing)
+            LOG.addHandler(held := MemoryHandler(10**6, flushLevel=logging.CRITICAL + 1))
             with tempfile.TemporaryDirectory(prefix="treeopt-ray-") as folder:
                 here = {name: [_placed(path, files, folder) for path in own] for name, own in self._paths.items()}
                 changes = {name: tuple(own) if name == "data" else own[0] for name, own in here.items()}
-                self._made = self._make(self._settings.changed(**changes))
-        head, own, part = self._made
+                self._made = *self._make(self._settings.changed(**changes)), held.buffer
+        head, own, part, messages = self._made
         for name, first in (same or {}).items():
             if own[name] != first:
                 raise UsageError(
                     f"the worker on {socket.gethostname()} has {name} {own[name]!r:.80}, the first one {first!r:.80}: "
                     "workers must be alike: choose their nodes with --ray-needs"
                 )
-        return part(*call) if call else (head, own, [(each.levelno, each.getMessage()) for each in held.buffer])
+        return part(*call) if call else (head, own, [(each.levelno, each.getMessage()) for each in messages])
 
 
 def _placed(path: Path, files: Files, folder: str) -> Path:

@@ -24,8 +24,9 @@ from treeopt.policies.eagle2 import DYNAMIC_TREE, EAGLE2
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.settings import group, takes
+from treeopt.storage.atomic_files import checksum
 from treeopt.storage.provenance import look
-from treeopt.traces.resumable_shards import Blocks, ShardedTrace, Shards
+from treeopt.traces.resumable_shards import MANIFEST, Blocks, ShardedTrace, Shards, ranks_suffice
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -41,8 +42,7 @@ def _blocks(folder: Path) -> tuple[None, dict[str, Any], Blocks]:
     """Return what reads and counts shards in a worker; see `on_ray`."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not on {gethostname()}: --ray reads shards by their path, on all nodes")
-    shards = Shards.listed(folder)
-    return None, {"shards": shards.checksums}, Blocks(shards)
+    return None, {MANIFEST: checksum(folder / MANIFEST)}, Blocks(Shards.listed(folder))
 
 
 @takes(TraceSearch)
@@ -82,11 +82,12 @@ def search(
     grows = known is not None and known.cannot_run is not None
     ranks_only = not policies and not dynamic and not grows
     if isinstance(settings, TraceSearch) and settings.cluster.ray is not None:
-        if isinstance(trace, Trace) or not Path(trace).is_dir() or not ranks_only:
+        cluster, folder = settings.cluster, Path() if isinstance(trace, Trace) else Path(trace).absolute()
+        shards = Shards.listed(folder) if folder.is_dir() and not isinstance(trace, Trace) else None
+        if shards is None or not ranks_only or not ranks_suffice(folder):
             raise UsageError("--ray searches a folder of shards (`trace collect --parts`) for static trees")
-        cluster, folder = settings.cluster, Path(trace).absolute()
         with on_ray(cluster, lambda setup: _blocks(folder), cluster) as (_, parts):
-            sharded = ShardedTrace(Shards.listed(folder), parts)
+            sharded = ShardedTrace(shards, parts)
             cost = as_profile(profile, sharded, folder, engine=engine)
             return search(sharded, cost, settings=settings.changed(ray=None, ray_needs=()), progress=progress)
     trace, trace_file = as_trace(trace, ranks_only=ranks_only, to_split=True)

@@ -45,7 +45,6 @@ SHARD = "shard-{:05}.npz"
 SHARD_FILES = "shard-*.npz"
 MANY = 20_000  # requests from which on a search reads a folder shard by shard
 BLOCKS = 16  # least number of blocks that many shards make, so that workers on Ray have enough of them
-UNDIVIDED = {"kept", "tree_kept", "drafted", "confidence"}  # arrays with which a search needs the trace put together
 CODE = ("treeopt", "commit", "software")  # must not change, or the resumed part would differ from an uninterrupted one
 
 
@@ -398,6 +397,11 @@ def optional_in(folder: Path) -> list[str]:
     return [name for name in OPTIONAL if name in names]
 
 
+def ranks_suffice(folder: Path) -> bool:
+    """Return whether a search of static trees needs only the ranks of a folder, which it then reads block by block."""
+    return not {"kept", "tree_kept", "drafted", "confidence"} & {*optional_in(folder)}
+
+
 def note(texts: Sequence[str], grams: int, repeats: int) -> dict[str, Any]:
     """Return the keys of a shard's `meta` about its texts: the hash of each, their 4-grams, and the repeated ones."""
     return {"texts": list(texts), "grams": grams, "repeats": repeats}
@@ -439,6 +443,6 @@ def load_file_or_shards(path: Path | str, *, ranks_only: bool = False, to_split:
     if not path.is_dir():
         return load_trace(path)
     shards = Shards.listed(path)
-    if ranks_only and to_split and shards.requests >= MANY and not UNDIVIDED & {*optional_in(path)}:
+    if ranks_only and to_split and shards.requests >= MANY and ranks_suffice(path):
         return ShardedTrace(shards)
     return shards.whole(RANKS if ranks_only else FORMAT)
