@@ -69,7 +69,7 @@ ENTRIES = (
     AcceptanceRule(
         name="block",
         accepts="a chain drawn from the drafter, judged from its end",
-        rule="executor.verification.block_verification:BlockVerification",
+        rule="executor.verification.multi_round_rejection:BlockVerification",
         draws=True,
         chains=True,
     ),

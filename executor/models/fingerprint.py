@@ -15,8 +15,7 @@ from executor.drafters.base.drafter import Drafter
 from executor.target import fused_verification
 from executor.target.architectures import context_limit
 from executor.target.load_hf_model import dtype_name
-from executor.target.packed_linears import packed_choice, repack
-from executor.target.quantization import plain_tensors, quantization_of
+from executor.target.packed_linears import packed_choice, plain_tensors, quantization_of, repack
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes, whole
 from treeopt.errors import ExecutorError

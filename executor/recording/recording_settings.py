@@ -10,11 +10,10 @@ import numpy as np
 from executor.decoding.decoder import check_abstaining
 from executor.drafters.base.drafter import Drafter, history_of, usual_depth
 from executor.recording.record_candidates import check_candidates, confidence_source
-from executor.recording.sibling_acceptance import source_of
-from executor.recording.teacher_forced import PassSettings
+from executor.recording.teacher_forced import PassSettings, source_of
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy, Rule, make_rule, rule_meta
-from executor.verification.block_verification import BlockVerification
+from executor.verification.multi_round_rejection import BlockVerification
 from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from executor.verification.typical_acceptance import Typical

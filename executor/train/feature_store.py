@@ -13,7 +13,7 @@ from torch import Tensor
 from executor.models.fingerprint import identity
 from executor.target.causal_model import HEAD, Outputs, Taps
 from executor.target.target_model import Target
-from executor.train.text_files import Rows
+from executor.train.token_rows import Rows
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.storage.atomic_files import whole, why, write_text
 from treeopt.storage.json_records import RecordError, parse

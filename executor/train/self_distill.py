@@ -25,8 +25,7 @@ from executor.prompts.prompt_files import as_fields, messages_of, up_to_answer
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import launched_processes
 from executor.target.tokenizer import stop_tokens
-from executor.train.text_files import Text
-from executor.train.token_rows import tokenizer_hash
+from executor.train.token_rows import Text, tokenizer_hash
 from executor.verification.acceptance_rules import Rule, make_rule
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from treeopt.errors import ExecutorError

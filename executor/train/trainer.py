@@ -13,7 +13,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from executor.drafters.base.recipe import Recipe
 from executor.train.loss_module import TOPS, DepthScore, Lesson, Lora
-from executor.train.text_files import Rows
+from executor.train.token_rows import Rows
 from treeopt.errors import ExecutorError
 from treeopt.storage.atomic_files import whole
 

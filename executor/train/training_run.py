@@ -25,8 +25,7 @@ from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank, launched_processes
 from executor.train.feature_store import FeatureStore
 from executor.train.loss_module import DepthScore, Lesson, LoraBackbone, WholeBackbone
-from executor.train.text_files import Rows
-from executor.train.token_rows import frequent_tokens
+from executor.train.token_rows import Rows, frequent_tokens
 from executor.train.trainer import DrafterTrainer, Job, Report, arguments
 from simulate.model_sizes.drafter_kinds import DRAFTERS, Training
 from treeopt.errors import ExecutorError, UsageError

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from executor.verification.longest_accepted_path import Accepted, deepest, rows
+from executor.verification.acceptance_rules import Accepted, deepest, rows
 from executor.verification.temperature_top_k_top_p import Warp, pick
 from executor.verification.tree_tensors import Draft
 from treeopt.tree import Tree

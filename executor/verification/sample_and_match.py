@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from executor.verification.acceptance_probabilities import CoinRule, Siblings, or_else
-from executor.verification.longest_accepted_path import rows
+from executor.verification.acceptance_rules import rows
 from executor.verification.tree_tensors import Draft
 
 

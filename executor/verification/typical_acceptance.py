@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from executor.verification.acceptance_probabilities import Siblings
-from executor.verification.longest_accepted_path import Accepted, best_of, cut_off, deepest, rows
+from executor.verification.acceptance_rules import Accepted, best_of, cut_off, deepest, rows
 from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft, Topology
 from treeopt.errors import UsageError

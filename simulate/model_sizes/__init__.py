@@ -4,7 +4,6 @@
 * `gguf_header`: the same fields, and the bytes of tensors, from the header of a GGUF file.
 * `read_layers`: the layers that it describes.
 * `stored_bytes`: the bytes of its weights as stored.
-* `sizes_by_hand`: a model of sizes that the user states.
 * `layer_groups`: what like layers multiply, read and keep.
 * `model_shape`: the parameters, K/V bytes and FLOP of a decoder-only transformer of these sizes.
 * `mixture_of_experts`: the number of experts that a batch of tokens needs.

@@ -1,27 +1,208 @@
-"""A simulated run of all requests of a trace as JSON values: tokens per second, latencies, speedup, conditions."""
+"""A simulated run of all requests of a trace, put together step by step from walks and a cost model; as JSON values.
 
+The row of a request that has ended goes to the next request, whose prompt is prefilled while the others wait. Requests
+may come in pieces, each begun when the one before has ended entirely; a draining batch is a piece by itself.
+"""
+
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from simulate.profiles.profile import Profile
-from simulate.runs.batch_run import run
 from simulate.runs.length_server import LengthDecoding, run_lengths
-from simulate.runs.run_costs import Prompts
+from simulate.runs.run_costs import PAD, Prompts, Together, divide_prefill, per_request, price_steps, step_seconds
 from simulate.runs.server import static_entry
-from simulate.runs.timeline import Timeline, speedup
-from treeopt.cost_model import StepShape
+from simulate.runs.timeline import Emissions, Floats, Ints, Timeline, speedup
+from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import UsageError, counted
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans.plan import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
+from treeopt.replay.static_tree import accepted_lengths
+from treeopt.replay.walk import drafted_counts, walk_steps
 from treeopt.results.run import LATENCIES, PERCENTS
 from treeopt.results.words import CLUSTERED, describe_measurement, describe_models, describe_rule, paths_words
 from treeopt.statistics.clustered_estimate import Groups
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
-from treeopt.tree import Tree
+from treeopt.tree import EMPTY, Tree
+
+
+def run(
+    trace: Trace,
+    tree: Tree | None,
+    cost: CostModel,
+    *,
+    batch: int,
+    prefill_s: float | Floats | Together = 0.0,
+    prompt_tokens: int | Ints | None = None,
+    by_context: bool = True,
+    accepted: Ints | None = None,
+    piece: int | Sequence[int] | None = None,
+    pad: bool = False,
+    fixed_shape: bool = False,
+    late: int = 0,
+) -> Timeline:
+    """Decode every request of the trace, in the trace's order, and return the times.
+
+    Args:
+        trace: the requests, and which drafted tokens are right.
+        tree: drafted at every step; None decodes plainly.
+        cost: seconds of a step; must cover every number of requests that a step holds.
+        batch: maximum number of requests decoded together.
+        prefill_s: seconds of prefill: one value for every request, or one each, (R,), summed over prompts that join
+            together; or a function of the total tokens of these prompts, divided among them by tokens.
+        prompt_tokens: prompt length of every request, or of each, (R,): a step is priced at its mean sequence length.
+            None leaves the context to the cost model.
+        by_context: False leaves the context to the cost model even so.
+        accepted: drafted tokens that a step from each anchor accepts, int64 (P,); default: from the ranks.
+        piece: number of requests that begin when all before them have ended, or the sizes of such pieces, repeated in
+            turn; None: rows are refilled to the end. `batch` makes a batch that drains.
+        pad: a step of a batch size that the cost model lacks costs what the nearest one above does, up to `PAD` times
+            `batch`.
+        fixed_shape: steps cost what one of `batch` requests does, and prompts that join together cost as if each were
+            as long as the longest. This is how treeopt's own loop works, which computes idle rows and pads prompts.
+        late: steps for which the row of a request that has ended is held, because the host reads this much later; they
+            count as the request's own. The last steps of a piece are not waited for.
+
+    Raises:
+        UsageError: a batch or piece below 1, negative prefill or prompts, or prefill by tokens without
+            `prompt_tokens`.
+        TraceError: the tree is deeper or wider than the trace.
+        CostError: names the batch sizes that have no cost.
+
+    >>> from simulate.profiles.profile import BatchTimes, Profile
+    >>> trace = Trace(np.int32([0, 0, 0, 1]), np.int32([0, 1, 2, 0]), np.int16([[0]] * 4), 1)
+    >>> profile = Profile((BatchTimes(1, 0.5, ((1, 0.25),), ((2, 0.75),)),), (0, 9), 0.0)
+    >>> run(trace, Tree.chain(1), profile, batch=1).done_s.tolist()  # two steps, then one, of 1 s each
+    [2.0, 3.0]
+    """
+    if batch < 1:
+        raise UsageError(f"batch must be at least 1, got {batch}")
+    prompts = None if prompt_tokens is None else per_request(prompt_tokens, trace.requests, "prompt_tokens")
+    if accepted is None:
+        accepted = accepted_lengths(tree or EMPTY, trace)
+    ends = piece_ends(trace.requests if piece is None else piece, trace.requests)
+    emissions = schedule(accepted, trace, batch=batch, ends=ends, late=late)
+    occupancy = np.bincount(emissions.step)
+    context = _mean_context(emissions, prompts, occupancy) if prompts is not None and by_context else None
+    committed = float(emissions.tokens[emissions.tokens > 0].mean())
+    drafted = None if tree is None else drafted_counts(_anchors(emissions, trace), trace, tree.depth)
+    price = price_steps(tree, cost, committed=committed, drafted=drafted, pad_to=PAD * batch if pad else 0)
+    step_s = step_seconds(np.full_like(occupancy, batch) if fixed_shape else occupancy, context, price, padded=pad)
+
+    joined = emissions.step[np.flatnonzero(np.diff(emissions.request, prepend=-1))]
+    prefill = _prefill_seconds(prefill_s, prompts, joined, padded=fixed_shape)
+    before_s = np.bincount(joined, prefill, len(step_s))
+    end_s = np.cumsum(before_s + step_s)
+    return Timeline.of(
+        emissions,
+        started_s=end_s - step_s,
+        step_s=step_s,
+        prefill_s=prefill,
+        admitted_s=np.append(0.0, end_s[:-1])[joined],
+    )
+
+
+def _prefill_seconds(
+    prefill_s: float | Floats | Together, prompts: Floats | None, joined: Ints, *, padded: bool
+) -> Floats:
+    """Return the prefill seconds of each request, float64 (R,), given the step at which each joined."""
+    if not callable(prefill_s):
+        return per_request(prefill_s, len(joined), "prefill_s")
+    if prompts is None:
+        raise UsageError("prefill by tokens needs prompt_tokens")
+    return divide_prefill(prefill_s, prompts, joined, padded=padded)
+
+
+def _mean_context(emissions: Emissions, prompts: Floats, occupancy: Ints) -> Ints:
+    """Return the tokens in the cache before each step, mean over its sequences, rounded; int64 (N,)."""
+    cached = prompts[emissions.request] + _written(emissions)
+    mean = np.bincount(emissions.step, cached) / occupancy
+    return np.rint(mean).astype(np.int64)
+
+
+def _written(emissions: Emissions) -> Ints:
+    """Return the tokens that its request had written before each emission, int64 (N,)."""
+    total = np.cumsum(emissions.tokens) - emissions.tokens
+    first = np.flatnonzero(np.diff(emissions.request, prepend=-1))
+    return np.asarray(total - total[first][emissions.request])
+
+
+def _anchors(emissions: Emissions, trace: Trace) -> Ints:
+    """Return where the steps that emit something start."""
+    return np.asarray(trace.starts[emissions.request] + _written(emissions))[emissions.tokens > 0]
+
+
+def piece_ends(piece: int | Sequence[int], requests: int) -> Ints:
+    """Return for each request the number of the first request of the next piece, int64 (R,).
+
+    Raises:
+        UsageError: a piece below 1.
+
+    >>> piece_ends([2, 1], 4).tolist()
+    [2, 2, 3, 5]
+    """
+    sizes = np.atleast_1d(piece).astype(np.int64)
+    if len(sizes) == 0 or (sizes < 1).any():
+        raise UsageError(f"a piece must have at least 1 request, got {piece}")
+    sizes = np.resize(sizes, requests)
+    return np.repeat(np.cumsum(sizes), sizes)[:requests]
+
+
+def schedule(accepted: Ints, trace: Trace, *, batch: int, ends: Ints, late: int) -> Emissions:
+    """Schedule a batch in which every sequence advances by what it accepted.
+
+    A request takes as many steps as it takes alone, so only its first step depends on the others.
+
+    Args:
+        accepted: drafted tokens that a step from each anchor accepts, int64 (P,).
+        trace: the requests.
+        batch: rows.
+        ends: see `piece_ends`.
+        late: steps for which the row of a request that has ended is held.
+    """
+    walk = walk_steps(accepted, trace)
+    request = walk.request.astype(np.int64)
+    steps = np.bincount(request, minlength=trace.requests)
+    first = np.cumsum(steps) - steps
+    begins = _first_steps(steps.tolist(), batch, ends.tolist(), late)
+    number = np.arange(len(request)) - first[request]
+    tokens = np.diff(walk.anchors, append=trace.anchors)  # requests stand one after the other
+    emissions = Emissions(request, begins[request] + number, tokens)
+    return _hold_rows(emissions, begins + steps, ends, late) if late else emissions
+
+
+def _first_steps(steps: list[int], batch: int, ends: list[int], late: int) -> Ints:
+    """Return the step at which each request begins, given the number of steps it takes."""
+    batch, piece_over, begins = min(batch, len(steps)), 0, []
+    free = [0] * batch
+    for request, count in enumerate(steps):
+        if request and ends[request] != ends[request - 1]:
+            free = [piece_over] * batch
+        begins.append(free[0])
+        piece_over = max(piece_over, free[0] + count)
+        heapq.heapreplace(free, free[0] + count + late)
+    return np.array(begins, dtype=np.int64)
+
+
+def _hold_rows(emissions: Emissions, over: Ints, ends: Ints, late: int) -> Emissions:
+    """Return the emissions with the steps after each request's end, `over`, for which its row is held.
+
+    No row is held beyond the end of its piece.
+    """
+    piece = np.unique(ends, return_inverse=True)[1]
+    until = np.zeros_like(over)
+    np.maximum.at(until, piece, over)
+    request, extra = np.nonzero(over[:, None] + np.arange(late) < until[piece][:, None])
+    requests = np.append(emissions.request, request)
+    order = requests.argsort(kind="stable")
+    step, tokens = np.append(emissions.step, over[request] + extra), np.append(emissions.tokens, np.zeros_like(request))
+    return Emissions(requests[order], step[order], tokens[order])
 
 
 def simulated_run(

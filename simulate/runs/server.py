@@ -298,7 +298,7 @@ def serve_day(
         work: arrivals.
         rows: most requests decoded together.
         prefill_s: seconds of prefill, of every request or of each, (n,), or of prompts that are read together; see
-            `simulate.runs.batch_run.run`.
+            `simulate.runs.batch_record.run`.
         by_context: price steps by the lengths of sequences, where prompts are known.
 
     Raises:

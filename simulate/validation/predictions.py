@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from simulate.paper_formulas import walltime_speedup, weight_speedup
 from simulate.profiles.profile import Profile
-from simulate.runs.batch_run import run
+from simulate.runs.batch_record import run
 from simulate.runs.timeline import Ints, Timeline, speedup
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import PlanError

@@ -58,7 +58,7 @@ from tests.benchmarks.gpu_pieces import OtherDeviceError, OutOfTimeError, Pieces
 from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import this_run
 from treeopt.tree import EMPTY, Tree
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 
 PROMPT, NEW = 360, 64  # tokens; with a tree and a step that is read late they end within 512, so that one graph does
 FORK = multiprocessing.get_context("fork")

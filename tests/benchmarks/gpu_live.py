@@ -37,7 +37,7 @@ from tests.benchmarks.gpu_pieces import Pieces
 from tests.helpers.measured_profiles import measure_profile
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
-from treeopt.planning.held_out_split import hold_out
+from treeopt.planning.evaluator import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
@@ -45,7 +45,7 @@ from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import this_run
 from treeopt.traces.trace import load_trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 
 # Drafter, its shipped trace, batch sizes, and the seconds that its profile may take.
 CASES = (

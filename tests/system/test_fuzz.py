@@ -27,8 +27,7 @@ from executor.checkpoints.tensors.find_tensor_files import open_checkpoint, read
 from executor.prompts.message_parts import Report
 from executor.prompts.prompt_files import encoded, read_prompts
 from executor.recording.engine_steps import RequestRecord
-from executor.train.text_files import read_texts
-from executor.train.token_rows import encode
+from executor.train.token_rows import encode, read_texts
 from simulate.model_sizes.hf_config import context_limit
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.engine_times_csv import read_times

@@ -32,7 +32,7 @@ from treeopt.statistics.clustered_estimate import Estimate
 from treeopt.storage.atomic_files import shipped
 from treeopt.traces.trace import load_trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 
 TRACES = ["medusa-t0", "medusa-t1"]
 MEASURED = [name for name in make_traces.DRAFTERS if shipped(f"profiles/{name}-cpu.json").is_file()]

@@ -158,8 +158,7 @@ def check_weights(models: Models) -> None:
 
 def slow_type_warnings(dtype: str, target: "Target") -> list[str]:
     """Warn if the target's device has no products of a type that could be replaced by another."""
-    from executor.target.packed_linears import multiplies_bf16
-    from executor.target.quantization import quantization_of
+    from executor.target.packed_linears import multiplies_bf16, quantization_of
 
     if dtype != "bfloat16" or multiplies_bf16(target.device) or quantization_of(target.model) is not None:
         return []

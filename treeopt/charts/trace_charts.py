@@ -42,7 +42,7 @@ from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.traces.drafter_confidence import reliability
 from treeopt.traces.trace import PAST_END, Trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees
 
 if TYPE_CHECKING:
     import altair as alt

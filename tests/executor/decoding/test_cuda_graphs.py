@@ -27,7 +27,7 @@ from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree, OptTree
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 
 NEW = 16
 SHAPES = {

@@ -20,7 +20,7 @@ from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import EAGLE, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, published_trees
 
 NEW = 24
 SHAPES: dict[str, Tree | DynamicTree] = {

@@ -26,7 +26,7 @@ from executor.recording.collect_trace import collect
 from executor.runners.loop_runner import weights_read
 from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
-from executor.train.text_files import Rows
+from executor.train.token_rows import Rows
 from executor.train.trainer import Job
 from executor.train.training_run import begun, run
 from simulate.model_sizes.drafter_kinds import (

@@ -24,7 +24,7 @@ from treeopt.replay.sampled_rules import drawn_ranks
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
 from treeopt.traces.trace import PAST_END, load_trace, save_trace
 from treeopt.tree import EMPTY, Tree
-from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees
 
 WIDTH = 12
 TREES = [

@@ -25,9 +25,8 @@ from executor.drafters.medusa.drafter import MedusaHeads
 from executor.recording.teacher_forced import rank_of
 from executor.target.target_model import Target
 from executor.train import training_run
-from executor.train.loss_module import Lesson, Lora, LoraBackbone, WholeBackbone
-from executor.train.loss_terms import TERMS, Anchors
-from executor.train.text_files import Rows
+from executor.train.loss_module import TERMS, Anchors, Lesson, Lora, LoraBackbone, WholeBackbone
+from executor.train.token_rows import Rows
 from executor.train.trainer import DrafterTrainer, Job, arguments
 from executor.train.training_run import begun, checkpoint, continued, fresh_drafter, run, step_count
 from tests.helpers.drafters import random_drafter

@@ -35,7 +35,7 @@ from treeopt.replay.static_tree import visit as visit_static
 from treeopt.statistics.isotonic_regression import Curve
 from treeopt.traces.trace import Candidates, Trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees
 
 DAILY = ("medusa", "language-model", "eagle3", "prompt-lookup")
 TOKENS = random_prompts((9, 4, 17, 2, 6, 12, 3), seed=8)

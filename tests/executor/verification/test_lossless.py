@@ -18,11 +18,10 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from executor.verification import acceptance_probabilities, block_verification, multi_round_rejection, sample_and_match
+from executor.verification import acceptance_probabilities, multi_round_rejection, sample_and_match
 from executor.verification.acceptance_probabilities import CoinRule
 from executor.verification.acceptance_rules import Greedy, Rule
-from executor.verification.block_verification import BlockVerification
-from executor.verification.multi_round_rejection import Leviathan, Rounds, Sequoia, SpecInfer
+from executor.verification.multi_round_rejection import BlockVerification, Leviathan, Rounds, Sequoia, SpecInfer
 from executor.verification.sample_and_match import PointMass, SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft, Topology
@@ -446,8 +445,8 @@ def test_a_residual_that_keeps_the_children_is_noticed(monkeypatch):
 
 
 def test_a_block_residual_without_its_prefix_is_noticed(monkeypatch):
-    mutant(monkeypatch, block_verification, "BlockVerification", "(prefix[..., None] * p - q)", "(p - q)")
-    noticed(rule_of(block_verification.BlockVerification), Tree.chain(2), draws=put_back)
+    mutant(monkeypatch, multi_round_rejection, "BlockVerification", "(prefix[..., None] * p - q)", "(p - q)")
+    noticed(rule_of(multi_round_rejection.BlockVerification), Tree.chain(2), draws=put_back)
 
 
 def test_siblings_in_another_order_are_noticed():

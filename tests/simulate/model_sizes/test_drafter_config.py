@@ -12,8 +12,7 @@ from safetensors import safe_open
 
 from executor.drafters.eagle import names_drafter
 from simulate.model_sizes.drafter_kinds import drafter_shape
-from simulate.model_sizes.model_shape import Shape
-from simulate.model_sizes.sizes_by_hand import llama_of, shape_by_hand
+from simulate.model_sizes.model_shape import Shape, llama_of, shape_by_hand
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline

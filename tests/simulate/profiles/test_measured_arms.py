@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simulate.profiles.measured_arms import profile_of_arms
+from simulate.profiles.sglang_cost_table import profile_of_arms
 from simulate.runs.run_costs import PromptSettings
 from simulate.runs.verdict_record import compare_lengths
 from treeopt.cost_model import StepShape

@@ -18,7 +18,7 @@ from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_pr
 from simulate.profiles.step_tables import Prefill, ladder
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import PIECE
-from simulate.runs.batch_run import run
+from simulate.runs.batch_record import run
 from simulate.runs.run_costs import FREE
 from simulate.runs.server import Switching
 from simulate.runs.server_load import Workload, read_requests

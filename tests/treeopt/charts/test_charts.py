@@ -51,7 +51,7 @@ from treeopt.statistics.clustered_estimate import Estimate, ratio
 from treeopt.storage.atomic_files import shipped
 from treeopt.traces.trace import load_trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, save_profile
-from simulate.runs.batch_run import run
+from simulate.runs.batch_record import run
 from simulate.runs.run_costs import FREE
 from simulate.runs.server import Switching
 from simulate.runs.server_load import draw_requests, poisson

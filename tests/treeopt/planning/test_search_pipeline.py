@@ -39,7 +39,7 @@ from treeopt.storage.provenance import this_run
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import published_trees
+from treeopt.tree_files.choice_lists import published_trees
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ from executor.models.random_weights import random_drafter
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile
-from simulate.runs.batch_run import _first_steps
+from simulate.runs.batch_record import _first_steps
 from simulate.runs.server_load import read_requests
 from simulate.validation.predictions import load_predictions
 from tests.helpers.command_line import refused, run

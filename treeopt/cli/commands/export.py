@@ -10,7 +10,7 @@ import click
 from treeopt.api.messages import warn
 from treeopt.cli.options import output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.setup_file import setup_options
+from treeopt.cli.options.settings_options import setup_options
 from treeopt.cli.options.value_types import EngineName, Whole
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warnings
 from treeopt.engines import ENGINES

@@ -16,7 +16,7 @@ from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan_json import to_json
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import published_trees
+from treeopt.tree_files.choice_lists import published_trees
 
 SECTIONS = {
     "Input": "trace_file acceptance profile_file",

@@ -9,8 +9,7 @@ from treeopt.api import tune_engine
 from treeopt.api.tune_engine import Tuned, TuneSettings
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.settings_options import MODELS, options_of
-from treeopt.cli.options.setup_file import setup_options
+from treeopt.cli.options.settings_options import MODELS, options_of, setup_options
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import save_plan
 from treeopt.results.tuning import ENTRY
