@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from executor.train.text_files import Rows
 from numpy.typing import NDArray
 from transformers import (
     LlamaConfig,
@@ -39,6 +38,7 @@ from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
 from executor.train.count_ngrams import build as count_ngrams
+from executor.train.token_rows import Rows
 from executor.train.trainer import Job
 from executor.train.training_run import LOG, Trained, begun, run
 from executor.train.training_run import TARGET as TRAINED

@@ -43,7 +43,7 @@ class Recording:
     Temperature 0 writes greedily; above, the text is a sample of the target, whatever the rule. Its ranks are what
     sample-and-match accepts, just as those of greedy text are what greedy accepts. For rules that draw candidates from
     the drafter's law the trace also holds the probability that each is accepted, and that the text's own tokens were
-    (`accept` and `kept`, see `sibling_acceptance`). Typical acceptance writes texts that depend on what is drafted, and
+    (`accept` and `kept`, see `teacher_forced`). Typical acceptance writes texts that depend on what is drafted, and
     may accept several siblings: texts are written by the live loop with `tree`, and the trace records at every position
     which of its nodes would be accepted.
 

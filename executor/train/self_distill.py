@@ -255,7 +255,7 @@ class _Piece:
         sequences[-1]["learnt"].append([len(prompt), len(prompt) + len(answer)])
 
     def record(self) -> dict[str, Any]:
-        """Return the record of the text; see `text_files`."""
+        """Return the record of the text; see `token_rows`."""
         content = {"messages": self._turns, **as_fields(self._text.extras)} if self._text.turns else self._continuation
         return {**content, "tokenizer": tokenizer_hash(self._tokenizer), "sequences": self._sequences}
 
