@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from executor.decoding.static_growth import Growth
+from executor.decoding.tree_growth import Growth
 from executor.device import to_device
 from executor.drafters.base.drafter import Admitted, Committed, Drafter
 from executor.target.causal_model import Outputs

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.decoding.decoder import Decoder, NewTokens
-from executor.decoding.step_results import Step
+from executor.decoding.request_queue import Step
 from executor.drafters.base.drafter import Drafter, usual_depth
 from executor.models.fingerprint import clock_mhz
 from executor.profiling.configurations import Configuration, first_rank_depth, ranked_configurations
@@ -33,7 +33,7 @@ from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Rule, rule_meta
 from executor.verification.replayed_acceptance import Imposed
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_groups import Experts
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.calibration import profile_of
 from simulate.profiles.measured_cells import Cell

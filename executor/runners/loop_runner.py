@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from executor.decoding.decoder import Decoder
-from executor.decoding.step_results import Step
+from executor.decoding.request_queue import Step
 from executor.drafters.base.drafter import Drafter
 from executor.models.fingerprint import device_name, identity, run_provenance
 from executor.runners.runner import Requests, RequestSteps, Run, Runner, Shape

@@ -1,7 +1,6 @@
 """Training drafters by published recipes.
 
-* `training_run`: one run, from rows and the drafter that it begins with to a folder.
-* `trainer`: the Hugging Face Trainer for drafters.
+* `training_run`: a run with the Hugging Face Trainer: start or resume, train, measure, write.
 * `loss_module`: the loss of a drafter with its target as one module, and its terms by name.
 * `token_rows`: training texts, read from files, as rows of tokens with a mask.
 * `self_distill`: text that the target writes itself.

@@ -15,10 +15,9 @@ from executor.target.causal_model import HEAD, Outputs, Taps
 from executor.target.target_model import Target
 from executor.train.token_rows import Rows
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.storage.atomic_files import whole, why, write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.typed_records import read_field
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, whole, why, write_text
 
 SCHEMA = "treeopt.features/1"
 WHOSE = "target.json"

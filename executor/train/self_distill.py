@@ -29,7 +29,7 @@ from executor.train.token_rows import Text, tokenizer_hash
 from executor.verification.acceptance_rules import Rule, make_rule
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from treeopt.errors import ExecutorError
-from treeopt.storage.atomic_files import write_text
+from treeopt.storage.user_files import write_text
 from treeopt.storage.work_file import WorkFile, beside
 
 CHUNKS = 4  # batches written together

@@ -37,10 +37,9 @@ from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
 from treeopt.errors import CostError, UsageError
-from treeopt.storage.atomic_files import checksum
 from treeopt.storage.json_records import reading
 from treeopt.storage.provenance import this_run
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import checksum, read_text
 
 ALWAYS = ("batch", "drafted")
 STEP = ("step_ms",)

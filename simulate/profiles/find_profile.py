@@ -6,8 +6,8 @@ from typing import Any
 from simulate.profiles.profile import Profile, load_profile
 from treeopt.comparison.mismatch_warnings import differing_models, names_weights
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import GREEDY, look, same_choosing
+from treeopt.storage.user_files import shipped
 
 
 def profile_of_trace(meta: Any, trace_file: Path | None = None, *, engine: str | None = None) -> tuple[Profile, str]:

@@ -29,11 +29,10 @@ from simulate.profiles.step_tables import BatchTimes as BatchTimes
 from simulate.profiles.step_tables import Points, Prefill, interpolate
 from treeopt.cost_model import CostParts, StepShape, far
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_records import parse, reading
 from treeopt.storage.provenance import GREEDY, look, rule_in, same_choosing
 from treeopt.storage.typed_records import AtLeastOne, Count, Index, NotNegative, Record, read_record
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, write_text
 from treeopt.value_methods import ValueMethods
 
 if TYPE_CHECKING:

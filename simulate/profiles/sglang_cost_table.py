@@ -17,10 +17,9 @@ from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import BatchTimes
 from treeopt.errors import CostError
 from treeopt.replay.static_tree import replay_tree
-from treeopt.storage.atomic_files import why, write_text
 from treeopt.storage.json_records import reading
 from treeopt.storage.typed_records import Count, Positive, Record, read_record
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, why, write_text
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

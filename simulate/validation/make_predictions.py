@@ -26,8 +26,8 @@ from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import checksum
 from treeopt.storage.provenance import look, this_run
+from treeopt.storage.user_files import checksum
 from treeopt.traces.trace import Trace, load_trace
 from treeopt.tree import Tree
 

@@ -16,9 +16,9 @@ from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry
 from treeopt.plans.plan_json import EstimateRecord, PolicyInWords, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.results.words import device_words
 from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, share
-from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import GREEDY, look
 from treeopt.storage.typed_records import Count, Finite, Index, NotNegative, Positive, Record
+from treeopt.storage.user_files import shipped
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.validation/2"

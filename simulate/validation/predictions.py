@@ -27,11 +27,10 @@ from treeopt.policies import Policy
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.walk import StepCounts
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_records import RecordError, parse, reading
 from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import Count, Finite, Record, read_field, read_record
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, write_text
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -24,8 +24,8 @@ from treeopt.plans.plan import Plan
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.static_trees.local_search import improve
 from treeopt.statistics.clustered_estimate import paired_difference, ratio
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import write_text
 from treeopt.traces.trace import Trace, load_trace
 from treeopt.tree import Tree
 

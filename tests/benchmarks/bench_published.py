@@ -21,10 +21,10 @@ from treeopt.planning.search_pipeline import search
 from treeopt.plans.plan import Choice, Grown, Plan
 from treeopt.policies import DynamicTree
 from treeopt.replay.objective import THROUGHPUT
-from treeopt.searchers.dynamic_trees.settings_grid import Bench
+from treeopt.searchers.dynamic_trees.choose_policy import Bench
 from treeopt.searchers.dynamic_trees.step_prices import Prices
-from treeopt.storage.atomic_files import shipped, write_text
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import shipped, write_text
 from treeopt.traces.trace import load_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import EAGLE, published_trees

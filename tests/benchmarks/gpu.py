@@ -55,8 +55,8 @@ from executor.target.tokenizer import load_tokenizer
 from simulate.model_sizes.model_shape import Shape
 from tests.benchmarks.gpu_live import live
 from tests.benchmarks.gpu_pieces import OtherDeviceError, OutOfTimeError, Pieces, results, unpack, write_part
-from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import shipped
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 

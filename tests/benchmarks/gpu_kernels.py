@@ -28,7 +28,7 @@ from executor.target.tree_attention_mask import TreeMasks, attend
 from tests.benchmarks.gpu_pieces import Pieces
 from tests.executor.kernels import test_few_rows_linear, test_tree_attention
 from tests.helpers.interpreted_kernels import allowed, relative_error
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 # Columns and inner width of an 8B model's products, and what stands around them.
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}

@@ -41,8 +41,8 @@ from treeopt.planning.evaluator import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
-from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import load_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import MEDUSA, published_trees

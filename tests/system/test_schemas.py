@@ -26,9 +26,9 @@ from treeopt.plans.plan_json import SCHEMA as PLAN
 from treeopt.policies import POLICIES as KINDS
 from treeopt.policies.policy_kinds import to_record
 from treeopt.results.kinds import RESULTS, kind_of_schema
-from treeopt.storage.atomic_files import shipped
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import read_record
+from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import SCHEMAS as TRACE
 from treeopt.traces.trace import load_trace, save_trace
 

@@ -36,7 +36,7 @@ from treeopt.tree import EMPTY, Tree
 
 if TYPE_CHECKING:
     from executor.decoding.decoder import Decoder
-    from executor.decoding.step_results import Gathered, Generation
+    from executor.decoding.request_queue import Gathered, Generation
     from executor.target.target_model import Target
 
 SCHEMA = "treeopt.decode/1"
@@ -261,7 +261,7 @@ class _Run:
 
     def decode(self, done: set[int], meta: dict[str, Any], *, write: bool) -> "tuple[Gathered, list[dict[str, Any]]]":
         """Decode the requests that are not done, write them to the output, and return counts and records."""
-        from executor.decoding.step_results import Gathered
+        from executor.decoding.request_queue import Gathered
         from executor.target.tokenizer import TextStream
 
         tokens, skip, new_tokens = self.requests.tokens, self.settings.source.skip, self.settings.new_tokens

@@ -17,10 +17,9 @@ from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.report.html_page import Finding, Page, Problem
 from treeopt.report.slider_model import slider_data
 from treeopt.results.kinds import RESULTS, ResultKind
-from treeopt.storage.atomic_files import checksum, why
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.provenance import this_run
-from treeopt.storage.user_files import check_pointer, open_regular, read_bytes
+from treeopt.storage.user_files import check_pointer, checksum, open_regular, read_bytes, why
 from treeopt.traces.resumable_shards import MANIFEST, ranks_of
 from treeopt.traces.trace import Trace, load_trace
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from executor.target.target_model import Target
     from executor.train.self_distill import Writing
     from executor.train.token_rows import Rows, Text
-    from executor.train.trainer import Job
-    from executor.train.training_run import Trained
+    from executor.train.training_run import Job, Trained
 
 SCHEMA = "treeopt.train/1"
 
@@ -276,8 +275,7 @@ def _job(recipe: Recipe, settings: TrainSettings, *, rows: int, texts: int, devi
     """Return the training that the settings describe."""
     from executor.target.tensor_parallel import launched_processes
     from executor.train.loss_module import Lora
-    from executor.train.trainer import Job
-    from executor.train.training_run import checkpoint, step_count
+    from executor.train.training_run import Job, checkpoint, step_count
 
     steps = settings.steps or step_count(
         rows,

@@ -24,9 +24,9 @@ from treeopt.engines.export import (
 from treeopt.errors import EngineError, UsageError
 from treeopt.plans.plan import Plan, PlanEntry
 from treeopt.registry import load
-from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
+from treeopt.searchers.dynamic_trees.choose_policy import CannotRun
 from treeopt.storage.provenance import look
-from treeopt.traces.importers.prometheus_counters import CounterNames
+from treeopt.traces.importers.sources.counters import CounterNames
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -13,7 +13,7 @@ from simulate.profiles.profile import Profile
 from treeopt.api.file_loading import load_profile, load_trace
 from treeopt.comparison.mismatch_warnings import differing_models, names_weights
 from treeopt.errors import CostError, UsageError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.traces.resumable_shards import optional_in
 from treeopt.traces.trace import Trace
 

@@ -30,7 +30,7 @@ from treeopt.planning.tree_candidates import Proposals, proof_of
 from treeopt.plans.plan import Plan, PlanEntry, Price, Switch
 from treeopt.policies import Policy
 from treeopt.replay.objective import THROUGHPUT, WORST_DOMAIN
-from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
+from treeopt.searchers.dynamic_trees.choose_policy import CannotRun
 from treeopt.settings import takes
 from treeopt.storage.provenance import assumption, from_figure, look, this_run
 from treeopt.traces.trace import Trace

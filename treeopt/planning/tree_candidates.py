@@ -22,10 +22,9 @@ from treeopt.replay.objective import THROUGHPUT, Objective
 from treeopt.replay.static_tree import covers
 from treeopt.searchers.constrained_trees.choose_method import Fitting, fitting
 from treeopt.searchers.constrained_trees.dinkelbach import Refined, refine
-from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes
+from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes, fit_strength
 from treeopt.searchers.static_trees.hydra_growth import grow
 from treeopt.searchers.static_trees.local_search import improve, ready
-from treeopt.searchers.static_trees.shrinkage import fit_strength
 from treeopt.traces.trace import Trace
 from treeopt.tree import MAX_NODES, Tree
 

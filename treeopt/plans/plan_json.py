@@ -12,7 +12,6 @@ from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Swi
 from treeopt.policies import POLICIES
 from treeopt.policies.policy_kinds import policy_of, to_record
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_records import RecordError, parse, reading
 from treeopt.storage.typed_records import (
     AtLeastOne,
@@ -24,7 +23,7 @@ from treeopt.storage.typed_records import (
     Record,
     read_record,
 )
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, write_text
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.plan/3"

@@ -16,9 +16,9 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
-from treeopt.storage.atomic_files import whole
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import Record
+from treeopt.storage.user_files import whole
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.trace_checks import FORMAT, MAX_WIDTH, REQUIRED, Array, check, read_arrays
 from treeopt.traces.trace_checks import MAX_DEPTH as MAX_DEPTH

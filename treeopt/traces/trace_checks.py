@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from treeopt.acceptance_rule_entries import may_accept_several
 from treeopt.errors import TraceError, TreeError
-from treeopt.storage.atomic_files import why
 from treeopt.storage.object_addresses import address_of
-from treeopt.storage.user_files import found, open_regular
+from treeopt.storage.user_files import found, open_regular, why
 from treeopt.traces.candidates import Candidates, check_candidates
 from treeopt.tree import MAX_NODES, MAX_RANK, Tree
 

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import TreeError, brief
-from treeopt.storage.atomic_files import shipped, why
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, shipped, why
 from treeopt.traces.importers.source_file import SAVED
 from treeopt.tree import EMPTY, MAX_NODES, MAX_RANK, Tree
 from treeopt.tree_files.tree_text import FORMS, Program, literal, named_values, value_in_text

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from executor.decoding.dynamic_growth import AskingGrowth, Chances, DynamicGrowth
-from executor.decoding.static_growth import StaticGrowth
+from executor.decoding.tree_growth import AskingGrowth, Chances, DynamicGrowth, StaticGrowth
 from executor.verification.acceptance_rules import Greedy
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trees

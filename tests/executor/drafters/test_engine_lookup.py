@@ -24,7 +24,7 @@ from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import accepted_lengths, visit
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.tree import Tree
 
 FIXTURES = Path(__file__).parent

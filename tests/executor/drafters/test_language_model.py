@@ -8,8 +8,7 @@ from torch import Tensor
 
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
-from executor.decoding.dynamic_growth import DynamicGrowth
-from executor.decoding.static_growth import StaticGrowth
+from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
 from executor.drafters.base.drafter import Admitted
 from executor.drafters.language_model.drafter import LanguageModel, LanguageModelState
 from executor.target.kv_cache import TreeCache

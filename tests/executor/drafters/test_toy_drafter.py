@@ -27,8 +27,7 @@ from executor.runners.loop_runner import weights_read
 from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 from executor.train.token_rows import Rows
-from executor.train.trainer import Job
-from executor.train.training_run import begun, run
+from executor.train.training_run import Job, begun, run
 from simulate.model_sizes.drafter_kinds import (
     DRAFTERS,
     DrafterKind,

@@ -11,12 +11,12 @@ import pytest
 
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
-from executor.decoding.step_results import Step
+from executor.decoding.request_queue import Step
 from executor.profiling.loop_blocks import PASSES, measure_prefill
 from executor.verification.acceptance_rules import Greedy
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.profiles.step_tables import Prefill, ladder
-from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.data_sheets import Overheads
 from simulate.roofline.roofline_model import PIECE
 from simulate.runs.batch_record import run
 from simulate.runs.run_costs import FREE

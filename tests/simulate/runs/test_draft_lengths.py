@@ -17,7 +17,7 @@ from simulate.runs.server_load import Workload
 from tests.helpers.adaptive_forty_lines import seconds_and_steps
 from tests.helpers.strategies import drawn_trace, trace_of, traces
 from treeopt.errors import TraceError, UsageError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import load_trace
 from treeopt.tree import Tree
 

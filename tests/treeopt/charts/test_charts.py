@@ -48,7 +48,7 @@ from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.replay.static_tree import replay_tree, visit
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.statistics.clustered_estimate import Estimate, ratio
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import load_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import MEDUSA, published_trees

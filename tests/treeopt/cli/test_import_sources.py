@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.command_line import done, refused, run
 from treeopt.cli.commands import trace as trace_command
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import load_trace
 
 COUNTERS = shipped("traces").parent.parent / "docs" / "examples" / "vllm_metrics.txt"

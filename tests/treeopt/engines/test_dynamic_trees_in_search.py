@@ -14,7 +14,7 @@ from treeopt.errors import UsageError
 from treeopt.planning.evaluator import hold_out
 from treeopt.policies import DynamicTree
 from treeopt.searchers.dynamic_trees.choose_policy import best_policy
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import load_trace
 
 TRACE = load_trace(shipped("traces/eagle-candidates-t0.npz")).select(np.arange(80))

@@ -20,7 +20,7 @@ from treeopt.explore.answers import ANY_TREE, MEASURED, Device, Question, questi
 from treeopt.explore.offered_files import Offer
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans.plan import Plan
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import load_trace, save_trace
 
 pytest.importorskip("marimo", reason="the extra `explore` is not installed")

@@ -29,7 +29,7 @@ from treeopt.plans.plan_json import from_json, to_json
 from treeopt.policies import settings as settings_of
 from treeopt.replay.objective import LATENCY, OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
-from treeopt.searchers.dynamic_trees.settings_grid import Bench
+from treeopt.searchers.dynamic_trees.choose_policy import Bench
 from treeopt.searchers.dynamic_trees.step_prices import Prices
 from treeopt.searchers.static_trees.best_first import count_prefixes
 from treeopt.searchers.static_trees.hydra_growth import grow

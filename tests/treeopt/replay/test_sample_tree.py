@@ -12,7 +12,7 @@ from treeopt.policies.reranking import shortlists
 from treeopt.replay.dynamic_tree import choose_alone, first_tree
 from treeopt.replay.static_tree import deepest
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import load_trace
 
 TRACE = shipped("traces/eagle-candidates-t0.npz")

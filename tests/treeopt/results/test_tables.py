@@ -20,7 +20,7 @@ from treeopt.results.trace import ENTRY as TRACE
 from treeopt.results.trace import describe
 from treeopt.results.validation import ENTRY as VALIDATION
 from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.terminal import print_blocks
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree

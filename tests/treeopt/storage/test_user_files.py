@@ -23,9 +23,8 @@ from treeopt.api.run_models import Prompts, load_tokens
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.errors import TreeoptError
 from treeopt.plans.plan_json import load_plan
-from treeopt.storage.atomic_files import checksum
 from treeopt.storage.json_records import RecordError
-from treeopt.storage.user_files import check_regular, open_regular, read_bytes, read_text, read_text_lines
+from treeopt.storage.user_files import check_regular, checksum, open_regular, read_bytes, read_text, read_text_lines
 from treeopt.storage.work_file import read_lines
 from treeopt.traces.importers import source_file
 from treeopt.traces.resumable_shards import load_file_or_shards

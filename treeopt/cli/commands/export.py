@@ -19,9 +19,9 @@ from treeopt.errors import TraceError, visible
 from treeopt.plans.plan import Plan
 from treeopt.plans.plan_json import load_plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.hub_models import HUB
 from treeopt.storage.provenance import look
+from treeopt.storage.user_files import write_text
 from treeopt.traces.trace import Trace, load_trace
 
 SECTIONS = {

@@ -13,7 +13,7 @@ from treeopt.cli.options.settings_options import MODELS, options_of, setup_optio
 from treeopt.errors import UsageError
 from treeopt.plans.plan_json import save_plan
 from treeopt.results.tuning import ENTRY
-from treeopt.storage.atomic_files import write_text
+from treeopt.storage.user_files import write_text
 from treeopt.storage.work_file import beside
 
 SECTIONS = {

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from treeopt.constraints import Constraint, Limits, joined
 from treeopt.errors import EngineError, UsageError
-from treeopt.searchers.constrained_trees.knapsack import select
-from treeopt.searchers.constrained_trees.node_pool import Nodes
+from treeopt.searchers.constrained_trees.node_pool import Nodes, select
 from treeopt.searchers.static_trees.best_first import Frontier
 from treeopt.tree import Tree
 

@@ -9,7 +9,7 @@ from treeopt.policies import CostAware
 from treeopt.policies.beam import Drafting
 from treeopt.policies.reranking import Calibration, Shortlists, calibrate
 from treeopt.replay.dynamic_tree import CHUNK, Batches
-from treeopt.searchers.dynamic_trees.settings_grid import Sweep
+from treeopt.searchers.dynamic_trees.choose_policy import Sweep
 from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed, price_replay
 from treeopt.statistics.isotonic_regression import Curve, isotonic
 

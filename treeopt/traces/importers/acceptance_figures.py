@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from treeopt.errors import UsageError
 from treeopt.statistics.clustered_estimate import quantile
 from treeopt.statistics.isotonic_regression import isotonic
-from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import shipped
 from treeopt.traces.importers.synthetic_trace import drawn_by_text, trace_from_ranks
 from treeopt.traces.trace import Trace
 from treeopt.traces.trace_checks import MAX_DEPTH, MISSED

@@ -14,8 +14,17 @@ from tests.benchmarks.bench_small_data import accepted, difficult_trace, estimat
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces, with_lengths
 from treeopt.errors import UsageError
-from treeopt.searchers.static_trees.best_first import KINDS, PRIOR, BackOff, count_prefixes, falling, kinds_below
-from treeopt.searchers.static_trees.shrinkage import TRIED, UNKNOWN, fit_strength
+from treeopt.searchers.static_trees.best_first import (
+    KINDS,
+    PRIOR,
+    TRIED,
+    UNKNOWN,
+    BackOff,
+    count_prefixes,
+    falling,
+    fit_strength,
+    kinds_below,
+)
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path
 
