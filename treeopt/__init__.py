@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from treeopt.notebook import load_record as load_record
     from treeopt.notebook import load_validation as load_validation
     from treeopt.planning.tuner import Tuner as Tuner
-    from treeopt.plans.plan import Plan as Plan
-    from treeopt.plans.plan_json import save_plan as save_plan
+    from treeopt.plans import Plan as Plan
+    from treeopt.plans import save_plan as save_plan
     from treeopt.replay.static_tree import replay_tree as replay_tree
     from treeopt.results.kinds import Record as Record
     from treeopt.results.kinds import Validation as Validation
@@ -85,8 +85,7 @@ _NAMES = {
     "treeopt.errors": "TreeoptError",
     "treeopt.notebook": "load_record load_validation",
     "treeopt.planning.tuner": "Tuner",
-    "treeopt.plans.plan": "Plan",
-    "treeopt.plans.plan_json": "save_plan",
+    "treeopt.plans": "Plan save_plan",
     "treeopt.replay.static_tree": "replay_tree",
     "treeopt.results.kinds": "Record Validation",
     "treeopt.traces.importers.acceptance_figures": "acceptance published_acceptance",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from executor.profiling.configurations import Configuration
 from executor.runners.runner import Run
 from simulate.profiles.measured_cells import Cell
-from treeopt.statistics.clustered_estimate import TRIMMED_ERROR, trimmed_mean
+from treeopt.statistics import TRIMMED_ERROR, trimmed_mean
 
 FEWEST = 8  # configurations
 NEIGHBOURS = 15  # blocks, some 5 seconds

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from executor.decoding.decoder import Decoder, NewTokens
 from executor.decoding.request_queue import Step
 from executor.drafters.base.drafter import Drafter, usual_depth
-from executor.models.fingerprint import clock_mhz
+from executor.models import clock_mhz
 from executor.profiling.configurations import Configuration, first_rank_depth, ranked_configurations
 from executor.profiling.drift import cell_of, remove_drift
 from executor.profiling.measure_steps import Rounds, Timing

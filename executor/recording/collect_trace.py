@@ -14,7 +14,7 @@ from torch import Tensor
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.drafter import Drafter, history_of
 from executor.drafters.language_model.drafter import LanguageModel
-from executor.models.fingerprint import compute_as_recorded, device_name, identity, run_provenance, tokens_hash
+from executor.models import compute_as_recorded, device_name, identity, run_provenance, tokens_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.record_candidates import candidate_trees, chain_confidences
 from executor.recording.recording_settings import Recording

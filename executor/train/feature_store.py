@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from executor.models.fingerprint import identity
+from executor.models import identity
 from executor.target.causal_model import HEAD, Outputs, Taps
 from executor.target.target_model import Target
 from executor.train.token_rows import Rows

@@ -19,7 +19,7 @@ from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
 
 from executor.decoding.decoder import Decoder
-from executor.models.fingerprint import identity
+from executor.models import identity
 from executor.prompts.conversation_forms import Turns, has_tools
 from executor.prompts.prompt_files import as_fields, messages_of, up_to_answer
 from executor.target.target_model import Target

@@ -21,7 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from executor.checkpoints import save_drafter
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.base.recipe import Frequent, Recipe, check_fields
-from executor.models.fingerprint import device_name, identity
+from executor.models import device_name, identity
 from executor.target.load_hf_model import DTYPES
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank, launched_processes

@@ -20,13 +20,13 @@ from simulate.runs.timeline import Emissions, Floats, Ints, Timeline, speedup
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import UsageError, counted
 from treeopt.planning.evaluator import PLAIN
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.replay.static_tree import accepted_lengths
 from treeopt.replay.walk import drafted_counts, walk_steps
 from treeopt.results.run import LATENCIES, PERCENTS
 from treeopt.results.words import CLUSTERED, describe_measurement, describe_models, describe_rule, paths_words
-from treeopt.statistics.clustered_estimate import Groups
+from treeopt.statistics import Groups
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree

@@ -23,7 +23,7 @@ from simulate.runs.timeline import Emissions, Floats, Ints, RequestTimes, Timeli
 from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, PlanError, UsageError, counted
 from treeopt.planning.baselines import STATIC
-from treeopt.plans.plan import Plan, PlanEntry
+from treeopt.plans import Plan, PlanEntry
 from treeopt.replay.static_tree import accepted_lengths
 from treeopt.replay.walk import drafted_counts, walk_steps
 from treeopt.traces.trace import Trace

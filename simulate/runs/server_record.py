@@ -18,10 +18,10 @@ from simulate.runs.timeline import LATENCIES, Floats, Timeline
 from treeopt.cost_model import StepShape
 from treeopt.errors import UsageError
 from treeopt.planning.evaluator import PLAIN
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.results.words import paths_words
-from treeopt.statistics.clustered_estimate import Estimate, paired_ratio, ratio
+from treeopt.statistics import Estimate, paired_ratio, ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

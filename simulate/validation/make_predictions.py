@@ -23,9 +23,8 @@ from treeopt.defaults import VALIDATED_BATCHES
 from treeopt.errors import CostError, UsageError, counted
 from treeopt.planning.evaluator import hold_out
 from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan import Plan
-from treeopt.plans.plan_json import load_plan
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.plans import Plan, load_plan
+from treeopt.statistics import Estimate
 from treeopt.storage.provenance import look, this_run
 from treeopt.storage.user_files import checksum
 from treeopt.traces.trace import Trace, load_trace

@@ -21,12 +21,11 @@ from simulate.runs.batch_record import run
 from simulate.runs.timeline import Ints, Timeline, speedup
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import PlanError
-from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.plans.plan_json import EstimateRecord, PlanRecord, plan_of, to_json
+from treeopt.plans import Choice, EstimateRecord, Plan, PlanEntry, PlanRecord, plan_of, to_json
 from treeopt.policies import Policy
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.walk import StepCounts
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 from treeopt.storage.json_records import RecordError, parse, reading
 from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import Count, Finite, Record, read_field, read_record

@@ -15,9 +15,9 @@ from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.engines import ENGINES
 from treeopt.errors import CostError, UsageError
 from treeopt.planning.evaluator import PLAIN
-from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
+from treeopt.plans import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.results.words import describe_models, describe_rule
-from treeopt.statistics.clustered_estimate import Estimate, in_logs
+from treeopt.statistics import Estimate, in_logs
 from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import Count, Index, NotNegative, Positive, Record
 from treeopt.traces.trace import Trace

@@ -28,7 +28,7 @@ from treeopt.comparison.compare_drafters import compare
 from treeopt.planning.search_warnings import doubts
 from treeopt.replay.objective import WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.clustered_estimate import _influence, _linearised, group_factor, quantile, ratio
+from treeopt.statistics import _influence, _linearised, group_factor, quantile, ratio
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import write_text
 from treeopt.traces.trace import Trace

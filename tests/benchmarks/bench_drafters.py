@@ -20,10 +20,10 @@ from simulate.profiles.profile import load_profile
 from simulate.validation.predictions import draft_s
 from tests.benchmarks.engine_tables import written
 from tests.helpers.engine_setups import ROOT
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.replay.static_tree import replay_tree
-from treeopt.searchers.static_trees.local_search import improve
-from treeopt.statistics.clustered_estimate import paired_difference, ratio
+from treeopt.searchers.local_search import improve
+from treeopt.statistics import paired_difference, ratio
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import write_text
 from treeopt.traces.trace import Trace, load_trace

@@ -18,11 +18,11 @@ from simulate.profiles.profile import Profile, load_profile
 from treeopt.cost_model import StepShape
 from treeopt.planning.evaluator import Judge, hold_out
 from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan import Choice, Grown, Plan
+from treeopt.plans import Choice, Grown, Plan
 from treeopt.policies import DynamicTree
 from treeopt.replay.objective import THROUGHPUT
-from treeopt.searchers.dynamic_trees.choose_policy import Bench
-from treeopt.searchers.dynamic_trees.step_prices import Prices
+from treeopt.searchers.choose_policy import Bench
+from treeopt.searchers.step_prices import Prices
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped, write_text
 from treeopt.traces.trace import load_trace

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tests.helpers.positional_trees import from_table
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.searchers.static_trees.best_first import TRIED, Frontier, count_prefixes, fit_strength
+from treeopt.searchers.best_first import TRIED, Frontier, count_prefixes, fit_strength
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped, write_text
 from treeopt.traces.trace import Trace, load_trace

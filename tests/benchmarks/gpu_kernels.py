@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from executor.kernels.few_rows_linear import Around, gate, linear, rms_norm_rows
 from executor.kernels.fused_forward import FusedForward
 from executor.kernels.tree_attention import attend_to_tree
-from executor.models.random_weights import make_target, shape_config
+from executor.models import make_target, shape_config
 from executor.target import fused_verification
 from executor.target.load_hf_model import read_verifiable_config
 from executor.target.target_model import Target

@@ -14,7 +14,7 @@ import pytest
 
 from simulate.profiles.profile import save_profile
 from tests.helpers.command_line import done, small_profile, small_trace
-from treeopt.plans.plan_json import load_plan
+from treeopt.plans import load_plan
 from treeopt.results.blocks import Blocks
 from treeopt.results.kinds import RESULTS as KINDS
 from treeopt.terminal import print_blocks

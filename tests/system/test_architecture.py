@@ -30,7 +30,7 @@ PACKAGES = ("treeopt", "simulate", "executor")
 ROOMS = """
 treeopt: errors registry settings acceptance_rule_entries defaults storage value_methods tree statistics traces
     traces.importers traces.importers.sources tree_files policies
-    cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
+    cost_model constraints replay searchers
     plans planning comparison engines engines.connections engines.* monitoring results terminal charts report
 simulate: model_sizes roofline profiles paper_formulas runs validation whatif
 executor: device kernels prompts verification target drafters.base models checkpoints.tensors

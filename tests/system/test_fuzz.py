@@ -53,7 +53,7 @@ from treeopt.api.report_files import report_page
 from treeopt.cli.options.value_types import Static
 from treeopt.cost_model import StepShape
 from treeopt.errors import TreeoptError, UsageError
-from treeopt.plans.plan_json import load_plan, to_json
+from treeopt.plans import load_plan, to_json
 from treeopt.replay.static_tree import replay_tree
 from treeopt.report.html_page import as_html
 from treeopt.results.trace import describe

@@ -14,7 +14,7 @@ from data.make import make_traces, stdlib_corpus
 from executor.checkpoints import load_drafter, trained_for
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.recipe import recipes
-from executor.models.fingerprint import weights_hash
+from executor.models import weights_hash
 from executor.prompts.prompt_files import read_prompts
 from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
@@ -28,7 +28,7 @@ from treeopt.errors import UsageError
 from treeopt.planning.search_pipeline import search
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import load_trace
 from treeopt.tree import Tree

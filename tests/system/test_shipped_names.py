@@ -5,7 +5,7 @@ import json
 import pytest
 
 from executor.checkpoints import load_drafter
-from executor.models.fingerprint import identity
+from executor.models import identity
 from executor.target.load_hf_model import load_target
 from treeopt.results.words import describe_models
 from treeopt.storage.provenance import SHIPPED, drafter_name, target_name

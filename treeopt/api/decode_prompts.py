@@ -22,7 +22,7 @@ from treeopt.api.runners import graphs_used
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.errors import ExecutorError, PlanError, UsageError, counted
 from treeopt.planning.search_warnings import position_warnings
-from treeopt.plans.plan import Choice, Plan
+from treeopt.plans import Choice, Plan
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.policies.policy import setting_names
 from treeopt.policies.policy_kinds import identity as policy_identity
@@ -173,7 +173,7 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
         target.compile()
     requests = load_prompts(settings.models, target, settings.source)
     from executor.decoding.decoder import Decoder
-    from executor.models.fingerprint import compute_as_recorded
+    from executor.models import compute_as_recorded
     from executor.target.tensor_parallel import is_main_rank
     from executor.verification.acceptance_rules import rule_meta
 
@@ -306,7 +306,7 @@ class _Run:
 
 def _meta(decoder: "Decoder", tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Return identity of the models, tree, batch, prompts, device and provenance."""
-    from executor.models.fingerprint import device_name, identity, run_provenance, tokens_hash
+    from executor.models import device_name, identity, run_provenance, tokens_hash
 
     shape = decoder.tree
     return {

@@ -11,7 +11,7 @@ from zipfile import is_zipfile
 
 from treeopt.comparison.mismatch_warnings import differing_models
 from treeopt.errors import TreeoptError, UsageError, visible
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.registry import load
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.report.html_page import Finding, Page, Problem

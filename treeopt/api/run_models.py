@@ -193,7 +193,7 @@ def _random_models(models: Models) -> "tuple[Target, Drafter]":
     """Return target and drafter with random weights."""
     if models.quantize is not None or models.tensor_parallel or models.dtype == "saved":
         raise UsageError("--random-weights does not take --quantize, --tensor-parallel or --dtype saved")
-    from executor.models.random_weights import random_drafter, random_target
+    from executor.models import random_drafter, random_target
     from executor.target.load_hf_model import DTYPES
 
     target = random_target(models.target, dtype=DTYPES[models.dtype], device=models.device, packed=True)

@@ -9,7 +9,7 @@ from treeopt.api.file_loading import as_plan, as_profile, as_trace
 from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_device_warnings, plan_rule_warnings
 from treeopt.errors import UsageError
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.results.kinds import Record
 from treeopt.settings import takes
 from treeopt.storage.provenance import assumption, look, this_run

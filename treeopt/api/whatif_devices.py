@@ -14,7 +14,7 @@ from treeopt.defaults import BYTES, NODES
 from treeopt.engines import ENGINES, engine_rules
 from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.results.kinds import Record
 from treeopt.settings import takes

@@ -19,7 +19,7 @@ from treeopt.errors import TraceError, TreeoptError
 from treeopt.explore.answers import Answer, Device
 from treeopt.notebook import escape, table_html
 from treeopt.planning.evaluator import PLAIN
-from treeopt.plans.plan import PlanEntry
+from treeopt.plans import PlanEntry
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.results.blocks import Blocks, Column, Line, Row, Table, number, word
 from treeopt.results.kinds import RESULTS

@@ -22,8 +22,7 @@ from treeopt.engines.export import Export
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.explore.offered_files import Offer
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.plans.plan import Plan
-from treeopt.plans.plan_json import to_json
+from treeopt.plans import Plan, to_json
 from treeopt.traces.trace import Trace
 
 MOST_BATCHES = 12  # that one question may ask for

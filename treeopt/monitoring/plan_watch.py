@@ -16,7 +16,7 @@ import numpy as np
 
 from treeopt.errors import PlanError, TraceError, UsageError
 from treeopt.monitoring.change_detector import RatioTest, Sums
-from treeopt.plans.plan import Plan, PlanEntry
+from treeopt.plans import Plan, PlanEntry
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.typed_records import read_record
 from treeopt.storage.user_files import read_text, why, write_text

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.defaults import HELD_OUT
 from treeopt.errors import TraceError, UsageError
-from treeopt.plans.plan import Choice
+from treeopt.plans import Choice
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import Objective
 from treeopt.replay.static_tree import check_ranks, step_seconds
 from treeopt.replay.walk import StepCounts, total_counts
-from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.statistics import Estimate, ratio
 from treeopt.storage.provenance import from_figure
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree

@@ -27,10 +27,10 @@ from treeopt.planning.search_warnings import (
     unpriced_policies,
 )
 from treeopt.planning.tree_candidates import Proposals, proof_of
-from treeopt.plans.plan import Plan, PlanEntry, Price, Switch
+from treeopt.plans import Plan, PlanEntry, Price, Switch
 from treeopt.policies import Policy
 from treeopt.replay.objective import THROUGHPUT, WORST_DOMAIN
-from treeopt.searchers.dynamic_trees.choose_policy import CannotRun
+from treeopt.searchers.choose_policy import CannotRun
 from treeopt.settings import takes
 from treeopt.storage.provenance import assumption, from_figure, look, this_run
 from treeopt.traces.trace import Trace

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treeopt.errors import UsageError
-from treeopt.statistics.clustered_estimate import (
+from treeopt.statistics import (
     TRIMMED_ERROR,
     Estimate,
     in_logs,

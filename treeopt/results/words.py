@@ -7,7 +7,7 @@ from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.results.blocks import ranged
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 from treeopt.storage.provenance import drafter_name, from_figure, look, target_name
 
 CLUSTERED = "clustered by request, or by domain where that is wider"

@@ -14,7 +14,7 @@ from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trees
 from treeopt.policies import DynamicTree, OptTree
 from treeopt.policies.beam import Drafting
-from treeopt.statistics.isotonic_regression import Curve
+from treeopt.statistics import Curve
 
 CPU = torch.device("cpu")
 VOCABULARY = 5

@@ -20,7 +20,7 @@ from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
 from executor.drafters.base.drafter import Committed
 from executor.drafters.ngram.drafter import NGRAM_FILE, NGram
 from executor.drafters.prompt_lookup.drafter import RANK_STEP, RATIO, PromptLookup, match_scores
-from executor.models.fingerprint import weights_hash
+from executor.models import weights_hash
 from executor.target.tokenizer import load_tokenizer
 from executor.train.count_ngrams import main
 from executor.verification.acceptance_rules import Greedy

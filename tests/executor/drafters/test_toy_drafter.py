@@ -20,7 +20,7 @@ from executor.checkpoints.tensors.write_tensors import Written
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.drafters.base.recipe import Recipe, recipes, replaced
-from executor.models.random_weights import random_drafter
+from executor.models import random_drafter
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.runners.loop_runner import weights_read

@@ -6,7 +6,7 @@ import torch
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel
-from executor.models.fingerprint import weights_hash
+from executor.models import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording import collect_trace
 from executor.recording.collect_trace import ForcedText, collect, repeated_share

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from executor.models.fingerprint import identity, settings_hash, weights_hash
+from executor.models import identity, settings_hash, weights_hash
 from executor.target import QUANTIZED
 from executor.target.load_hf_model import DTYPES, check_finite, load_target, prepare
 from executor.target.packed_linears import plain_tensors, quantization_of

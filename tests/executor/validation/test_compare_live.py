@@ -14,7 +14,7 @@ from executor.decoding import decoder
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel, of_layers
 from executor.drafters.medusa.drafter import MedusaHeads
-from executor.models.random_weights import SHAPES, random_drafter, random_target, shape_config
+from executor.models import SHAPES, random_drafter, random_target, shape_config
 from executor.runners import loop_runner
 from executor.runners.loop_runner import LoopRunner, weights_read
 from executor.runners.runner import Requests

@@ -32,7 +32,7 @@ from treeopt.policies.reranking import shortlists
 from treeopt.replay.dynamic_tree import Batches
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.static_tree import visit as visit_static
-from treeopt.statistics.isotonic_regression import Curve
+from treeopt.statistics import Curve
 from treeopt.traces.trace import Candidates, Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees

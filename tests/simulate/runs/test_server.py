@@ -18,9 +18,9 @@ from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
 from tests.simulate.runs.test_batch_timeline import COST, Priced
 from treeopt.errors import UsageError
-from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof, Switch
+from treeopt.plans import Choice, Grown, Plan, PlanEntry, Proof, Switch
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 from treeopt.tree import EMPTY, Tree
 
 PLAIN = Switching((None,))

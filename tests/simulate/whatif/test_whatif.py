@@ -27,9 +27,8 @@ from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan import Choice
-from treeopt.plans.plan_json import load_plan
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.plans import Choice, load_plan
+from treeopt.statistics import Estimate
 from treeopt.traces.trace import load_trace, save_trace
 from treeopt.tree import Tree
 

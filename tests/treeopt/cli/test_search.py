@@ -20,7 +20,7 @@ from tests.helpers.command_line import (
     small_profile,
     small_trace,
 )
-from treeopt.plans.plan_json import load_plan, to_json
+from treeopt.plans import load_plan, to_json
 from treeopt.traces.trace import save_trace
 
 

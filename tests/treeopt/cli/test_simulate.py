@@ -20,8 +20,7 @@ from tests.helpers.served_days import serve
 from tests.helpers.strategies import drawn_trace, with_lengths
 from treeopt.planning.baselines import STATIC
 from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan import Grown
-from treeopt.plans.plan_json import load_plan, save_plan
+from treeopt.plans import Grown, load_plan, save_plan
 from treeopt.traces.trace import Trace, load_trace, save_trace
 from treeopt.tree import Tree
 

@@ -17,7 +17,7 @@ from treeopt.errors import UsageError
 from treeopt.planning.evaluator import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.clustered_estimate import paired_ratio, ratio
+from treeopt.statistics import paired_ratio, ratio
 from treeopt.traces.importers.acceptance_figures import acceptance
 from treeopt.traces.merge_split import halves, merge_traces
 from treeopt.traces.trace import save_trace

@@ -13,7 +13,7 @@ from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.planning.evaluator import hold_out
 from treeopt.policies import DynamicTree
-from treeopt.searchers.dynamic_trees.choose_policy import best_policy
+from treeopt.searchers.choose_policy import best_policy
 from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import load_trace
 

@@ -19,7 +19,7 @@ from treeopt.explore import answer_parts, answers, controls
 from treeopt.explore.answers import ANY_TREE, MEASURED, Device, Question, question_of
 from treeopt.explore.offered_files import Offer
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import load_trace, save_trace
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor.drafters.prompt_lookup.engine_rules import lookup_drafter
-from executor.models.random_weights import random_drafter
+from executor.models import random_drafter
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile
@@ -22,7 +22,7 @@ from tests.helpers.models import small_target
 from treeopt.api.run_models import Prompts, load_tokens
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.errors import TreeoptError
-from treeopt.plans.plan_json import load_plan
+from treeopt.plans import load_plan
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.user_files import check_regular, checksum, open_regular, read_bytes, read_text, read_text_lines
 from treeopt.storage.work_file import read_lines

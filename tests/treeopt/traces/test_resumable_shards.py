@@ -20,7 +20,7 @@ from tests.helpers.strategies import assert_equal_traces, trace_of, traces
 from tests.treeopt.traces.test_trace import rows
 from treeopt.errors import TraceError, UsageError
 from treeopt.policies import DynamicTree
-from treeopt.searchers.static_trees import best_first
+from treeopt.searchers import best_first
 from treeopt.traces import resumable_shards
 from treeopt.traces import trace as trace_module
 from treeopt.traces.merge_split import concatenate_traces, halves, merge_traces

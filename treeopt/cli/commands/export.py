@@ -16,8 +16,7 @@ from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warni
 from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
 from treeopt.errors import TraceError, visible
-from treeopt.plans.plan import Plan
-from treeopt.plans.plan_json import load_plan
+from treeopt.plans import Plan, load_plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.storage.hub_models import HUB
 from treeopt.storage.provenance import look

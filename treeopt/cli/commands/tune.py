@@ -11,7 +11,7 @@ from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import MODELS, options_of, setup_options
 from treeopt.errors import UsageError
-from treeopt.plans.plan_json import save_plan
+from treeopt.plans import save_plan
 from treeopt.results.tuning import ENTRY
 from treeopt.storage.user_files import write_text
 from treeopt.storage.work_file import beside

@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
-from treeopt.statistics.clustered_estimate import quantile
-from treeopt.statistics.isotonic_regression import isotonic
+from treeopt.statistics import isotonic, quantile
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped
 from treeopt.traces.importers.synthetic_trace import drawn_by_text, trace_from_ranks

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from treeopt.constraints import Constraint, broken, joined
 from treeopt.cost_model import CostParts
 from treeopt.errors import CostError, EngineError, UsageError
-from treeopt.searchers.constrained_trees.choose_method import Fitting, fitting, ranks_within
-from treeopt.searchers.constrained_trees.cpsat_integer_programme import SCALE, Formulation, Point, formulate, tables
-from treeopt.searchers.constrained_trees.node_pool import Nodes
-from treeopt.searchers.static_trees.best_first import Frontier
+from treeopt.searchers.best_first import Frontier
+from treeopt.searchers.choose_method import Fitting, fitting, ranks_within
+from treeopt.searchers.cpsat_integer_programme import SCALE, Formulation, Point, formulate, tables
+from treeopt.searchers.node_pool import Nodes
 from treeopt.tree import Path, Tree
 
 CANDIDATES = 400

@@ -21,7 +21,7 @@ from treeopt.errors import UsageError
 from treeopt.replay.many_trees import Chosen, Replayer
 from treeopt.replay.objective import THROUGHPUT, Objective
 from treeopt.replay.walk import StepCounts, in_step, longest, next_anchors
-from treeopt.searchers.static_trees.best_first import count_prefixes
+from treeopt.searchers.best_first import count_prefixes
 from treeopt.traces.trace import Trace
 from treeopt.tree import MAX_NODES, Tree
 

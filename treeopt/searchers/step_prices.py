@@ -21,7 +21,7 @@ from treeopt.errors import UsageError
 from treeopt.policies import Policy
 from treeopt.policies.beam import Drafting
 from treeopt.replay.dynamic_tree import Steps
-from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.statistics import Estimate, ratio
 from treeopt.traces.trace import Trace
 
 Padding = Literal["full", "widest", "none"]

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from treeopt.constraints import Constraint, Limits, joined
 from treeopt.errors import EngineError, UsageError
-from treeopt.searchers.constrained_trees.node_pool import Nodes, select
-from treeopt.searchers.static_trees.best_first import Frontier
+from treeopt.searchers.best_first import Frontier
+from treeopt.searchers.node_pool import Nodes, select
 from treeopt.tree import Tree
 
 ROUNDING = 1e-12

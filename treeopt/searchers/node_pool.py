@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from treeopt.constraints import Limits
 from treeopt.errors import UsageError
-from treeopt.searchers.static_trees.best_first import Frontier
+from treeopt.searchers.best_first import Frontier
 from treeopt.tree import Tree
 
 

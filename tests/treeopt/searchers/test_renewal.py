@@ -11,13 +11,13 @@ from tests.benchmarks.bench_regret import FAMILIES, instance, regrets
 from tests.helpers.pools import all_trees
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, trace_of, traces
-from tests.treeopt.searchers.static_trees.test_best_first import prefixes
+from tests.treeopt.searchers.test_best_first import prefixes
 from treeopt.errors import UsageError
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
-from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.local_search import improve, ready
-from treeopt.statistics.clustered_estimate import ratio
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.searchers.local_search import improve, ready
+from treeopt.statistics import ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -14,7 +14,7 @@ from tests.benchmarks.bench_small_data import accepted, difficult_trace, estimat
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces, with_lengths
 from treeopt.errors import UsageError
-from treeopt.searchers.static_trees.best_first import (
+from treeopt.searchers.best_first import (
     KINDS,
     PRIOR,
     TRIED,

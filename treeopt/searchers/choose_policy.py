@@ -18,8 +18,8 @@ from treeopt.policies.policy_kinds import sweeps
 from treeopt.policies.reranking import Calibration, Shortlists, shortlists
 from treeopt.replay.dynamic_tree import Batches
 from treeopt.replay.walk import walk_steps
-from treeopt.searchers.dynamic_trees.step_prices import Padding, Prices, Timed, price_replay
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.searchers.step_prices import Padding, Prices, Timed, price_replay
+from treeopt.statistics import Estimate
 from treeopt.traces.trace import Trace
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63, 80, 96, 127, 160, 192, 255)

@@ -8,7 +8,7 @@ from tests.helpers.pools import all_trees, pool_of, pools
 from tests.helpers.rules import SOURCE, rules
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import traces
-from tests.treeopt.searchers.constrained_trees.test_knapsack import completed
+from tests.treeopt.searchers.test_knapsack import completed
 from treeopt.constraints import (
     ChainOnly,
     Constraint,
@@ -20,8 +20,8 @@ from treeopt.constraints import (
     joined,
 )
 from treeopt.errors import EngineError, UsageError
-from treeopt.searchers.constrained_trees.choose_method import Fitting, fitting
-from treeopt.searchers.static_trees.best_first import count_prefixes
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.searchers.choose_method import Fitting, fitting
 from treeopt.tree import Path, Tree
 
 

@@ -15,7 +15,7 @@ from tests.helpers.positional_trees import from_table
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces, with_lengths
 from treeopt.errors import UsageError
-from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes
+from treeopt.searchers.best_first import Frontier, count_prefixes
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from treeopt.constraints import Limits
 from treeopt.cost_model import CostParts
-from treeopt.searchers.constrained_trees.node_pool import Nodes
+from treeopt.searchers.node_pool import Nodes
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.helpers.pools import pool_of, pools
 from tests.helpers.rules import SOURCE, rules
 from tests.helpers.slow_params import examples
-from tests.treeopt.searchers.constrained_trees.test_choose_method import possible
+from tests.treeopt.searchers.test_choose_method import possible
 from treeopt.constraints import (
     ChainOnly,
     Constraint,
@@ -21,9 +21,9 @@ from treeopt.constraints import (
 )
 from treeopt.cost_model import CostParts
 from treeopt.errors import CostError, EngineError
-from treeopt.searchers.constrained_trees.choose_method import fitting
-from treeopt.searchers.constrained_trees.dinkelbach import Refined, refine
-from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes
+from treeopt.searchers.best_first import Frontier, count_prefixes
+from treeopt.searchers.choose_method import fitting
+from treeopt.searchers.dinkelbach import Refined, refine
 from treeopt.tree import Path, Tree
 
 FAMILIES: dict[str, list[Constraint]] = {

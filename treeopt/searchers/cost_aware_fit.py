@@ -9,9 +9,9 @@ from treeopt.policies import CostAware
 from treeopt.policies.beam import Drafting
 from treeopt.policies.reranking import Calibration, Shortlists, calibrate
 from treeopt.replay.dynamic_tree import CHUNK, Batches
-from treeopt.searchers.dynamic_trees.choose_policy import Sweep
-from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed, price_replay
-from treeopt.statistics.isotonic_regression import Curve, isotonic
+from treeopt.searchers.choose_policy import Sweep
+from treeopt.searchers.step_prices import Prices, Timed, price_replay
+from treeopt.statistics import Curve, isotonic
 
 ROUNDS = 8
 SETTLED = 1e-4  # share of the rate
