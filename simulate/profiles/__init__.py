@@ -8,5 +8,4 @@
   separate drafting.
 * `engine_times_csv`: step times of an inference engine, read from a CSV table or from its own benchmark's results.
 * `sglang_cost_table`: what a verdict takes: the cost table of SGLang's DSpark planner, and two measured arms.
-* `find_profile`: the profile of the same target and drafter, beside the trace or shipped with treeopt.
 """

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulate.profiles.find_profile import profile_of_trace
-from simulate.profiles.profile import Profile, load_profile
+from simulate.profiles.profile import Profile, load_profile, profile_of_trace
 from simulate.runs.run_costs import FEW
 from simulate.validation.predictions import Predictions, Runs, closed_forms, load_predictions, whole_runs
 from treeopt.acceptance_rule_entries import draws_candidates

@@ -23,8 +23,8 @@ from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import Requests
 from executor.target.target_model import Target
 from executor.validation import compare, runs_of
+from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.acceptance_rules import Greedy
-from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from simulate.model_sizes.drafter_kinds import drafter_shape
 from simulate.model_sizes.model_shape import Shape

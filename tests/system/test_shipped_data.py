@@ -18,8 +18,7 @@ from executor.models import weights_hash
 from executor.prompts.prompt_files import read_prompts
 from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
-from simulate.profiles.find_profile import profile_of_trace
-from simulate.profiles.profile import RUN, load_profile
+from simulate.profiles.profile import RUN, load_profile, profile_of_trace
 from simulate.validation import predicted_vs_measured
 from tests.helpers import policy_replay
 from tests.helpers.slow_params import slow_unless

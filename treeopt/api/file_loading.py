@@ -156,7 +156,7 @@ def as_profile(
     Raises:
         CostError: it cannot be read, or none was found.
     """
-    from simulate.profiles.find_profile import profile_of_trace
+    from simulate.profiles.profile import profile_of_trace
 
     if profile is None:
         found, name = profile_of_trace(trace.meta, trace_file, engine=engine)

@@ -225,7 +225,7 @@ def _same_texts(meta: Mapping[str, Any], other: Any) -> bool:
 
 def _sliders(inputs: Inputs) -> dict[str, Any] | None:
     """Return the data of the sliders for the first trace that has step times: given ones, or found by its models."""
-    from simulate.profiles.find_profile import profile_of_trace
+    from simulate.profiles.profile import profile_of_trace
 
     for file in inputs.read:
         trace = file.value

@@ -16,7 +16,7 @@ from executor.recording.teacher_forced import Texts
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import Requests
 from executor.validation import compare
-from executor.verification.sample_and_match import SampleAndMatch
+from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from simulate.validation.predicted_vs_measured import Figures, comparison_record
 from simulate.validation.predictions import ways_of

@@ -16,8 +16,7 @@ from treeopt.defaults import NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.explore import answer_parts, answers, controls
-from treeopt.explore.answers import ANY_TREE, MEASURED, Device, Question, question_of
-from treeopt.explore.offered_files import Offer
+from treeopt.explore.answers import ANY_TREE, MEASURED, Device, Offer, Question, question_of
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans import Plan
 from treeopt.storage.user_files import shipped

@@ -64,8 +64,8 @@ def explore(
     The page reads the given files, or the shipped ones, and no others. It answers requests of this computer only, makes
     none itself, and ends with Ctrl-C.
     """
+    from treeopt.explore.answers import Offer
     from treeopt.explore.local_server import address, application, open_browser, open_port, serve
-    from treeopt.explore.offered_files import Offer
 
     with TemporaryDirectory(prefix="treeopt-") as folder:
         for name, trace in names_of_figures((*figures, *lengths)).items():
