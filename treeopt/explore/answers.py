@@ -1,4 +1,4 @@
-"""The traces, profiles and devices that the page offers; the controls' state as a question, and the library's answer."""
+"""The files and devices that the page offers; the controls' state as a question, and the library's answer."""
 
 import logging
 import threading
