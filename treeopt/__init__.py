@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from treeopt.traces.importers.acceptance_figures import acceptance as acceptance
     from treeopt.traces.importers.acceptance_figures import published_acceptance as published_acceptance
     from treeopt.traces.trace import Trace as Trace
-    from treeopt.traces.trace import save_trace as save_trace
+    from treeopt.traces.trace_files import save_trace as save_trace
     from treeopt.tree import Tree as Tree
 
 # Module -> the names that it holds; it is loaded when one of them is first used.
@@ -89,7 +89,8 @@ _NAMES = {
     "treeopt.replay.static_tree": "replay_tree",
     "treeopt.results.kinds": "Record Validation",
     "treeopt.traces.importers.acceptance_figures": "acceptance published_acceptance",
-    "treeopt.traces.trace": "Trace save_trace",
+    "treeopt.traces.trace": "Trace",
+    "treeopt.traces.trace_files": "save_trace",
     "treeopt.tree": "Tree",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

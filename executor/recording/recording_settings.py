@@ -19,7 +19,7 @@ from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from treeopt.defaults import DRAWS
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
-from treeopt.traces.trace_checks import MAX_WIDTH
+from treeopt.traces.trace import MAX_WIDTH
 from treeopt.tree import EMPTY, Tree
 
 LOSSY = (

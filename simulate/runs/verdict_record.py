@@ -24,8 +24,7 @@ from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics import Estimate, Groups, ratio
 from treeopt.traces.drafter_confidence import confidences
 from treeopt.traces.importers.synthetic_trace import trace_from_ranks
-from treeopt.traces.trace import Trace
-from treeopt.traces.trace_checks import MISSED
+from treeopt.traces.trace import MISSED, Trace
 from treeopt.tree import Tree
 
 NEAR = 0.03  # of the fastest: as good

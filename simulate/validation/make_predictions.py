@@ -26,7 +26,8 @@ from treeopt.plans import Plan, load_plan
 from treeopt.statistics import Estimate
 from treeopt.storage.provenance import look, this_run
 from treeopt.storage.user_files import checksum
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 WholeRuns = dict[tuple[int, str], Estimate]

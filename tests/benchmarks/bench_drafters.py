@@ -26,7 +26,8 @@ from treeopt.searchers.local_search import improve
 from treeopt.statistics import paired_difference, ratio
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import write_text
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 # What the papers claim: the first accepts more than the second; by tau of a chain, or at depth 3 and below.

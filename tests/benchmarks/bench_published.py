@@ -25,7 +25,7 @@ from treeopt.searchers.choose_policy import Bench
 from treeopt.searchers.step_prices import Prices
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped, write_text
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import EAGLE, published_trees
 

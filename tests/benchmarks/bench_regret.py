@@ -24,7 +24,8 @@ from treeopt.searchers.best_first import count_prefixes
 from treeopt.searchers.local_search import improve
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped, write_text
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.regret/1"

@@ -19,7 +19,8 @@ from treeopt.replay.static_tree import accepted_lengths
 from treeopt.searchers.best_first import TRIED, Frontier, count_prefixes, fit_strength
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped, write_text
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 
 SIZES = (15, 63, 255)
 ANCHORS = (300, 1_000, 3_000, 10_000, 30_000)

@@ -43,7 +43,7 @@ from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 

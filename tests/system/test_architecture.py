@@ -21,7 +21,7 @@ import treeopt
 from simulate.profiles.profile import BatchTimes, Profile, save_profile
 from tests.helpers.strategies import drawn_trace
 from treeopt.cli.commands import COMMANDS
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("treeopt", "simulate", "executor")

@@ -62,7 +62,7 @@ from treeopt.storage.work_file import WorkFile
 from treeopt.traces.importers.source_file import read_numbers
 from treeopt.traces.importers.trace_source import ImportedFile, import_trace
 from treeopt.traces.resumable_shards import load_file_or_shards
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import read_tree
 

@@ -29,8 +29,8 @@ from treeopt.results.kinds import RESULTS, kind_of_schema
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import read_record
 from treeopt.storage.user_files import shipped
-from treeopt.traces.trace import SCHEMAS as TRACE
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import SCHEMAS as TRACE
+from treeopt.traces.trace_files import load_trace, save_trace
 
 ROOT = Path(__file__).parent.parent.parent
 PROFILES = sorted(shipped("profiles").glob("*.json"))

@@ -29,7 +29,7 @@ from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
 from treeopt.statistics import Estimate
 from treeopt.storage.user_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 

@@ -21,7 +21,8 @@ from treeopt.storage.json_records import RecordError
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import check_pointer, checksum, open_regular, read_bytes, why
 from treeopt.traces.resumable_shards import MANIFEST, ranks_of
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 
 COLUMNS = re.compile(r"[\w ./%-]+(,[\w ./%-]+)+\s*")  # first line of a CSV
 

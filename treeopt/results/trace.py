@@ -296,7 +296,7 @@ ENTRY = ResultKind(
     command="trace collect",
     value="treeopt.traces.trace:Trace",
     read="treeopt.traces.resumable_shards:ranks_of",
-    write="treeopt.traces.trace:save_trace",
+    write="treeopt.traces.trace_files:save_trace",
     charts={
         "tau": "treeopt.charts.trace_charts:tau",
         "acceptance": "treeopt.charts.trace_charts:acceptance_by_depth",

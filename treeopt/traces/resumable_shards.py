@@ -21,8 +21,8 @@ from treeopt.storage.typed_records import Integer, Record, read_field, read_reco
 from treeopt.storage.user_files import checksum, read_text, why, write_text
 from treeopt.storage.work_file import check_same_settings
 from treeopt.traces.merge_split import concatenate_traces
-from treeopt.traces.trace import BY_ANCHOR, OPTIONAL, RANKS, Trace, first_of, load_trace, save_trace
-from treeopt.traces.trace_checks import FORMAT, REQUIRED
+from treeopt.traces.trace import BY_ANCHOR, FORMAT, OPTIONAL, RANKS, REQUIRED, Trace, first_of
+from treeopt.traces.trace_files import load_trace, save_trace
 
 SCHEMA = "treeopt.shards/1"
 MANIFEST = "manifest.json"

@@ -22,7 +22,7 @@ from executor.target.target_model import Target
 from executor.verification.tree_tensors import below
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.traces.trace_checks import MAX_DEPTH
+from treeopt.traces.trace import MAX_DEPTH
 
 
 @dataclass

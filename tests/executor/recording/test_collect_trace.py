@@ -22,7 +22,8 @@ from treeopt.planning.search_warnings import advice
 from treeopt.policies import DynamicTree
 from treeopt.replay.sampled_rules import drawn_ranks
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
-from treeopt.traces.trace import PAST_END, load_trace, save_trace
+from treeopt.traces.trace import PAST_END
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees
 

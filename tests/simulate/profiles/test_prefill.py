@@ -32,7 +32,7 @@ from tests.simulate.roofline.test_roofline_model import as_profile
 from tests.simulate.whatif.test_predicted_profile import model
 from tests.treeopt.cli.test_simulate import files as files
 from treeopt.errors import CostError, UsageError
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 KNOWN = Prefill(((8, 0.01), (100, 0.05)), ((8, 0.02), (100, 0.08)))

@@ -18,7 +18,7 @@ from tests.helpers.adaptive_forty_lines import seconds_and_steps
 from tests.helpers.strategies import drawn_trace, trace_of, traces
 from treeopt.errors import TraceError, UsageError
 from treeopt.storage.user_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 PROFILE = load_profile(shipped("profiles/medusa-cpu.json"))

@@ -29,7 +29,7 @@ from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_pipeline import search
 from treeopt.plans import Choice, load_plan
 from treeopt.statistics import Estimate
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 L3 = Shape.from_config(LLAMA_3_8B)

@@ -49,7 +49,7 @@ from treeopt.replay.static_tree import replay_tree, visit
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.statistics import Estimate, ratio
 from treeopt.storage.user_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 

@@ -46,7 +46,7 @@ from treeopt.plans import Choice, Grown, Plan, PlanEntry, Proof, save_plan
 from treeopt.policies.policy_kinds import identity
 from treeopt.statistics import Estimate
 from treeopt.storage.work_file import appended, read_lines
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TEXTS = [f"{'ab cd ef gh ij '[: 5 + 2 * n]}{n}" for n in range(5)] + ["a"]

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.command_line import done, refused, run
 from treeopt.cli.commands import trace as trace_command
 from treeopt.storage.user_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 
 COUNTERS = shipped("traces").parent.parent / "docs" / "examples" / "vllm_metrics.txt"
 

@@ -21,7 +21,7 @@ from tests.helpers.command_line import (
     small_trace,
 )
 from treeopt.plans import load_plan, to_json
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 
 
 def test_search_prints_a_table(trace_file, profile_file):

@@ -21,7 +21,8 @@ from tests.helpers.strategies import drawn_trace, with_lengths
 from treeopt.planning.baselines import STATIC
 from treeopt.planning.search_pipeline import search
 from treeopt.plans import Grown, load_plan, save_plan
-from treeopt.traces.trace import Trace, load_trace, save_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 TREE = "[[0,0],[1]]"

@@ -14,7 +14,7 @@ from tests.treeopt.cli.test_engine_commands import MODELS, PROMPTS, servers
 from treeopt.errors import EngineError
 from treeopt.plans import load_plan
 from treeopt.results.tuning import ENTRY
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 
 TUNE = ["tune", *MODELS, *PROMPTS, "--requests", "16", "--new-tokens", "40", "--batch", "1,2"]
 

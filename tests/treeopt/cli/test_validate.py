@@ -27,7 +27,7 @@ from treeopt.planning.evaluator import hold_out
 from treeopt.plans import load_plan, save_plan
 from treeopt.replay.static_tree import replay_tree
 from treeopt.storage.user_files import checksum
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 

@@ -20,7 +20,7 @@ from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics import paired_ratio, ratio
 from treeopt.traces.importers.acceptance_figures import acceptance
 from treeopt.traces.merge_split import halves, merge_traces
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 from treeopt.tree import Tree
 
 LENGTHS = [20, 30, 1, 25] * 10

@@ -20,7 +20,8 @@ from treeopt.engines.export import kept_rates
 from treeopt.errors import EngineError, TraceError
 from treeopt.plans import save_plan
 from treeopt.replay.static_tree import replay_tree
-from treeopt.traces.trace import Trace, save_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import save_trace
 from treeopt.tree import Tree
 
 

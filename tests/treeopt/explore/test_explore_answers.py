@@ -20,7 +20,7 @@ from treeopt.explore.answers import ANY_TREE, MEASURED, Device, Offer, Question,
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans import Plan
 from treeopt.storage.user_files import shipped
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 
 pytest.importorskip("marimo", reason="the extra `explore` is not installed")
 CONTROLS = {

@@ -13,7 +13,7 @@ from treeopt.replay.dynamic_tree import choose_alone, first_tree
 from treeopt.replay.static_tree import deepest
 from treeopt.statistics import Estimate
 from treeopt.storage.user_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 
 TRACE = shipped("traces/eagle-candidates-t0.npz")
 

@@ -20,7 +20,7 @@ from treeopt.results.blocks import Line, Table
 from treeopt.results.kinds import RESULTS
 from treeopt.results.words import interval
 from treeopt.storage.user_files import LIMIT, shipped
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 EVIL = "<script>alert(1)</script>&"

@@ -12,7 +12,7 @@ from treeopt.errors import TraceError, visible
 from treeopt.plans import load_plan
 from treeopt.storage.object_addresses import address_of
 from treeopt.storage.user_files import read_bytes, whole
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from treeopt.api.compare_traces import names_of_figures
 from treeopt.cli.options import general
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.trace_or_figure import FIGURE, LENGTH, Figure
-from treeopt.traces.trace import Trace, save_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import save_trace
 
 EXAMPLES = examples(
     "treeopt explore",

@@ -21,7 +21,8 @@ from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.storage.hub_models import HUB
 from treeopt.storage.provenance import look
 from treeopt.storage.user_files import write_text
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 
 SECTIONS = {
     "Engine": "engine method target model heads",

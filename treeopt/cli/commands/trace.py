@@ -41,8 +41,8 @@ from treeopt.traces.importers.trace_source import (
 )
 from treeopt.traces.merge_split import halves, merge_traces
 from treeopt.traces.resumable_shards import load_file_or_shards, optional_in, remove_parts
-from treeopt.traces.trace import Trace, load_trace, save_trace
-from treeopt.traces.trace_checks import MAX_DEPTH
+from treeopt.traces.trace import MAX_DEPTH, Trace
+from treeopt.traces.trace_files import load_trace, save_trace
 
 LIMIT = 2**26  # most bytes of a source that is no file
 SCHEMES = ("http", "https")

@@ -82,7 +82,7 @@ def _write(tuned: Tuned, output: Path) -> list[str]:
     from simulate.profiles.profile import save_profile
     from treeopt.api.report_files import report_page
     from treeopt.report.html_page import as_html
-    from treeopt.traces.trace import save_trace
+    from treeopt.traces.trace_files import save_trace
 
     save_trace(tuned.trace, output / "trace.npz")
     save_profile(tuned.profile, output / "profile.json")

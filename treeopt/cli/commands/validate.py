@@ -15,7 +15,7 @@ from treeopt.cli.options.settings_options import MODELS, options_of, setup_optio
 from treeopt.cli.options.trace_or_figure import options_of_source
 from treeopt.errors import UsageError
 from treeopt.storage import work_file
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 
 REPLAY = "replay:"
 SECTIONS = {

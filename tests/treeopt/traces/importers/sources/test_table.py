@@ -21,7 +21,7 @@ from treeopt.traces.importers.sources.table import drawn_trace as table_trace
 from treeopt.traces.importers.sources.table import rank_table
 from treeopt.traces.importers.synthetic_trace import apportion, shuffled_outcomes
 from treeopt.traces.merge_split import halves, merge_traces
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 
