@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from simulate.profiles.profile import Profile
-from simulate.runs.length_server import LengthDecoding, run_lengths
+from simulate.runs.length_server import LengthDecoding, length_decoding, run_lengths
 from simulate.runs.run_costs import PAD, Prompts, Together, divide_prefill, per_request, price_steps, step_seconds
-from simulate.runs.server import static_entry
+from simulate.runs.server import LOG, static_entry
+from simulate.runs.simulate_settings import SimulateSettings
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline, speedup
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import UsageError, counted
@@ -206,55 +207,40 @@ def _hold_rows(emissions: Emissions, over: Ints, ends: Ints, late: int) -> Emiss
 
 
 def simulated_run(
-    trace: Trace,
-    profile: Profile,
-    tree: Tree | None,
-    prompts: Prompts,
-    *,
-    name: str = "static tree",
-    batch: int,
-    pad: bool = True,
-    seed: int = 0,
-    lengths: Sequence[LengthDecoding] = (),
+    trace: Trace, profile: Profile, plan: Plan | None, prompts: Prompts, settings: SimulateSettings
 ) -> dict[str, Any]:
-    """Simulate a run of all requests with a tree and without speculation; return it as JSON values.
-
-    Args:
-        trace: the requests.
-        profile: step times and prefill.
-        tree: the tree; None, or one without nodes, decodes plainly only.
-        prompts: lengths and prefill times.
-        name: of the tree's configuration.
-        batch: requests that decode together, at most.
-        pad: batch sizes below the profile's smallest cost what that does.
-        seed: of drawn ranks and of intervals.
-        lengths: decodings with draft lengths that change, and without drafts; they take the tree's place, which is
-            then the longest chain.
+    """Simulate a run of all requests, with a tree or a rule of draft lengths and without speculation; as JSON values.
 
     Raises:
+        UsageError: no batch size, or a plan for several without one.
+        PlanError: a dynamic choice without a static tree beside it.
         CostError: steps that the profile does not cover.
         TraceError: the trace does not record what its rule accepts of the tree.
     """
+    name, tree, batch = _configuration(plan, settings)
+    pad, seed = settings.pad, settings.seed
+    decodings: list[LengthDecoding] = []
+    if settings.length is not None:
+        decoding, assumed = length_decoding(trace, settings.length, profile, rows=batch, **settings.lengths())
+        decodings = [decoding, length_decoding(trace, "none", profile, rows=batch, **settings.lengths())[0]]
+        name, tree = f"length rule {settings.length}", Tree.chain(decoding.rule().depth) if decoding.drafts else None
+        if assumed:
+            LOG.warning("%s", assumed)
     trace = ranks_for_trees(trace, [tree], seed)
-    settings: dict[str, Any] = {
-        "batch": batch,
-        "prompt_tokens": prompts.tokens,
-        "by_context": prompts.by_context,
-        "pad": pad,
-    }
-    plain_s, drafted_s = (prompts.seconds(prompts.tokens, drafted=drafted) for drafted in (False, True))
-    if lengths:
-        drafted, plain = (run_lengths(decoding, prompts, batch=batch) for decoding in lengths)
-    else:
-        plain = run(trace, None, profile, prefill_s=plain_s, **settings)
-    timelines = {PLAIN: plain}
+
+    def timeline_of(drafted: Tree | None) -> Timeline:
+        if decodings:
+            return run_lengths(decodings[0 if drafted else 1], prompts, batch=batch)
+        prefill_s = prompts.seconds(prompts.tokens, drafted=drafted is not None)
+        how: dict[str, Any] = {"prompt_tokens": prompts.tokens, "by_context": prompts.by_context, "pad": pad}
+        return run(trace, drafted, profile, batch=batch, prefill_s=prefill_s, **how)
+
+    timelines = {PLAIN: timeline_of(None)}
     gain = None
     if tree is not None and tree.nodes:
-        if not lengths:
-            drafted = run(trace, tree, profile, prefill_s=drafted_s, **settings)
-        timelines = {name: drafted} | timelines
+        timelines = {name: timeline_of(tree)} | timelines
         error = profile.error(StepShape.of(tree, batch=batch))
-        gain = asdict(speedup(timelines[name], plain, relative_error=error, group=trace.domain))
+        gain = asdict(speedup(timelines[name], timelines[PLAIN], relative_error=error, group=trace.domain))
     requests = (
         f"{counted(trace.requests, 'request')}, {counted(trace.anchors, 'token')}. A request's time to first "
         f"token counts from when its row is free. 95 % intervals, {CLUSTERED}; speedups with the step times' error."
@@ -272,21 +258,14 @@ def simulated_run(
     }
 
 
-def configuration_of(
-    plan: Plan | None, tree: Tree | None, batch: int | None
-) -> tuple[str, Tree | None, int, str | None]:
-    """Return name and tree of the configuration, the batch size, and a note if the plan's choice is dynamic.
-
-    Raises:
-        UsageError: no batch size, or a plan for several without one.
-        PlanError: a dynamic choice without a static tree beside it.
-    """
+def _configuration(plan: Plan | None, settings: SimulateSettings) -> tuple[str, Tree | None, int]:
+    """Return name and tree of the configuration, and the batch size."""
     if plan is None:
-        if batch is None:
+        if settings.batch is None:
             raise UsageError("give --batch, or a --plan for one batch size")
-        return PLAIN if tree is None else paths_words(tree.paths), tree, batch, None
-    entry, note = static_entry(plan.entry(batch))
-    return entry.choice.name, entry.choice.tree, entry.batch, note
+        return PLAIN if settings.tree is None else paths_words(settings.tree.paths), settings.tree, settings.batch
+    entry = static_entry(plan.entry(settings.batch))
+    return entry.choice.name, entry.choice.tree, entry.batch
 
 
 def run_conditions(trace: Trace, profile: Profile, prompts: str, *, pad: bool) -> list[str]:
@@ -300,10 +279,10 @@ def run_conditions(trace: Trace, profile: Profile, prompts: str, *, pad: bool) -
     ]
 
 
-def plan_conditions(plan: Plan, trace: Trace) -> list[str]:
+def plan_conditions(plan: Plan | None, trace: Trace) -> list[str]:
     """Return a sentence if the requests that are replayed are those that the plan was made from."""
     texts = look(trace.meta, "text_sha256")
-    if texts is None or texts != look(plan.meta, "trace", "text_sha256"):
+    if plan is None or texts is None or texts != look(plan.meta, "trace", "text_sha256"):
         return []
     fitted = look(plan.meta, "search", "requests_chosen_on")
     return [f"The plan's trees were chosen on {fitted} of these requests, which flatters them."]

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from simulate.profiles.profile import Profile
 from simulate.runs.batch_record import run_conditions
+from simulate.runs.length_server import length_decoding
 from simulate.runs.run_costs import Prompts
-from simulate.runs.server import Decoding, Served, Switching, serve_day, static_entry
+from simulate.runs.server import LOG, Decoding, Served, Switching, serve_day, static_entry
 from simulate.runs.server_load import Load, Slo
+from simulate.runs.simulate_settings import SimulateSettings
 from simulate.runs.timeline import LATENCIES, Floats, Timeline
 from treeopt.cost_model import StepShape
 from treeopt.errors import UsageError
@@ -279,45 +281,38 @@ def _over(rates: list[float], other: list[float]) -> Estimate | None:
 
 FULL = 0.97  # share of a server's rows in use above which the queue depends on the length of a day
 MOMENTS = 60  # times of the first day at which its load is recorded
-Configurations = Mapping[str, Switching]
 
 
 def simulated_server(
     trace: Trace,
     profile: Profile,
-    configurations: Configurations,
+    plan: Plan | None,
     prompts: Prompts,
-    load: Load,
-    *,
-    rows: int,
-    pad: bool = True,
-    seed: int = 0,
+    settings: SimulateSettings,
     progress: Progress = no_progress,
-    lengths: Mapping[str, Decoding] | None = None,
 ) -> dict[str, Any]:
     """Simulate a server's days; return figures, or with `load.capacity` the highest rates, as JSON values.
 
-    Args:
-        trace: requests whose texts are written.
-        profile: step times and prefill.
-        configurations: by name, see `server_configurations`; plain decoding last.
-        prompts: lengths and prefill times.
-        load: arrivals, days and limits.
-        rows: requests that decode together, at most.
-        pad: batch sizes below the profile's smallest cost what that does.
-        seed: of arrivals and texts.
-        progress: shows how many days are done while the highest rate is searched.
-        lengths: decodings with draft lengths that change, by name, before the configurations.
-
     Raises:
-        UsageError: a file of requests without arrival times, or with longer texts than the trace has.
+        UsageError: no rows, changes between trees without a plan, a file of requests without arrival times, or with
+            longer texts than the trace has.
+        PlanError: a dynamic choice without a static tree beside it.
         CostError: steps that the profile does not cover.
     """
+    load, pad, seed = settings.load, settings.pad, settings.seed
+    configurations = _configurations(plan, settings)
+    rows = max(entry.batch for entry in plan.entries) if plan and settings.batch is None else settings.batch
+    if rows is None:
+        raise UsageError("give --batch, the rows of the server, or a --plan")
+    decodings: dict[str, Decoding] = {}
+    if settings.length is not None:
+        decoding, assumed = length_decoding(trace, settings.length, profile, rows=rows, **settings.lengths())
+        decodings[f"length rule {settings.length}"] = decoding
+        if assumed:
+            LOG.warning("%s", assumed)
     _ = load.asked  # a broken file is an error before any work
     trees = [tree for switching in configurations.values() for tree in switching.trees]
     ranked = ranks_for_trees(trace, trees, seed)
-
-    decodings = dict(lengths or {})
     decodings |= {name: Decoding(ranked, s, profile, rows=rows, pad=pad) for name, s in configurations.items()}
 
     def day(decoding: Decoding, rng: np.random.Generator, rate: float | None) -> tuple[Served, float]:
@@ -339,30 +334,19 @@ def simulated_server(
     return {"schema": schema, "rows": rows, **record, "conditions": conditions}
 
 
-def server_configurations(plan: Plan | None, tree: Tree | None, load: Load) -> tuple[dict[str, Switching], list[str]]:
-    """Return the configurations that are simulated, by name, and notes about dynamic choices of the plan.
-
-    Args:
-        plan: the server changes between its trees.
-        tree: the one tree of a server without a plan; None decodes plainly.
-        load: with the time that a change takes.
-
-    Raises:
-        UsageError: changes between trees without a plan.
-        PlanError: a dynamic choice without a static tree beside it.
-    """
+def _configurations(plan: Plan | None, settings: SimulateSettings) -> dict[str, Switching]:
+    """Return the configurations that are simulated, by name, plain decoding last."""
+    load, tree = settings.load, settings.tree
     plain = {PLAIN: Switching((None,))}
     if plan is not None:
-        entries, notes = zip(*map(static_entry, plan.entries), strict=True)
+        entries = tuple(map(static_entry, plan.entries))
         plan = replace(plan, entries=entries, switches=plan.switches if entries == plan.entries else ())
-        return {"plan": Switching.of(plan, switch_s=load.settings["switch_s"])} | plain, [
-            note for note in notes if note
-        ]
+        return {"plan": Switching.of(plan, switch_s=load.settings["switch_s"])} | plain
     if load.switch_s is not None:
         raise UsageError("--switch-s is for a --plan of several trees")
     if tree is not None and tree.nodes:
-        return {paths_words(tree.paths): Switching((tree,))} | plain, []
-    return plain, []
+        return {paths_words(tree.paths): Switching((tree,))} | plain
+    return plain
 
 
 def _serving(decodings: Mapping[str, Decoding], load: Load, day: Day, *, rows: int, seed: int) -> dict[str, Any]:
