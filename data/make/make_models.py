@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from executor.train.trainer import Job
 from numpy.typing import NDArray
 from transformers import (
     LlamaConfig,
@@ -30,7 +29,6 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
-from treeopt.storage.atomic_files import write_text
 
 from data.make import stdlib_corpus
 from executor.checkpoints import load_drafter
@@ -41,10 +39,11 @@ from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
 from executor.train.count_ngrams import build as count_ngrams
 from executor.train.token_rows import Rows
-from executor.train.training_run import LOG, Trained, begun, run
+from executor.train.training_run import LOG, Job, Trained, begun, run
 from executor.train.training_run import TARGET as TRAINED
 from treeopt.errors import UsageError
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import write_text
 
 NAME = "stdlib-llama"
 SEED = 20240607
