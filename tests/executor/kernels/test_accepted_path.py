@@ -42,7 +42,7 @@ def drawn(count: int, *, trees: int, absent: bool) -> tuple[Draft, torch.Tensor,
 @pytest.mark.parametrize("count", [1, 2, 40, 65])
 def test_the_longest_path_is_committed(count, trees, absent, monkeypatch):
     longest = []
-    for seed in range(6):
+    for seed in range(3):
         torch.manual_seed(seed)
         draft, emitted, rows = drawn(count, trees=trees, absent=absent)
         other, before = copy.deepcopy(rows), rows.lengths.clone()

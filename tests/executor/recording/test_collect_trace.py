@@ -160,7 +160,7 @@ def test_typical_texts_are_those_of_the_recorded_tree(kind, batch):
         assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
     other = Tree.from_paths([(0, 1), (1,), (3,)])
     for request in range(len(tokens)):
-        for t in range(0, len(live[request].tokens), 5):
+        for t in range(0, len(live[request].tokens), 8):
             so_far, left = [*tokens[request], *live[request].tokens[:t]], len(live[request].tokens) - t
             step = next(Decoder(target, drafter, tree=other, rule=rule).steps([so_far], new_tokens=left))
             assert accepted_lengths(other, trace)[trace.starts[request] + t] == step.accepted[0]

@@ -95,8 +95,8 @@ def a_profile(batches=BATCHES, base_s=BASE_S, token_s=TOKEN_S) -> Profile:
     )
 
 
-def a_trace(requests: int, seed: int) -> Trace:
-    lengths = np.random.default_rng(seed).integers(6, 16, requests).tolist()
+def a_trace(requests: int, seed: int, longest: int = 15) -> Trace:
+    lengths = np.random.default_rng(seed).integers(6, longest + 1, requests).tolist()
     return drawn_trace([[0.5, 0.2, 0.1], [0.7, 0.1, 0.1]], lengths, depth=4, rng=np.random.default_rng(seed))
 
 
@@ -110,7 +110,7 @@ def plan():
 
 def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
     """tau of every cell is the replay's, step times are the clock's, speedup follows from both."""
-    replayed = a_trace(2 * BLOCKS * max(BATCHES) + 1, 5)
+    replayed = a_trace(2 * BLOCKS * max(BATCHES) + 1, 5, longest=8)
     requests = Requests(random_prompts([4] * replayed.requests), 64, replayed=replayed)
     told: list[int] = []
     forms = closed_forms(plan, weights=(1, 9))
@@ -228,7 +228,7 @@ def test_plain_decoding_and_trees_are_judged_by_the_rule_that_was_asked_for(plan
     monkeypatch.setattr(SampleAndMatch, "accept", spied)
     monkeypatch.setattr(Greedy, "accept", lambda *args: pytest.fail("greedy was not asked for"))
     rule = SampleAndMatch(Warp(1.0), seeded_generator(torch.device("cpu"), 3))
-    prompts = random_prompts([4] * 2 * BLOCKS * max(BATCHES))
+    plan, prompts = replace(plan, entries=plan.entries[1:]), random_prompts([4] * 2 * BLOCKS * max(BATCHES))
     cells = compare(LoopRunner(small_target(), random_heads(), rule=rule), plan, Requests(prompts, 5), blocks=BLOCKS)
     assert set(judged) == {1, *(1 + cell.tree.nodes for cell in cells)}
     for cell in cells:
