@@ -26,8 +26,8 @@ from treeopt.api.run_models import Models, Prompts, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.api.tune_engine import TuneSettings, tune
 from treeopt.planning.tuner import Setting, Tuner
-from treeopt.storage.atomic_files import shipped, write_text
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import shipped, write_text
 from treeopt.storage.work_file import WorkFile
 
 BATCHES, LONGEST, NEW_TOKENS = (1, 2, 4, 8), 6, 48

@@ -16,10 +16,10 @@ from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
 from treeopt.errors import EngineError, TreeoptError, UsageError
 from treeopt.planning.tuner import FIRST, LOSS, MOST, NEAR, Tuner, Verdict
-from treeopt.plans.plan import Choice, Plan, PlanEntry, Proof
+from treeopt.plans import Choice, Plan, PlanEntry, Proof
 from treeopt.results.kinds import Record
 from treeopt.settings import Settings, group, setting, takes
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 from treeopt.storage.work_file import WorkFile
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -110,7 +110,7 @@ def tune(*, settings: TuneSettings, work: Path | None = None, progress: Progress
     """
     quiet_libraries()
     runner, tuner, tokens = _prepared(settings)
-    from executor.models.fingerprint import tokens_hash
+    from executor.models import tokens_hash
     from executor.profiling.tuned_settings import TunedRuns
     from executor.runners.runner import resumable
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
-from treeopt.statistics.clustered_estimate import (
+from treeopt.statistics import (
     TRIMMED_ERROR,
     Estimate,
     in_logs,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord
+from treeopt.plans import EstimateRecord, SpeedupRecord, TauRecord
 from treeopt.results.blocks import BATCH, STEP, TAU, Block, Column, Line, Mark, Table, ranged
 from treeopt.results.kinds import ResultKind
 from treeopt.storage.typed_records import Count, Index, Positive, Record
