@@ -66,7 +66,8 @@ def rewrite(
     written = f"{number}, the type of the target's checkpoint (--dtype)" if dtype == "auto" else number
     file, remark = output, ""
     if layout == "gguf":
-        sizes = {"vocabulary": model.vocabulary, "hidden": model.hidden}
+        layers = model.model.config.get_text_config().num_hidden_layers
+        sizes = {"vocabulary": model.vocabulary, "hidden": model.hidden, "layers": layers}
         file = write_gguf(output, drafter, target, dtype=number, **sizes)
     elif layout == "openvino":
         remark = _openvino(drafter, source, target, output, python=engine_python, dtype=number)

@@ -1,7 +1,7 @@
-"""GGUF files for llama.cpp: EAGLE-3 drafters, and language models of Llama's kind (a draft model, or the target).
+"""GGUF files for llama.cpp: EAGLE-3, DFlash and DSpark, and Llama models (a draft model, or the target).
 
-Names of tensors and fields are llama.cpp's (`src/llama-arch.cpp`, `src/models/eagle3.cpp`). Queries and keys are stored
-in the order of its rotary positions: halves interleaved.
+Names of tensors and fields are llama.cpp's (`src/llama-arch.cpp`, `src/models/eagle3.cpp`, `src/models/dflash.cpp`).
+Queries and keys are stored in the order of its rotary positions: halves interleaved, but for DFlash and DSpark.
 """
 
 import json
@@ -17,11 +17,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from executor.drafters.base.drafter import Drafter
+from executor.drafters.dflash.drafter import DFlash
 from executor.drafters.eagle3.drafter import Eagle3
 from executor.drafters.language_model.drafter import LanguageModel
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.storage.atomic_files import whole
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, whole
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -102,6 +102,8 @@ LAYER = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -110,17 +112,18 @@ LAYER = {
 
 
 def write_gguf(
-    folder: Path, drafter: nn.Module | Drafter, target: Path, *, dtype: str, vocabulary: int, hidden: int
+    folder: Path, drafter: nn.Module | Drafter, target: Path, *, dtype: str, vocabulary: int, hidden: int, layers: int
 ) -> Path:
     """Write `model.gguf` into a folder, whole or not at all; return its path.
 
     Args:
         folder: is made if it does not exist.
-        drafter: EAGLE-3 or a language model.
+        drafter: EAGLE-3, DFlash, DSpark or a language model.
         target: the target's folder, whose tokenizer the file holds.
         dtype: float32, float16 or bfloat16, for matrices; norms are float32.
         vocabulary: of the target.
         hidden: width of the target.
+        layers: of the target.
 
     Raises:
         UsageError: llama.cpp has no such type.
@@ -133,18 +136,27 @@ def write_gguf(
     if isinstance(drafter, Eagle3):
         architecture, config, extra = "eagle3", drafter.config, _eagle3_fields(drafter, hidden)
         parts = _eagle3_tensors(drafter)
+    elif isinstance(drafter, DFlash):
+        architecture, config, extra = "dflash", drafter.config, _dflash_fields(drafter)
+        parts = _dflash_tensors(drafter)
     elif isinstance(drafter, LanguageModel) and isinstance(drafter.model, LlamaForCausalLM):
         architecture, config, extra = "llama", drafter.model.config, {}
         vocabulary, parts = drafter.target.vocabulary, _llama_tensors(drafter.model)
     else:
         name = type(drafter.model if isinstance(drafter, LanguageModel) else drafter).__name__
-        raise ExecutorError(f"gguf is written for EAGLE-3 and for Llama models, not for {name}: {OTHERWISE}")
+        raise ExecutorError(
+            f"gguf is written for EAGLE-3, DFlash, DSpark and Llama models, not for {name}: {OTHERWISE}"
+        )
     _check(config)
+    if max(extra.get("target_layers", [0])) >= layers:
+        raise ExecutorError(f"gguf: llama.cpp reads inputs of the target's {layers} layers, not the last one's output")
     tokens = read_vocabulary(target, vocabulary)
     tensors = dict(parts) | _rope_factors(config)
     folder.mkdir(parents=True, exist_ok=True)
     with whole(folder / FILE) as temporary:
-        _write(temporary, architecture, _fields(config, vocabulary) | extra, tensors, tokens, target, DTYPES[dtype])
+        mask = drafter.mask if isinstance(drafter, DFlash) else None
+        fields = _fields(config, vocabulary) | extra
+        _write(temporary, architecture, fields, tensors, tokens, target, DTYPES[dtype], mask=mask)
     return folder / FILE
 
 
@@ -192,14 +204,64 @@ def _eagle3_fields(drafter: Eagle3, hidden: int) -> dict[str, Any]:
         "fc_norm": drafter.norms == "fc",
         **drafter.extensions,
     }
-    if any(lost.values()):
-        raise ExecutorError(f"gguf cannot express {', '.join(name for name, present in lost.items() if present)}")
+    _refuse(lost)
     return {
         "target_layers": list(drafter.taps),
         "target_hidden_size": hidden,
         "norm_before_residual": drafter.norm_before_residual,
         "norm_before_fc": drafter.norms == "input",
     }
+
+
+def _refuse(lost: Mapping[str, bool]) -> None:
+    if any(lost.values()):
+        raise ExecutorError(f"gguf cannot express {', '.join(name for name, present in lost.items() if present)}")
+
+
+def _dflash_fields(drafter: DFlash) -> dict[str, Any]:
+    markov, head = drafter.markov_w1, drafter.confidence_head
+    lost = {
+        "layers of which some are causal": len(set(drafter.causal)) > 1,
+        "windows of several sizes": len({window for window in drafter.windows if window}) > 1,
+        "own embeddings without an own head": drafter.embed_tokens is not None and drafter.lm_head is None,
+        "sample_from_anchor without a Markov head": markov is None and drafter.from_anchor,
+        "a confidence head without the Markov head's embedding": head is not None
+        and head.in_features != drafter.config.hidden_size + (0 if markov is None else markov.embedding_dim),
+    }
+    _refuse(lost)
+    fields: dict[str, Any] = {
+        "block_count": len(drafter.configs),
+        "block_size": drafter.slots,
+        "target_layers": list(drafter.taps),
+        "attention.causal": drafter.causal[0],
+    }
+    if any(drafter.windows):
+        fields["attention.sliding_window"] = max(window or 0 for window in drafter.windows)
+        fields["attention.sliding_window_pattern"] = [window is not None for window in drafter.windows]
+    if markov is not None:
+        fields |= {"sample_from_anchor": drafter.from_anchor, "has_confidence_head": head is not None}
+    return fields
+
+
+def _dflash_tensors(drafter: DFlash) -> Iterator[tuple[str, Tensor]]:
+    names = {
+        "fc": "fc",
+        "norm": "output_norm",
+        "hidden_norm": "enc.output_norm",
+        "lm_head": "output",
+        "embed_tokens": "token_embd",
+        "markov_w1": "markov_w1",
+        "markov_w2": "markov_w2",
+        "confidence_head": "conf_proj",
+    }
+    for name, values in drafter.named_parameters():
+        module, _, kind = name.rpartition(".")
+        if module in names:
+            yield f"{names[module]}.{kind}", values
+    if drafter.draft_ids is not None:
+        yield "d2t", drafter.draft_ids
+    for number, layer in enumerate(drafter.layers):
+        yield from _layer_tensors(layer, number)
 
 
 def _eagle3_tensors(drafter: Eagle3) -> Iterator[tuple[str, Tensor]]:
@@ -213,7 +275,7 @@ def _eagle3_tensors(drafter: Eagle3) -> Iterator[tuple[str, Tensor]]:
         yield "token_embd.weight", drafter.embed_tokens.weight
     if drafter.draft_ids is not None:
         yield "d2t", drafter.draft_ids  # the target's ids themselves, not differences
-    yield from _layer_tensors(drafter.layer, 0, drafter.config)
+    yield from _layer_tensors(drafter.layer, 0, interleaved=drafter.config)
 
 
 def _llama_tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor]]:
@@ -225,11 +287,15 @@ def _llama_tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor]]:
     if head is not table:
         yield "output.weight", head
     for number, layer in enumerate(model.model.layers):
-        yield from _layer_tensors(layer, number, model.config)
+        yield from _layer_tensors(layer, number, interleaved=model.config)
 
 
-def _layer_tensors(layer: nn.Module, number: int, config: LlamaConfig) -> Iterator[tuple[str, Tensor]]:
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+def _layer_tensors(
+    layer: nn.Module, number: int, interleaved: LlamaConfig | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    config, heads = interleaved, dict[str, Any]()
+    if config is not None:
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, values in layer.named_parameters():
         part = LAYER[name.removesuffix(".weight")]
         count = heads.get(part)
@@ -264,8 +330,10 @@ def _write(
     vocabulary: Vocabulary,
     target: Path,
     kind: str,
+    *,
+    mask: int | None,
 ) -> None:
-    """Write the file with the `gguf` package."""
+    """Write the file with the `gguf` package; `mask` is the token of positions to come."""
     import gguf
 
     writer = gguf.GGUFWriter(path, architecture)
@@ -289,6 +357,8 @@ def _write(
     writer.add_token_list(list(vocabulary.tokens))
     writer.add_token_types(list(vocabulary.types))
     gguf.SpecialVocab(target, load_merges=True).add_to_gguf(writer, quiet=True)
+    if mask is not None:
+        writer.add_mask_token_id(mask)
     for name, values in tensors.items():
         number = "I64" if not values.is_floating_point() else kind if values.dim() > 1 else "F32"
         form = gguf.GGMLQuantizationType[number]

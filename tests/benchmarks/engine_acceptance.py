@@ -17,11 +17,13 @@ from typing import Any
 
 import click
 import numpy as np
+import torch
 
 import treeopt
-from executor.checkpoints import load_drafter
+from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.convert import rewrite
 from executor.drafters.base.drafter import history_of
+from executor.drafters.dflash.drafter import DFlash
 from executor.prompts.prompt_files import encode, read_prompts
 from executor.recording.collect_trace import collect
 from executor.recording.engine_steps import RequestRecord, engine_texts, record_requests
@@ -37,8 +39,8 @@ from treeopt.engines import ENGINES
 from treeopt.engines.driver import DriverSettings, EngineRequest
 from treeopt.policies import DynamicTree, settings
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.storage.atomic_files import shipped, write_text
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import shipped, write_text
 from treeopt.storage.work_file import WorkFile
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -79,6 +81,7 @@ class Check:
 
 FIRST_LAYERS = "first-layers"  # the target's first layers as a draft model
 PARD = "pard"  # three of them, trained for two minutes
+DSPARK = "dspark"  # the shipped DFlash with a random Markov head
 IN_PARALLEL = '{"method": "draft_model", "parallel_drafting": true}'
 EARLIER = OWN_TEXT.replace(" 0", " 100")
 LOOKUPS = ("prompt-lookup", "suffix")
@@ -101,6 +104,8 @@ CHECKS = (
     Check("vllm", "suffix-earlier", "suffix:8:100", Tree.chain(8), None, EARLIER, (1,), python=WITH_SUFFIX),
     Check("llama.cpp", "eagle3", "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4)),
     Check("llama.cpp", SAMPLED, "stdlib-eagle3", FIVE, "gguf", "draft-eagle3", (1, 2, 4), BACKEND),
+    Check("llama.cpp", "dflash", "stdlib-dflash", SEVEN, "gguf", "draft-dflash", (1, 2, 4)),
+    Check("llama.cpp", "dspark", DSPARK, SEVEN, "gguf", "draft-dspark", (1, 2, 4)),
     Check("llama.cpp", "draft-model", FIRST_LAYERS, FIVE, "gguf", "draft-simple", (1, 2, 4)),
     Check("llama.cpp", "ngram-simple", "prompt-lookup:llama.cpp:2-5", FIVE, None, "ngram-simple", (1, 2, 4)),
     Check("openvino", "eagle3", "stdlib-eagle3", FIVE, "openvino"),
@@ -147,6 +152,8 @@ class Bench:
             return first_layers(self.folder / FIRST_LAYERS)
         if name == PARD:
             return trained_pard(self.folder / PARD)
+        if name == DSPARK:
+            return with_markov_head(self.folder / DSPARK, self.target)
         return name if name.startswith(LOOKUPS) else shipped(f"models/{name}")
 
     def recorded(self, check: Check) -> tuple[Trace, list[list[int]]]:
@@ -222,6 +229,19 @@ def trained_pard(folder: Path) -> Path:
     """Train a PARD drafter; return its folder."""
     quick = {"changes": ("layers=3",), "learning_rate": 1e-3, "length": 64, "steps": 120, "held_out": 0.001}
     treeopt.train(shipped(f"models/{TARGET}"), recipe=PARD, data=shipped(PROMPTS), output=folder, threads=1, **quick)
+    return folder
+
+
+@cache
+def with_markov_head(folder: Path, target: Target) -> Path:
+    """Write the shipped DFlash with a Markov head of random weights; return its folder."""
+    block = load_drafter(shipped("models/stdlib-dflash"), target)
+    assert isinstance(block, DFlash)
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"taps": block.taps, "vocabulary": block.vocabulary, "mask": block.mask}
+    drafter = DFlash(block.configs, **sizes, slots=block.slots, markov=16)
+    drafter.load_state_dict(block.state_dict(), strict=False)
+    save_drafter(folder, drafter, dtype="float32", meta={}, target=target)
     return folder
 
 

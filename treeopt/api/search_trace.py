@@ -18,14 +18,14 @@ from treeopt.planning import search_pipeline
 from treeopt.planning.learning_curve import more_requests
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.policies.beam import reach
 from treeopt.policies.eagle2 import DYNAMIC_TREE, EAGLE2
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.settings import group, takes
-from treeopt.storage.atomic_files import checksum
 from treeopt.storage.provenance import look
+from treeopt.storage.user_files import checksum
 from treeopt.traces.resumable_shards import MANIFEST, Blocks, ShardedTrace, Shards, ranks_suffice
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree

@@ -19,25 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError, UsageError, counted
-from treeopt.storage.atomic_files import checksum, why, write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import Integer, Record, read_field, read_record
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import checksum, read_text, why, write_text
 from treeopt.storage.work_file import check_same_settings
 from treeopt.traces.merge_split import concatenate_traces
-from treeopt.traces.trace import (
-    MISSED,
-    OPTIONAL,
-    PART,
-    PAST_END,
-    RANKS,
-    Trace,
-    first_of,
-    load_trace,
-    save_trace,
-)
-from treeopt.traces.trace_checks import FORMAT, REQUIRED
+from treeopt.traces.trace import FORMAT, MISSED, OPTIONAL, PART, PAST_END, RANKS, REQUIRED, Trace, first_of
+from treeopt.traces.trace_files import load_trace, save_trace
 
 SCHEMA = "treeopt.shards/1"
 MANIFEST = "manifest.json"

@@ -237,11 +237,11 @@ def dflash_content(drafter: DFlash, layout: str | None, target: Target | None, n
         outer |= {"sample_from_anchor": drafter.from_anchor, "sliding_window_non_causal": not drafter.causal[0]}
         return Written("model.safetensors", tensors, outer | {"transformer_layer_config": layer}, facts)
     nested = {"mask_token_id": drafter.mask, "target_layer_ids": [tap - 1 for tap in drafter.taps]}
-    nested |= {"sample_from_anchor": drafter.from_anchor}
-    if any(drafter.causal) != (window is not None):
+    if list(drafter.causal) != [own is not None for own in drafter.windows]:
         nested["causal"] = drafter.causal[0]
     if drafter.markov_w1 is not None:
         outer |= {"markov_rank": drafter.markov_w1.embedding_dim, "markov_head_type": "vanilla"}
+    (nested if drafter.kind == "dflash" else outer)["sample_from_anchor"] = drafter.from_anchor  # as vLLM reads them
     if (head := drafter.confidence_head) is not None:
         with_markov = head.in_features > drafter.config.hidden_size
         outer |= {"enable_confidence_head": True, "confidence_head_with_markov": with_markov}

@@ -34,8 +34,9 @@ def folder(tmp_path_factory):
     return place
 
 
-def written(drafter, folder, output, dtype="float32"):
-    return gguf.GGUFReader(write_gguf(output, drafter, folder, dtype=dtype, vocabulary=VOCABULARY, hidden=HIDDEN))
+def written(drafter, folder, output, dtype="float32", layers=7):
+    sizes = {"vocabulary": VOCABULARY, "hidden": HIDDEN, "layers": layers}
+    return gguf.GGUFReader(write_gguf(output, drafter, folder, dtype=dtype, **sizes))
 
 
 def tensors(reader):
@@ -78,6 +79,27 @@ def test_eagle3_with_a_norm_before_fc(tmp_path, folder, target):
     assert "d2t" not in tensors(reader)
 
 
+def test_dflash_and_dspark_hold_what_llama_cpp_reads(tmp_path, folder, target):
+    drafter = random_drafter("dspark", target)
+    reader = written(drafter, folder, tmp_path)
+    found = tensors(reader)
+    assert {"fc.weight", "enc.output_norm.weight", "markov_w1.weight", "markov_w2.weight"} <= set(found)
+    query = drafter.layers[0].self_attn.q_proj.weight
+    assert np.array_equal(found["blk.0.attn_q.weight"].data, query.numpy())  # halves as they are
+    assert found["blk.0.attn_k_norm.weight"].data.shape == (drafter.config.head_dim,)
+    for name, due in (
+        ("general.architecture", "dflash"),
+        ("dflash.block_count", len(drafter.configs)),
+        ("dflash.block_size", drafter.slots),
+        ("dflash.target_layers", list(drafter.taps)),
+        ("dflash.attention.causal", drafter.causal[0]),
+        ("dflash.sample_from_anchor", drafter.from_anchor),
+        ("dflash.has_confidence_head", drafter.confidence_head is not None),
+        ("tokenizer.ggml.mask_token_id", drafter.mask),
+    ):
+        assert value(reader, name) == due, name
+
+
 def test_a_language_model_in_half_precision_keeps_its_norms_whole(tmp_path, folder, target):
     reader = written(LanguageModel(target), folder, tmp_path, dtype="bfloat16")
     found = tensors(reader)
@@ -109,10 +131,12 @@ def test_converting_through_the_command_line(tmp_path, folder):
 def test_what_llama_cpp_cannot_run_is_refused(tmp_path, folder, target):
     for name, why in (
         ("eagle3-variants", "gguf cannot express norm_output, fc_norm"),
-        ("medusa", "gguf is written for EAGLE-3 and for Llama models, not for MedusaHeads"),
+        ("medusa", "gguf is written for EAGLE-3, DFlash, DSpark and Llama models, not for MedusaHeads"),
     ):
         with pytest.raises(ExecutorError, match=why):
             written(random_drafter(name, target), folder, tmp_path / "out")
+    with pytest.raises(ExecutorError, match=r"llama\.cpp reads inputs of the target's 2 layers"):
+        written(random_drafter("dflash", target), folder, tmp_path / "out", layers=2)
     with pytest.raises(UsageError, match="gguf holds"):
         written(random_drafter("eagle3", target), folder, tmp_path / "out", dtype="float64")
     biased = LlamaConfig(**{**SMALL, "num_key_value_heads": 2, "attention_bias": True})

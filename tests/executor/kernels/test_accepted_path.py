@@ -10,8 +10,7 @@ import torch
 from executor.decoding import batch_rows
 from executor.decoding.batch_rows import Rows
 from executor.drafters.base.drafter import Committed
-from executor.verification.acceptance_rules import Greedy
-from executor.verification.longest_accepted_path import follow
+from executor.verification.acceptance_rules import Greedy, follow
 from executor.verification.tree_tensors import Draft, Topology
 
 BATCH, DEEPEST, WIDTH = 3, 4, 5
@@ -43,7 +42,7 @@ def drawn(count: int, *, trees: int, absent: bool) -> tuple[Draft, torch.Tensor,
 @pytest.mark.parametrize("count", [1, 2, 40, 65])
 def test_the_longest_path_is_committed(count, trees, absent, monkeypatch):
     longest = []
-    for seed in range(6):
+    for seed in range(3):
         torch.manual_seed(seed)
         draft, emitted, rows = drawn(count, trees=trees, absent=absent)
         other, before = copy.deepcopy(rows), rows.lengths.clone()

@@ -16,8 +16,7 @@ from executor.profiling.configurations import (
     Configuration,
     ranked_configurations,
 )
-from executor.profiling.drift import cell_of
-from executor.profiling.loop_blocks import TOGETHER, LoopBlocks
+from executor.profiling.loop_blocks import TOGETHER, LoopBlocks, cell_of
 from executor.profiling.measure_steps import MARGIN, fit_schedule
 from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner
@@ -68,7 +67,7 @@ def test_profile_covers_what_was_asked(profile):
 
 def test_profile_knows_what_prompts_take(models, profile):
     assert [n for n, _ in profile.prefill.plain] == [5, 10]  # of two rows
-    told = TOLD | {"batch": (2,)}
+    told = TOLD | {"batch": (2,), "max_nodes": 1, "max_depth": 1}
     found = measured(models, random_prompts([5, 21] * 4), **(told | {"context": ()}))
     for points in (found.prefill.plain, found.prefill.drafted):
         assert [n for n, _ in points] == [5, 8, 16, 21, 42]
@@ -284,8 +283,21 @@ class Clock:
         return getattr(time, name)
 
 
+@pytest.fixture(scope="module")
+def clocked(models, tmp_path_factory):
+    """A profile by a clock that counts tokens, and the text of its work file."""
+    work = tmp_path_factory.mktemp("kept") / "p.json.work"
+    with pytest.MonkeyPatch.context() as patch:
+        set_clock(patch)
+        return measured(models, random_prompts([5] * 4), work=work, **TOLD), work.read_text("utf-8")
+
+
 @pytest.fixture
 def clock(monkeypatch):
+    set_clock(monkeypatch)
+
+
+def set_clock(monkeypatch):
     made, verify = Clock(), Target.verify
 
     def timed(self, tokens, *rest, **more):
@@ -296,7 +308,6 @@ def clock(monkeypatch):
     for module in ("executor.device", "executor.decoding.decoder", "executor.profiling.loop_blocks"):
         monkeypatch.setattr(f"{module}.time", made)
     monkeypatch.setattr("executor.profiling.measure_steps.time", made)
-    return made
 
 
 TOLD = {"batch": (1, 2), "context": (6, 24), "max_nodes": 5, "max_depth": 3, "rounds": 2, "steps": 2}
@@ -362,17 +373,9 @@ def test_all_steps_choose_by_the_rule(models, clock, monkeypatch, name):
     assert [tokens for tokens, _ in profile.batches[0].rest][-1] == 6
 
 
-@pytest.fixture(scope="module")
-def kept(models, tmp_path_factory):
-    """The text of a work file."""
-    work = tmp_path_factory.mktemp("kept") / "p.json.work"
-    measured(models, random_prompts([5] * 4), work=work, **TOLD)
-    return work.read_text("utf-8")
-
-
-def test_a_work_file_of_other_settings_is_refused(models, kept, tmp_path):
+def test_a_work_file_of_other_settings_is_refused(models, clocked, tmp_path):
     prompts, work = random_prompts([5] * 4), tmp_path / "p.json.work"
-    work.write_text(kept, "utf-8")
+    work.write_text(clocked[1], "utf-8")
     for other, name in (
         ({"steps": 3}, "steps 2, not 3"),
         ({"batch": (1,)}, r"batch \[1, 2\], not \[1\]"),
@@ -384,9 +387,9 @@ def test_a_work_file_of_other_settings_is_refused(models, kept, tmp_path):
         measured(models, random_prompts([5] * 4, seed=1), work=work, **TOLD)
 
 
-def test_a_broken_work_file_is_refused(models, kept, tmp_path):
+def test_a_broken_work_file_is_refused(models, clocked, tmp_path):
     """In each kind of record: the file and what to do are named."""
-    prompts, work, written = random_prompts([5] * 4), tmp_path / "p.json.work", kept.splitlines()
+    prompts, work, written = random_prompts([5] * 4), tmp_path / "p.json.work", clocked[1].splitlines()
     for line, record in (
         (0, {}),
         (1, {"prefill": {"plain": [], "drafted": []}}),
@@ -410,9 +413,8 @@ def test_a_work_file_without_a_block_is_removed(models, tmp_path):
     assert not work.exists()
 
 
-def test_a_budget_leaves_out_what_does_not_fit(models, clock):
-    prompts = random_prompts([5] * 4)
-    whole = measured(models, prompts, **TOLD)
+def test_a_budget_leaves_out_what_does_not_fit(models, clocked, clock):
+    prompts, whole = random_prompts([5] * 4), clocked[0]
     short = measured(models, prompts, **(TOLD | {"budget_s": 2.0, "rounds": 4}))
     assert whole.meta["left_out"] == []
     assert "context" in short.meta["left_out"][0]
@@ -425,9 +427,9 @@ def test_a_budget_leaves_out_what_does_not_fit(models, clock):
         measured(models, prompts, **(TOLD | {"budget_s": 0.3}))
 
 
-def test_a_profile_says_what_the_clock_said(models, clock):
+def test_a_profile_says_what_the_clock_said(clocked):
     """Two looks at the clock while drafting is timed and one after it, and a tick a token."""
-    profile = measured(models, random_prompts([5] * 4), **TOLD)
+    profile, _ = clocked
     tick = 2**-10
     for times in profile.batches:
         assert dict(times.rest) == {n: tick * (2 + n * times.batch) for n, _ in times.rest}
@@ -440,8 +442,8 @@ def test_a_profile_says_what_the_clock_said(models, clock):
 def test_imposed_acceptance_is_compared_at_one_context(models, clock, tmp_path):
     """Steps that keep more move on faster: what they take longer must not be the context's."""
     work = tmp_path / "work"
-    measured(models, random_prompts([5] * 4), work=work, **(TOLD | {"steps": 3}))
-    ways_here = [way for _, way in ranked_configurations((1, 2), (6, 24), max_nodes=5, max_depth=3)]
+    measured(models, random_prompts([5] * 4), work=work, **(TOLD | {"steps": 3, "batch": (2,)}))
+    ways_here = [way for _, way in ranked_configurations((2,), (6, 24), max_nodes=5, max_depth=3)]
     lengths: dict[tuple[int, Tree], dict[int, float]] = {}
     for record in blocks_in(work):
         way = ways_here[record["key"][0]]
@@ -452,8 +454,8 @@ def test_imposed_acceptance_is_compared_at_one_context(models, clock, tmp_path):
     assert all(len(set(found.values())) == 1 for found in lengths.values())
 
 
-def test_contexts_are_measured_at_the_lengths_asked_for(models, clock):
-    profile = measured(models, random_prompts([5] * 4), **TOLD)
+def test_contexts_are_measured_at_the_lengths_asked_for(clocked):
+    profile, _ = clocked
     places = [(times.batch, times.context) for times in profile.batches]
     assert [batch for batch, _ in places] == [1, 1, 2, 2]
     near, far = (context for _, context in places[:2])

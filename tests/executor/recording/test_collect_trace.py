@@ -6,7 +6,7 @@ import torch
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel
-from executor.models.fingerprint import weights_hash
+from executor.models import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording import collect_trace
 from executor.recording.collect_trace import ForcedText, collect, repeated_share
@@ -22,9 +22,10 @@ from treeopt.planning.search_warnings import advice
 from treeopt.policies import DynamicTree
 from treeopt.replay.sampled_rules import drawn_ranks
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
-from treeopt.traces.trace import PAST_END, load_trace, save_trace
+from treeopt.traces.trace import PAST_END
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import EMPTY, Tree
-from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees
 
 WIDTH = 12
 TREES = [
@@ -159,7 +160,7 @@ def test_typical_texts_are_those_of_the_recorded_tree(kind, batch):
         assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)
     other = Tree.from_paths([(0, 1), (1,), (3,)])
     for request in range(len(tokens)):
-        for t in range(0, len(live[request].tokens), 5):
+        for t in range(0, len(live[request].tokens), 8):
             so_far, left = [*tokens[request], *live[request].tokens[:t]], len(live[request].tokens) - t
             step = next(Decoder(target, drafter, tree=other, rule=rule).steps([so_far], new_tokens=left))
             assert accepted_lengths(other, trace)[trace.starts[request] + t] == step.accepted[0]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, Mini
 
 from executor.kernels import few_rows_linear, fused_forward
 from executor.kernels.fused_forward import FusedForward
-from executor.models.fingerprint import compute_as_recorded, run_provenance, weights_hash
+from executor.models import compute_as_recorded, run_provenance, weights_hash
 from executor.target import fused_verification
 from executor.target.fused_verification import LARGE as LARGE_TREES
 from executor.target.fused_verification import SMALL as SMALL_TREES
@@ -75,7 +75,7 @@ def test_what_rounding_causes_is_far_from_the_limit(kind, dtype, large, monkeypa
     assert worst_error(target, FusedForward(target.model.get_decoder())) < 0.5
 
 
-@pytest.mark.parametrize("sizes", [LARGE_TREES[0], LARGE_TREES[-1]])
+@pytest.mark.parametrize("sizes", [LARGE_TREES[0], pytest.param(LARGE_TREES[-1], marks=pytest.mark.slow)])
 def test_sizes_that_do_not_run_show_at_load(sizes, monkeypatch):
     layer = FusedForward.layer
 
@@ -194,7 +194,7 @@ def test_kernels_that_do_not_run_leave_the_model_its_own_forward(monkeypatch, na
         GraniteConfig(**SMALL, embedding_multiplier=1.01),
         pytest.param(GraniteConfig(**SMALL, residual_multiplier=1.01), marks=pytest.mark.slow),
         HeliumConfig(**SMALL | {"pad_token_id": 0}, num_key_value_heads=2, head_dim=8),  # rotates neighbours
-        SmolLM3Config(**SMALL | {"pad_token_id": 0}, no_rope_layers=[1, 0]),
+        pytest.param(SmolLM3Config(**SMALL | {"pad_token_id": 0}, no_rope_layers=[1, 0]), marks=pytest.mark.slow),
     ],
     ids=["embedding", "residual", "helium", "no positions"],
 )
@@ -287,7 +287,7 @@ FAULTS = {
 }
 
 
-DAILY = {"attention scaling", "last norm", "epsilon", "gelu", "head norm", "rotary base", "norm of the next layer"}
+DAILY = {"attention scaling", "gelu", "head norm", "norm of the next layer"}
 
 
 @pytest.mark.parametrize("name", slow_unless(lambda name: name in DAILY, FAULTS))
@@ -359,6 +359,7 @@ def test_weights_and_their_hash_are_unchanged(tmp_path):
 
 def test_compiled_targets_run_their_own_forward(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda forward, **options: forward)
+    monkeypatch.setattr(fused_verification, "worst_error", lambda *args: 0.0)
     target = fusable_target()
     fuse(target)
     target.compile()
@@ -369,6 +370,7 @@ def test_compiled_targets_run_their_own_forward(monkeypatch):
 
 
 def test_a_run_without_kernels_is_resumed_without(monkeypatch):
+    monkeypatch.setattr(fused_verification, "worst_error", lambda *args: 0.0)
     target = fusable_target()
     fuse(target)
     recorded = json.loads(json.dumps(run_provenance(target, None)))

@@ -14,14 +14,14 @@ from executor.decoding import decoder
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel, of_layers
 from executor.drafters.medusa.drafter import MedusaHeads
-from executor.models.random_weights import SHAPES, random_drafter, random_target, shape_config
+from executor.models import SHAPES, random_drafter, random_target, shape_config
 from executor.runners import loop_runner
 from executor.runners.loop_runner import LoopRunner, weights_read
 from executor.runners.runner import Requests
 from executor.target.target_model import Target
 from executor.validation import compare, pieces, runs_in, runs_of
+from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.acceptance_rules import Greedy
-from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile
@@ -95,8 +95,8 @@ def a_profile(batches=BATCHES, base_s=BASE_S, token_s=TOKEN_S) -> Profile:
     )
 
 
-def a_trace(requests: int, seed: int) -> Trace:
-    lengths = np.random.default_rng(seed).integers(6, 16, requests).tolist()
+def a_trace(requests: int, seed: int, longest: int = 15) -> Trace:
+    lengths = np.random.default_rng(seed).integers(6, longest + 1, requests).tolist()
     return drawn_trace([[0.5, 0.2, 0.1], [0.7, 0.1, 0.1]], lengths, depth=4, rng=np.random.default_rng(seed))
 
 
@@ -110,7 +110,7 @@ def plan():
 
 def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
     """tau of every cell is the replay's, step times are the clock's, speedup follows from both."""
-    replayed = a_trace(2 * BLOCKS * max(BATCHES) + 1, 5)
+    replayed = a_trace(2 * BLOCKS * max(BATCHES) + 1, 5, longest=8)
     requests = Requests(random_prompts([4] * replayed.requests), 64, replayed=replayed)
     told: list[int] = []
     forms = closed_forms(plan, weights=(1, 9))
@@ -228,7 +228,7 @@ def test_plain_decoding_and_trees_are_judged_by_the_rule_that_was_asked_for(plan
     monkeypatch.setattr(SampleAndMatch, "accept", spied)
     monkeypatch.setattr(Greedy, "accept", lambda *args: pytest.fail("greedy was not asked for"))
     rule = SampleAndMatch(Warp(1.0), seeded_generator(torch.device("cpu"), 3))
-    prompts = random_prompts([4] * 2 * BLOCKS * max(BATCHES))
+    plan, prompts = replace(plan, entries=plan.entries[1:]), random_prompts([4] * 2 * BLOCKS * max(BATCHES))
     cells = compare(LoopRunner(small_target(), random_heads(), rule=rule), plan, Requests(prompts, 5), blocks=BLOCKS)
     assert set(judged) == {1, *(1 + cell.tree.nodes for cell in cells)}
     for cell in cells:

@@ -26,7 +26,8 @@ from treeopt.api.ray_workers import RaySetup, on_ray
 from treeopt.api.search_trace import _blocks
 from treeopt.errors import UsageError
 from treeopt.traces.resumable_shards import Shards, note
-from treeopt.traces.trace import RANKS, load_trace
+from treeopt.traces.trace import RANKS
+from treeopt.traces.trace_files import load_trace
 
 ROOT = Path(__file__).parent.parent.parent.parent
 MAIN = "from treeopt.cli import main; main()"
