@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from tests.helpers.command_line import small_trace
+from tests.helpers.command_line import done, refused, run, small_trace
 from treeopt.storage.hub_models import folder_name, hub_hint, model_folder
 from treeopt.traces.trace import save_trace
 
@@ -87,7 +87,7 @@ def test_whatif_fetches_configurations_alone_and_needs_no_network_again(hub, tmp
     first = hub.run(*asked, "hf:org/stdlib-llama")
     assert first.returncode == 0, first.stderr
     assert hub.sent == {("stdlib-llama", f"{name}config.json") for name in ("", "generation_", "tokenizer_")}
-    local = hub.run(*asked, ROOT / "data/models/stdlib-llama")
+    local = done(*asked[:2], tmp_path / asked[2], *asked[3:], ROOT / "data/models/stdlib-llama")
     assert json.loads(first.stdout)["cells"] == json.loads(local.stdout)["cells"]
     cached = next(tmp_path.glob("cache/hub/models--org--*"))
     assert folder_name(model_folder(cached)) == "stdlib-llama"
@@ -114,7 +114,6 @@ def test_target_and_drafter_are_fetched_and_decode_as_their_folders_do(hub):
         ("hf:org/none", {}, "hf:org/none: the hub has no such model"),
         ("hf:org/stdlib-llama", {"HF_HUB_OFFLINE": "1"}, "not in the cache, and the hub cannot be reached; connect"),
         ("hf:org/stdlib-llama", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "not in the cache, and the hub cannot be"),
-        ("org/llama", {}, "; a model of the Hugging Face hub is named hf:org/llama"),
     ],
 )
 def test_what_cannot_be_fetched_is_said_in_one_line(hub, target, more, said):
@@ -125,6 +124,8 @@ def test_what_cannot_be_fetched_is_said_in_one_line(hub, target, more, said):
     assert not hub.sent
 
 
-def test_only_two_words_without_a_file_may_be_a_model_of_the_hub():
+def test_only_two_words_without_a_file_may_be_a_model_of_the_hub(tmp_path):
+    asked = run("whatif", TRACE[0], tmp_path / "none.npz", *TRACE[2:], "--target", "org/llama")
+    refused(asked, "; a model of the Hugging Face hub is named hf:org/llama", code=None)
     assert hub_hint("org/Name-1.5B") == "; a model of the Hugging Face hub is named hf:org/Name-1.5B"
     assert not any(map(hub_hint, ("data/models", "./llama", "/org/llama", "llama", "a/b/c", "../x/y")))
