@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executor.models.fingerprint import tokens_hash
+from executor.models import tokens_hash
 from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import Requests, Run, Runner, Shape, Visit, Visits, resumable
 from simulate.validation.predicted_vs_measured import Comparison, Figures
 from simulate.validation.predictions import ClosedForms, Runs, judged_on, ways_of
 from treeopt.defaults import BLOCKS
 from treeopt.errors import EngineError, ExecutorError, UsageError
-from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.statistics.clustered_estimate import TRIMMED_ERROR, Estimate, ratio, trimmed_mean
+from treeopt.plans import Choice, Plan, PlanEntry
+from treeopt.statistics import TRIMMED_ERROR, Estimate, ratio, trimmed_mean
 from treeopt.storage.work_file import WorkFile
 from treeopt.tree import EMPTY, Tree
 

@@ -54,15 +54,15 @@ if TYPE_CHECKING:
     from treeopt.notebook import load_record as load_record
     from treeopt.notebook import load_validation as load_validation
     from treeopt.planning.tuner import Tuner as Tuner
-    from treeopt.plans.plan import Plan as Plan
-    from treeopt.plans.plan_json import save_plan as save_plan
+    from treeopt.plans import Plan as Plan
+    from treeopt.plans import save_plan as save_plan
     from treeopt.replay.static_tree import replay_tree as replay_tree
     from treeopt.results.kinds import Record as Record
     from treeopt.results.kinds import Validation as Validation
     from treeopt.traces.importers.acceptance_figures import acceptance as acceptance
     from treeopt.traces.importers.acceptance_figures import published_acceptance as published_acceptance
     from treeopt.traces.trace import Trace as Trace
-    from treeopt.traces.trace import save_trace as save_trace
+    from treeopt.traces.trace_files import save_trace as save_trace
     from treeopt.tree import Tree as Tree
 
 # Module -> the names that it holds; it is loaded when one of them is first used.
@@ -85,12 +85,12 @@ _NAMES = {
     "treeopt.errors": "TreeoptError",
     "treeopt.notebook": "load_record load_validation",
     "treeopt.planning.tuner": "Tuner",
-    "treeopt.plans.plan": "Plan",
-    "treeopt.plans.plan_json": "save_plan",
+    "treeopt.plans": "Plan save_plan",
     "treeopt.replay.static_tree": "replay_tree",
     "treeopt.results.kinds": "Record Validation",
     "treeopt.traces.importers.acceptance_figures": "acceptance published_acceptance",
-    "treeopt.traces.trace": "Trace save_trace",
+    "treeopt.traces.trace": "Trace",
+    "treeopt.traces.trace_files": "save_trace",
     "treeopt.tree": "Tree",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -44,7 +44,7 @@ ENTRIES = (
     AcceptanceRule(
         name="typical",
         accepts="tokens that the target finds likely enough",
-        rule="executor.verification.typical_acceptance:Typical",
+        rule="executor.verification.acceptance_probabilities:Typical",
         takes=("warp",),
         lossless=False,
         several=True,
@@ -52,12 +52,12 @@ ENTRIES = (
     AcceptanceRule(
         name="sample-and-match",
         accepts="the tokens that the target samples; candidates of any origin, if siblings are distinct",
-        rule="executor.verification.sample_and_match:SampleAndMatch",
+        rule="executor.verification.acceptance_probabilities:SampleAndMatch",
     ),
     AcceptanceRule(
         name="point-mass",
         accepts="the same, tokens tried in rounds as in EAGLE-2 and EAGLE-3; equal siblings do no harm",
-        rule="executor.verification.sample_and_match:PointMass",
+        rule="executor.verification.acceptance_probabilities:PointMass",
     ),
     AcceptanceRule(
         name="leviathan",
@@ -69,7 +69,7 @@ ENTRIES = (
     AcceptanceRule(
         name="block",
         accepts="a chain drawn from the drafter, judged from its end",
-        rule="executor.verification.block_verification:BlockVerification",
+        rule="executor.verification.multi_round_rejection:BlockVerification",
         draws=True,
         chains=True,
     ),

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from treeopt.errors import UsageError, visible
 from treeopt.results.blocks import Blocks, Cell, Line, Table, notes_once
 from treeopt.results.kinds import RESULTS, Record, ResultKind, Validation, kind_of_schema, known
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_records import parse, reading
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, write_text
 
 if TYPE_CHECKING:
     import altair as alt

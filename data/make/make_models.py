@@ -38,13 +38,12 @@ from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
 from executor.train.count_ngrams import build as count_ngrams
-from executor.train.text_files import Rows
-from executor.train.trainer import Job
-from executor.train.training_run import LOG, Trained, begun, run
+from executor.train.token_rows import Rows
+from executor.train.training_run import LOG, Job, Trained, begun, run
 from executor.train.training_run import TARGET as TRAINED
 from treeopt.errors import UsageError
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import write_text
 
 NAME = "stdlib-llama"
 SEED = 20240607

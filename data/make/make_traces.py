@@ -18,7 +18,7 @@ from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
 from treeopt.errors import UsageError
 from treeopt.policies import DynamicTree
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 
 # The name of a drafter's traces, and its folder below data/models or its name.
 DRAFTERS = {

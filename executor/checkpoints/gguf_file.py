@@ -21,8 +21,7 @@ from executor.drafters.dflash.drafter import DFlash
 from executor.drafters.eagle3.drafter import Eagle3
 from executor.drafters.language_model.drafter import LanguageModel
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.storage.atomic_files import whole
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, whole
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from executor.decoding.static_growth import Growth
+from executor.decoding.tree_growth import Growth
 from executor.device import to_device
 from executor.drafters.base.drafter import Admitted, Committed, Drafter
 from executor.target.causal_model import Outputs
 from executor.target.target_model import Target
-from executor.verification.acceptance_rules import Greedy, Rule
-from executor.verification.longest_accepted_path import Accepted, best_of
+from executor.verification.acceptance_rules import Accepted, Greedy, Rule, best_of
 from executor.verification.replayed_acceptance import Imposed
 from executor.verification.tree_tensors import Draft
 

@@ -15,11 +15,9 @@ from torch import Tensor
 
 from executor.decoding.batch_rows import Rows, Tokens
 from executor.decoding.cuda_graphs import ADVICE, Graphs
-from executor.decoding.dynamic_growth import AskingGrowth, DynamicGrowth
+from executor.decoding.request_queue import Gathered, Generation, RequestQueue, Step, limit_each
 from executor.decoding.request_queue import NewTokens as NewTokens
-from executor.decoding.request_queue import RequestQueue, limit_each
-from executor.decoding.static_growth import Growth, StaticGrowth
-from executor.decoding.step_results import Gathered, Generation, Step
+from executor.decoding.tree_growth import AskingGrowth, DynamicGrowth, Growth, StaticGrowth
 from executor.device import Clock, Mark, elapsed_s, fits_device, free_bytes
 from executor.drafters.base.drafter import Drafter, history_of
 from executor.target.architectures import check_chain

@@ -15,8 +15,7 @@ import torch
 from executor.decoding.decoder import Decoder
 from executor.device import free_bytes
 from executor.drafters.language_model.drafter import LanguageModel
-from executor.models.fingerprint import device_name
-from executor.models.random_weights import random_target
+from executor.models import device_name, random_target
 from executor.target.fused_verification import device_refusal, fuse
 from executor.target.load_hf_model import DTYPES
 from executor.target.packed_linears import multiplies_bf16

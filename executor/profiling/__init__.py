@@ -6,5 +6,4 @@
 * `loop_blocks`: blocks of the loop's steps: their prompts, what they are expected to take, prefill, the profile.
 * `engine_waves`: waves of an engine's requests, and the profile that they make.
 * `tuned_settings`: what a tuner asks for, measured in an engine; the profile and trace of it.
-* `drift`: the machine's drift is removed from the loop's blocks.
 """

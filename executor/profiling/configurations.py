@@ -8,7 +8,7 @@ from treeopt.errors import UsageError
 from treeopt.policies import POLICIES, DynamicTree, Policy
 from treeopt.policies.beam import Drafting
 from treeopt.tree import EMPTY, Tree
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 
 TOKENS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40, 48, 56, 64)
 FEWER = (8, 17, 33)  # at further contexts, where the fit supplies the rest

@@ -1,8 +1,11 @@
-"""Time the loop for a profile: short blocks of steps behind real prompts, what they are expected to take, prefill.
+"""Time the loop for a profile: short blocks of steps behind real prompts, what they should take, prefill, drift.
 
 A run passes through its whole texts, a block sees one place of them. So with real prompts the blocks of a round
 continue texts that the target has begun, another part of them in each round: in the mean over rounds they are half
 written, a little less where steps are so slow that blocks end early.
+
+A shared machine changes its speed within seconds and within minutes. A change that lasts is the same for all
+configurations, which follow one another in random order, and is removed; a short one averages out over rounds.
 """
 
 import math
@@ -19,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.decoding.decoder import Decoder, NewTokens
-from executor.decoding.step_results import Step
+from executor.decoding.request_queue import Step
 from executor.drafters.base.drafter import Drafter, usual_depth
-from executor.models.fingerprint import clock_mhz
+from executor.models import clock_mhz
 from executor.profiling.configurations import Configuration, first_rank_depth, ranked_configurations
-from executor.profiling.drift import cell_of, remove_drift
 from executor.profiling.measure_steps import Rounds, Timing
 from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner, run_of
@@ -33,7 +35,7 @@ from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Rule, rule_meta
 from executor.verification.replayed_acceptance import Imposed
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_groups import Experts
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.calibration import profile_of
 from simulate.profiles.measured_cells import Cell
@@ -41,6 +43,7 @@ from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import Prefill, ladder
 from treeopt.defaults import ROUNDS
 from treeopt.errors import ExecutorError, TreeoptError, UsageError, counted
+from treeopt.statistics import TRIMMED_ERROR, trimmed_mean
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 
@@ -436,3 +439,81 @@ def measure_prefill(
         last = now
     medians = {place: float(np.median(passes[1:] or passes)) for place, passes in seconds.items()}
     return Prefill(*(tuple((batch * n, medians[name, batch, n]) for batch, n in sizes) for name in TREES))
+
+
+FEWEST = 8  # configurations
+NEIGHBOURS = 15  # blocks, some 5 seconds
+POLISHED = 6  # passes, after one with all blocks of a round for neighbours
+
+
+def remove_drift(rounds: Sequence[Sequence[tuple[int, Run]]]) -> tuple[dict[int, list[Run]], float]:
+    """Return the blocks of each configuration without drift, and their remaining relative standard deviation.
+
+    The drift at a block is the running median, over its neighbours, of each one's time over the trimmed mean of its
+    configuration: rows and columns of a two-way table, their effects by Tukey's median polish (1977), with neighbours
+    for columns. With few configurations drift cannot be separated from their noise, and is not removed.
+
+    Args:
+        rounds: of one place, as they were measured: index of a configuration, and its block.
+    """
+    configurations = [np.array([index for index, _ in blocks]) for blocks in rounds]
+    logs = [np.log([block.step_s for _, block in blocks]) for blocks in rounds]
+    drift = _drift(configurations, logs)
+    usual = float(np.mean(np.concatenate(drift)))
+    steady: dict[int, list[Run]] = {}
+    for blocks, excess in zip(rounds, drift, strict=True):
+        for (index, block), factor in zip(blocks, np.exp(usual - excess).tolist(), strict=True):
+            steady.setdefault(index, []).append(block.scaled(factor))
+    return steady, _spread(list(steady.values()))
+
+
+def _drift(configurations: list[NDArray[np.int64]], logs: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """Return the logarithm of the drift at each block of each round; see `remove_drift`."""
+    from scipy.ndimage import median_filter
+
+    every, drift = np.concatenate(configurations), [np.zeros(len(values)) for values in logs]
+    if len(np.unique(every)) < FEWEST:
+        return drift
+    for neighbours in (max(map(len, logs)), *[NEIGHBOURS] * POLISHED):
+        steady = np.concatenate([values - excess for values, excess in zip(logs, drift, strict=True)])
+        level = {index: trimmed_mean(steady[every == index].tolist()) for index in np.unique(every).tolist()}
+        drift = [
+            median_filter(values - [level[i] for i in indices.tolist()], min(neighbours, len(values)), mode="reflect")
+            for values, indices in zip(logs, configurations, strict=True)
+        ]
+    return drift
+
+
+def _spread(steady: Sequence[Sequence[Run]]) -> float:
+    """Return the standard deviation of the logarithms of one configuration's blocks, from the median over all."""
+    from scipy.stats import chi2
+
+    freedom = np.array([len(same) - 1 for same in steady])
+    variance = np.array([np.var(np.log([b.step_s for b in same]), ddof=1) for same in steady])
+    return float(np.sqrt(np.median(variance * freedom / chi2.median(freedom))))
+
+
+def cell_of(configuration: Configuration, blocks: Sequence[Run], *, context: float, spread: float) -> Cell:
+    """Return the trimmed mean of the step times of a configuration, and the mean of committed tokens.
+
+    Args:
+        configuration: how the blocks were decoded.
+        blocks: with drift removed.
+        context: tokens per sequence in the cache.
+        spread: of the blocks, see `remove_drift`.
+    """
+    draft_s, rest_s = (
+        trimmed_mean([float(np.median(getattr(block, name))) for block in blocks]) for name in ("draft_s", "rest_s")
+    )
+    return Cell(
+        configuration.batch,
+        context,
+        configuration.tree.nodes + 1,
+        configuration.widths,
+        draft_s,
+        rest_s,
+        committed=float(np.mean([block.committed for block in blocks])),
+        error=TRIMMED_ERROR * spread / len(blocks) ** 0.5,
+        forced=configuration.imposed is not None,
+        growth=configuration.growth,
+    )

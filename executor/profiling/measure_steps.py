@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from executor.models.fingerprint import tokens_hash
+from executor.models import tokens_hash
 from executor.profiling.configurations import REQUIRED, Configuration
 from executor.profiling.profile_settings import Measuring
 from executor.runners.runner import Run, Runner, Tokens, Visit, Visits, resumable

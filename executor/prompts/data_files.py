@@ -22,7 +22,7 @@ from executor.prompts.conversation_forms import FORMS
 from executor.prompts.message_parts import Report
 from treeopt.errors import ExecutorError
 from treeopt.storage import user_files
-from treeopt.storage.atomic_files import why
+from treeopt.storage.user_files import why
 
 JSON, LINES, TABLES = (".json",), (".jsonl", ".ndjson", ".jsonlines"), (".parquet", ".arrow")
 CELLS = (".csv", ".tsv", ".xlsx")

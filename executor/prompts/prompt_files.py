@@ -27,7 +27,7 @@ from executor.prompts.conversation_forms import (
 from executor.prompts.data_files import items
 from executor.prompts.message_parts import Report
 from treeopt.errors import ExecutorError
-from treeopt.storage.atomic_files import write_text
+from treeopt.storage.user_files import write_text
 
 # The date that templates print as today, so that tokens do not depend on the day: Llama 3's own default.
 TODAY = date(2024, 7, 26)

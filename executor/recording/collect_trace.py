@@ -14,16 +14,16 @@ from torch import Tensor
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.drafter import Drafter, history_of
 from executor.drafters.language_model.drafter import LanguageModel
-from executor.models.fingerprint import compute_as_recorded, device_name, identity, run_provenance, tokens_hash
+from executor.models import compute_as_recorded, device_name, identity, run_provenance, tokens_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording.record_candidates import candidate_trees, chain_confidences
 from executor.recording.recording_settings import Recording
 from executor.recording.teacher_forced import Arrays, Texts, forced_arrays
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank
-from executor.verification.longest_accepted_path import Accepted
+from executor.verification.acceptance_probabilities import Typical
+from executor.verification.acceptance_rules import Accepted
 from executor.verification.tree_tensors import Draft
-from executor.verification.typical_acceptance import Typical
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.resumable_shards import Head, gather, note

@@ -19,8 +19,7 @@ from treeopt.storage.typed_records import Count, Index
 from treeopt.storage.work_file import WorkFile
 from treeopt.traces.importers.chain_counts import chain_from_steps, chain_trace
 from treeopt.traces.importers.synthetic_trace import trace_from_ranks
-from treeopt.traces.trace import Trace
-from treeopt.traces.trace_checks import MISSED
+from treeopt.traces.trace import MISSED, Trace
 
 
 @dataclass(frozen=True)

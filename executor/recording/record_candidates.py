@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor.decoding.dynamic_growth import Pool, draft_levels, join_levels
+from executor.decoding.tree_growth import Pool, draft_levels, join_levels
 from executor.drafters.base.drafter import Admitted, Committed, Drafter
 from executor.recording.teacher_forced import Arrays, Texts
 from executor.target.target_model import Target

@@ -10,18 +10,16 @@ import numpy as np
 from executor.decoding.decoder import check_abstaining
 from executor.drafters.base.drafter import Drafter, history_of, usual_depth
 from executor.recording.record_candidates import check_candidates, confidence_source
-from executor.recording.sibling_acceptance import source_of
-from executor.recording.teacher_forced import PassSettings
+from executor.recording.teacher_forced import PassSettings, source_of
 from executor.target.target_model import Target
+from executor.verification.acceptance_probabilities import SampleAndMatch, Typical
 from executor.verification.acceptance_rules import Greedy, Rule, make_rule, rule_meta
-from executor.verification.block_verification import BlockVerification
-from executor.verification.sample_and_match import SampleAndMatch
+from executor.verification.multi_round_rejection import BlockVerification
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
-from executor.verification.typical_acceptance import Typical
 from treeopt.defaults import DRAWS
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
-from treeopt.traces.trace_checks import MAX_WIDTH
+from treeopt.traces.trace import MAX_WIDTH
 from treeopt.tree import EMPTY, Tree
 
 LOSSY = (
@@ -44,7 +42,7 @@ class Recording:
     Temperature 0 writes greedily; above, the text is a sample of the target, whatever the rule. Its ranks are what
     sample-and-match accepts, just as those of greedy text are what greedy accepts. For rules that draw candidates from
     the drafter's law the trace also holds the probability that each is accepted, and that the text's own tokens were
-    (`accept` and `kept`, see `sibling_acceptance`). Typical acceptance writes texts that depend on what is drafted, and
+    (`accept` and `kept`, see `teacher_forced`). Typical acceptance writes texts that depend on what is drafted, and
     may accept several siblings: texts are written by the live loop with `tree`, and the trace records at every position
     which of its nodes would be accepted.
 

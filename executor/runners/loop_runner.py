@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from executor.decoding.decoder import Decoder
-from executor.decoding.step_results import Step
+from executor.decoding.request_queue import Step
 from executor.drafters.base.drafter import Drafter
-from executor.models.fingerprint import device_name, identity, run_provenance
+from executor.models import device_name, identity, run_provenance
 from executor.runners.runner import Requests, RequestSteps, Run, Runner, Shape
-from executor.target.quantization import quantization_of
+from executor.target.packed_linears import quantization_of
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Greedy, Rule, rule_meta

@@ -4,13 +4,11 @@
 * `causal_model`: the wrapped model itself: sizes, embeddings, LM head and what scales its logits, plain forward.
 * `architectures`: which model families are refused and why; context limits.
 * `positions`: rotary positions and windows: kinds, masks, and what config.json states and the model does not use.
-* `tree_attention_mask`: the mask with which a tree's nodes attend to their ancestors; masks of prompt chunks.
-* `attention_backends`: packed, FlexAttention, sdpa and eager attention.
+* `tree_attention_mask`: masks of trees and chunks, and the attention that reads them: packed, FlexAttention, sdpa.
 * `kv_cache`: the key/value cache, and moving an accepted path into place.
 * `load_hf_model`: load a model from a local folder; number types; preparing a device.
 * `tokenizer`: load a tokenizer, stop tokens, text as a stream; compare a draft model's tokens with the target's.
-* `quantization`: 8- and 4-bit weights.
-* `packed_linears`: weights laid out for small products on CPU.
+* `packed_linears`: weights of linear layers packed for few rows, or quantised to 8 and 4 bits.
 * `fused_verification`: let a target on CUDA verify by fused kernels, and check them.
 * `tensor_parallel`: one model shared by several processes.
 """

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from executor.target.architectures import check_architecture, context_limit
-from executor.target.attention_backends import KINDS, set_attention
+from executor.target.tree_attention_mask import KINDS, set_attention
 from treeopt.errors import ExecutorError
 
 # Layers whose inputs are returned as features; () for the LM head's input, None for no features.

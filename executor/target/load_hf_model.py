@@ -18,9 +18,8 @@ from executor.device import fits_device
 from executor.target import NUMBER_TYPES
 from executor.target.architectures import check_drafts, layer_number, refusal, tensors_with_effect
 from executor.target.fused_verification import fuse
-from executor.target.packed_linears import pack_where_it_fits
+from executor.target.packed_linears import pack_where_it_fits, plain_tensors, quantizer, stored_quantization
 from executor.target.positions import refused_positions, rope_types, unused_window
-from executor.target.quantization import plain_tensors, quantizer, stored_quantization
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import check_agreement, sharding, whole
 from simulate.model_sizes.drafter_kinds import named_drafter

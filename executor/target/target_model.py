@@ -16,12 +16,11 @@ from transformers import PreTrainedModel
 
 from executor.device import free_bytes, to_device
 from executor.target.architectures import is_recurrent, query_group
-from executor.target.attention_backends import keep_shapes
 from executor.target.causal_model import HEAD, CausalModel, Outputs, Taps, pick_rows
 from executor.target.kv_cache import Layout, TreeCache, cache_argument, layout_of
 from executor.target.packed_linears import unpack_linears
 from executor.target.positions import windows
-from executor.target.tree_attention_mask import ForwardMasks
+from executor.target.tree_attention_mask import ForwardMasks, keep_shapes
 from treeopt.errors import ExecutorError
 
 if TYPE_CHECKING:

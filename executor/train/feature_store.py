@@ -10,15 +10,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from executor.models.fingerprint import identity
+from executor.models import identity
 from executor.target.causal_model import HEAD, Outputs, Taps
 from executor.target.target_model import Target
-from executor.train.text_files import Rows
+from executor.train.token_rows import Rows
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.storage.atomic_files import whole, why, write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.typed_records import read_field
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, whole, why, write_text
 
 SCHEMA = "treeopt.features/1"
 WHOSE = "target.json"

@@ -19,18 +19,17 @@ from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
 
 from executor.decoding.decoder import Decoder
-from executor.models.fingerprint import identity
+from executor.models import identity
 from executor.prompts.conversation_forms import Turns, has_tools
 from executor.prompts.prompt_files import as_fields, messages_of, up_to_answer
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import launched_processes
 from executor.target.tokenizer import stop_tokens
-from executor.train.text_files import Text
-from executor.train.token_rows import tokenizer_hash
+from executor.train.token_rows import Text, tokenizer_hash
 from executor.verification.acceptance_rules import Rule, make_rule
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from treeopt.errors import ExecutorError
-from treeopt.storage.atomic_files import write_text
+from treeopt.storage.user_files import write_text
 from treeopt.storage.work_file import WorkFile, beside
 
 CHUNKS = 4  # batches written together
@@ -256,7 +255,7 @@ class _Piece:
         sequences[-1]["learnt"].append([len(prompt), len(prompt) + len(answer)])
 
     def record(self) -> dict[str, Any]:
-        """Return the record of the text; see `text_files`."""
+        """Return the record of the text; see `token_rows`."""
         content = {"messages": self._turns, **as_fields(self._text.extras)} if self._text.turns else self._continuation
         return {**content, "tokenizer": tokenizer_hash(self._tokenizer), "sequences": self._sequences}
 

@@ -1,12 +1,8 @@
 """Verification: rules that decide which drafted tokens are accepted, and which token follows them.
 
-* `acceptance_rules`: the interface of a rule, a rule made by name, and the greedy rule.
-* `sample_and_match`: rules for candidates of any origin: sample the target and match; EAGLE-2's point masses.
-* `multi_round_rejection`: rejection of siblings in turn: SpecInfer (with replacement), Sequoia (without), Leviathan.
-* `block_verification`: block verification (Sun et al. 2024), which judges a chain as a whole.
-* `typical_acceptance`: the formula of typical acceptance (Medusa), the only rule that is not lossless.
-* `acceptance_probabilities`: base class of the sampling rules: from acceptance probabilities to a random verdict.
-* `longest_accepted_path`: the longest path of accepted nodes, and the outcome of a step.
+* `acceptance_rules`: the interface of rules, the greedy one, and the outcome of a step: accepted tokens and the bonus.
+* `multi_round_rejection`: Leviathan, SpecInfer, Sequoia; block verification, which judges a chain as a whole.
+* `acceptance_probabilities`: sampling rules: sample and match, point masses, typical acceptance, and the base of all.
 * `temperature_top_k_top_p`: temperature, top-k and top-p in one pipeline, and draws from its probabilities.
 * `tree_tensors`: draft trees as tensors on the device: parents, depths, ancestors, children.
 * `replayed_acceptance`: acceptance imposed by a trace, to time steps with any models.

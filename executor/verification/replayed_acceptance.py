@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from executor.device import to_device
-from executor.verification.acceptance_rules import Greedy, Rule
-from executor.verification.longest_accepted_path import Accepted
+from executor.verification.acceptance_rules import Accepted, Greedy, Rule
 from executor.verification.tree_tensors import Draft
 from treeopt.errors import ExecutorError, counted
 from treeopt.replay.static_tree import deepest

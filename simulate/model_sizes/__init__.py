@@ -1,13 +1,10 @@
 """Model sizes: what models multiply, read and store. No device, no time.
 
-* `hf_config`: a Hugging Face config.json, its context limit and quantisation; shapes such as `8b`.
-* `gguf_header`: the same fields, and the bytes of tensors, from the header of a GGUF file.
+* `hf_config`: a Hugging Face config.json or a GGUF header, context limit and quantisation; shapes such as `8b`.
 * `read_layers`: the layers that it describes.
 * `stored_bytes`: the bytes of its weights as stored.
-* `sizes_by_hand`: a model of sizes that the user states.
-* `layer_groups`: what like layers multiply, read and keep.
+* `layer_groups`: what like layers multiply, read and keep; the experts that a batch needs.
 * `model_shape`: the parameters, K/V bytes and FLOP of a decoder-only transformer of these sizes.
-* `mixture_of_experts`: the number of experts that a batch of tokens needs.
 * `forward_pass`: the matrices and attention of one forward, also divided over several devices (tensor and expert
   parallelism).
 * `drafter_kinds`: the forwards of a drafter at each level of a tree; what the entry of a kind says, the registry of

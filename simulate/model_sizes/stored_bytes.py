@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from simulate.model_sizes.gguf_header import MODEL_DATA
-from simulate.model_sizes.hf_config import positive, text_part
+from simulate.model_sizes.hf_config import MODEL_DATA, positive, text_part
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import shipped_json
+from treeopt.storage.user_files import shipped_json
 
 HALF = ("mlp.gate", "attn_hc", "ffn_hc", "self_attn.indexer.weights_proj", "linear_attn.in_proj_ba", "self_attn.b_proj")
 _FORMATS = {"mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "fp8": 1.0}

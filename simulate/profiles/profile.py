@@ -27,13 +27,13 @@ from simulate.model_sizes.drafter_kinds import known_kind
 from simulate.profiles.basis import Basis, fit_basis
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
 from simulate.profiles.step_tables import Points, Prefill, interpolate
+from treeopt.comparison.mismatch_warnings import differing_models, names_weights
 from treeopt.cost_model import CostParts, StepShape, far
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_records import parse, reading
 from treeopt.storage.provenance import GREEDY, look, rule_in, same_choosing
 from treeopt.storage.typed_records import AtLeastOne, Count, Index, NotNegative, Record, read_record
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, shipped, write_text
 from treeopt.value_methods import ValueMethods
 
 if TYPE_CHECKING:
@@ -472,3 +472,37 @@ def load_profile(path: Path) -> Profile:
     """
     with reading(path, CostError):
         return Profile(**structs.asdict(read_record(parse(read_text(path), SCHEMA), ProfileRecord)))
+
+
+def profile_of_trace(meta: Any, trace_file: Path | None = None, *, engine: str | None = None) -> tuple[Profile, str]:
+    """Return the profile of the trace's target and drafter, and a sentence that names its file.
+
+    Among several profiles, the first whose steps chose tokens by the trace's rule comes before the first of all.
+
+    Args:
+        meta: the provenance of the trace.
+        trace_file: its file, whose folder is searched before the shipped profiles; None searches only those.
+        engine: the engine that steps are wanted for, named in the error.
+
+    Raises:
+        CostError: there is no such profile.
+    """
+    profiles: dict[str, Profile] = {}
+    beside = [] if trace_file is None else sorted(trace_file.parent.glob("*.json"))
+    for path in (*beside, *sorted(shipped("profiles").glob("*.json"))):
+        try:
+            profile = load_profile(path)
+        except CostError:
+            continue  # a plan, a training log, ...
+        if names_weights(meta) and not differing_models(profile.meta, meta):
+            profiles.setdefault(path.name, profile)
+    if not profiles:
+        where = "" if trace_file is None else f"{trace_file}: "
+        raise CostError(
+            f"{where}no profile of this target and drafter was found; name one with --profile: measured by `treeopt "
+            f"profile --engine {engine or 'ENGINE'}` or, in treeopt's own loop, `treeopt profile`; made by `treeopt "
+            "times` from an engine's step times; or predicted from data sheets by `treeopt whatif --profiles`"
+        )
+    name = min(profiles, key=lambda name: not same_choosing(GREEDY | dict(profiles[name].meta), meta))
+    graphs = ", measured with CUDA graphs" if look(profiles[name].meta, "graphs") else ""
+    return profiles[name], f"profile: {name}{graphs}"

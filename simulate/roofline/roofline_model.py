@@ -1,7 +1,7 @@
 """The roofline cost model for devices that were not measured: model sizes, a data sheet, host time.
 
 A step verifies batch x tokens rows (`forward_time`), runs the drafter once per level, moves the keys and values of
-the accepted tokens, and spends host time (`host_overhead`). Several devices of a node share every layer. Not covered:
+the accepted tokens, and spends host time (`data_sheets`). Several devices of a node share every layer. Not covered:
 in the drafter's attention the nodes of earlier levels (a level's own nodes are counted).
 """
 
@@ -18,9 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
-from simulate.roofline.data_sheets import MOST, ROWS_ERROR, Hardware, load_hardware, stated_error
+from simulate.roofline.data_sheets import MOST, ROWS_ERROR, Hardware, Overheads, load_hardware, stated_error
 from simulate.roofline.forward_time import Kernels, Split
-from simulate.roofline.host_overhead import Overheads
 from treeopt.cost_model import CostParts, StepShape
 from treeopt.errors import CostError
 

@@ -1,17 +1,14 @@
 """Runs: the times that steps add up to in a batch or a server.
 
-* `batch_run`: every request of a trace decoded in a batch, by replay and a cost model.
 * `run_costs`: seconds of steps and prompts, with padding to the next batch size that has a cost.
 * `timeline`: times, rates and latencies (TTFT, TPOT, inter-token, end to end) of a run, and the speedup of two runs.
 * `server`: a simulated server with a queue, rows and plans that change with the load.
-* `batch_record`: a simulated run as JSON values: tokens per second, latencies, speedup, conditions.
+* `batch_record`: every request of a trace decoded in a batch, by replay and a cost model; the run as JSON values.
 * `run_records`: the JSON records of runs, servers and capacities.
 * `simulate_settings`: the settings of `simulate`: what decodes, its prompts, the load of a server.
 * `draft_lengths`: rules that choose draft lengths while serving, adaptive verification among them.
 * `length_server`: a server or a batch whose draft lengths such a rule chooses at every step.
 * `verdict_record`: no speculation, a fixed length, a schedule and adaptive verification side by side, by load.
 * `server_load`: when requests arrive, how many days are simulated, which latencies count as good.
-* `server_record`: simulated days of a server as JSON values.
-* `server_figures`: rates, latencies and shares of a day, and their means over days with intervals.
-* `server_capacity`: the highest rate of requests that a server carries under limits (SLO).
+* `server_record`: figures of simulated days of a server, and the highest rate that it carries, as JSON values.
 """

@@ -265,7 +265,7 @@ class Prompts:
         return self.profile.prefill is None or (self.tokens is None and not self.from_file)
 
     def seconds(self, tokens: int | Ints | None, *, drafted: bool) -> "Floats | Together":
-        """Return prefill seconds as `simulate.runs.batch_run.run` takes them; 0 where they are not known.
+        """Return prefill seconds as `simulate.runs.batch_record.run` takes them; 0 where they are not known.
 
         Args:
             tokens: lengths of the prompts; None: not known.

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TreeRecord
+from treeopt.plans import EstimateRecord, SpeedupRecord, TreeRecord
 from treeopt.storage.typed_records import Count, Index, NotNegative, Positive, Record
 
 Path = tuple[Index, ...]

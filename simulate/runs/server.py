@@ -5,6 +5,7 @@ their prompts, while the others wait. Then it changes the tree if the number of 
 take one step.
 """
 
+import logging
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
@@ -23,12 +24,13 @@ from simulate.runs.timeline import Emissions, Floats, Ints, RequestTimes, Timeli
 from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, PlanError, UsageError, counted
 from treeopt.planning.baselines import STATIC
-from treeopt.plans.plan import Plan, PlanEntry
+from treeopt.plans import Plan, PlanEntry
 from treeopt.replay.static_tree import accepted_lengths
 from treeopt.replay.walk import drafted_counts, walk_steps
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 
+LOG = logging.getLogger("treeopt")
 STRETCH = 64  # steps that are priced together where contexts count
 
 
@@ -107,19 +109,19 @@ class Switching:
         return index
 
 
-def static_entry(entry: PlanEntry) -> tuple[PlanEntry, str | None]:
+def static_entry(entry: PlanEntry) -> PlanEntry:
     """Return the entry; a dynamic choice gives way to the best static tree beside it, and a note says so.
 
     Raises:
         PlanError: the entry holds no static tree.
     """
     if entry.choice.grown is None:
-        return entry, None
+        return entry
     dynamic = f"the plan's choice {entry.choice.name!r} for batch {entry.batch} grows a tree at each step"
     for choice in entry.compared:
         if choice.name == STATIC:
-            note = f"Note: {dynamic}; runs are simulated with static trees, so its {STATIC} is used."
-            return replace(entry, choice=choice), note
+            LOG.info("Note: %s; runs are simulated with static trees, so its %s is used.", dynamic, STATIC)
+            return replace(entry, choice=choice)
     raise PlanError(
         f"{dynamic}; runs are simulated with static trees, and the plan holds no {STATIC}: search without --policy"
     )
@@ -298,7 +300,7 @@ def serve_day(
         work: arrivals.
         rows: most requests decoded together.
         prefill_s: seconds of prefill, of every request or of each, (n,), or of prompts that are read together; see
-            `simulate.runs.batch_run.run`.
+            `simulate.runs.batch_record.run`.
         by_context: price steps by the lengths of sequences, where prompts are known.
 
     Raises:

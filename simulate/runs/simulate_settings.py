@@ -9,7 +9,7 @@ from simulate.runs.run_costs import PromptSettings
 from simulate.runs.server_load import Load
 from treeopt import defaults
 from treeopt.errors import UsageError
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.settings import Settings, group, setting
 from treeopt.tree import Tree
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
-from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, Groups, ratio
+from treeopt.statistics import CONFIDENCE, Estimate, Groups, ratio
 
 RESAMPLES = 200
 LATENCIES = ("ttft", "tpot", "itl", "e2e")

@@ -21,11 +21,10 @@ from treeopt.cost_model import StepShape
 from treeopt.errors import UsageError
 from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.clustered_estimate import Estimate, Groups, ratio
+from treeopt.statistics import Estimate, Groups, ratio
 from treeopt.traces.drafter_confidence import confidences
 from treeopt.traces.importers.synthetic_trace import trace_from_ranks
-from treeopt.traces.trace import Trace
-from treeopt.traces.trace_checks import MISSED
+from treeopt.traces.trace import MISSED, Trace
 from treeopt.tree import Tree
 
 NEAR = 0.03  # of the fastest: as good

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulate.profiles.find_profile import profile_of_trace
-from simulate.profiles.profile import Profile, load_profile
+from simulate.profiles.profile import Profile, load_profile, profile_of_trace
 from simulate.runs.run_costs import FEW
 from simulate.validation.predictions import Predictions, Runs, closed_forms, load_predictions, whole_runs
 from treeopt.acceptance_rule_entries import draws_candidates
@@ -21,14 +20,14 @@ from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import StepShape, far
 from treeopt.defaults import VALIDATED_BATCHES
 from treeopt.errors import CostError, UsageError, counted
-from treeopt.planning.held_out_split import hold_out
+from treeopt.planning.evaluator import hold_out
 from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan import Plan
-from treeopt.plans.plan_json import load_plan
-from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import checksum
+from treeopt.plans import Plan, load_plan
+from treeopt.statistics import Estimate
 from treeopt.storage.provenance import look, this_run
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.storage.user_files import checksum
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 WholeRuns = dict[tuple[int, str], Estimate]

@@ -12,13 +12,22 @@ from simulate.validation.predictions import ClosedForms, FormsRecord, judged_on
 from treeopt.comparison.mismatch_warnings import choosing, differing_models, names_weights
 from treeopt.errors import counted
 from treeopt.planning.evaluator import PLAIN
-from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry
-from treeopt.plans.plan_json import EstimateRecord, PolicyInWords, SpeedupRecord, TauRecord, TreeRecord
+from treeopt.plans import (
+    Choice,
+    EstimateRecord,
+    Grown,
+    Plan,
+    PlanEntry,
+    PolicyInWords,
+    SpeedupRecord,
+    TauRecord,
+    TreeRecord,
+)
 from treeopt.results.words import device_words
-from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, share
-from treeopt.storage.atomic_files import shipped
+from treeopt.statistics import CONFIDENCE, Estimate, share
 from treeopt.storage.provenance import GREEDY, look
 from treeopt.storage.typed_records import Count, Finite, Index, NotNegative, Positive, Record
+from treeopt.storage.user_files import shipped
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.validation/2"

@@ -17,21 +17,19 @@ from msgspec import Meta
 
 from simulate.paper_formulas import walltime_speedup, weight_speedup
 from simulate.profiles.profile import Profile
-from simulate.runs.batch_run import run
+from simulate.runs.batch_record import run
 from simulate.runs.timeline import Ints, Timeline, speedup
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import PlanError
-from treeopt.plans.plan import Choice, Plan, PlanEntry
-from treeopt.plans.plan_json import EstimateRecord, PlanRecord, plan_of, to_json
+from treeopt.plans import Choice, EstimateRecord, Plan, PlanEntry, PlanRecord, plan_of, to_json
 from treeopt.policies import Policy
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.walk import StepCounts
-from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import write_text
+from treeopt.statistics import Estimate
 from treeopt.storage.json_records import RecordError, parse, reading
 from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import Count, Finite, Record, read_field, read_record
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, write_text
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -18,8 +18,8 @@ from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import CostError
 from treeopt.planning import search_pipeline
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.plans.plan import Choice, Plan
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.plans import Choice, Plan
+from treeopt.statistics import Estimate
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -8,7 +8,7 @@ from typing import Any
 from simulate.model_sizes.device_memory import SHARE
 from simulate.model_sizes.drafter_kinds import DRAFTERS
 from simulate.model_sizes.hf_config import OWN_SWEEP
-from simulate.model_sizes.sizes_by_hand import KEYS, SPREAD
+from simulate.model_sizes.model_shape import KEYS, SPREAD
 from simulate.profiles.profile import Profile
 from treeopt import defaults
 from treeopt.defaults import WHATIF_CONTEXT

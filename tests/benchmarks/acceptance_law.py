@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import t as student
 
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.traces.importers import acceptance_figures
 from treeopt.traces.importers.acceptance_figures import PUBLISHED, _falling, from_positions, from_sum, survival
 

@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 
 from simulate.profiles.profile import NORMAL_95, BatchTimes, Profile
 from simulate.runs.run_costs import PromptSettings
-from simulate.runs.server import Switching
 from simulate.runs.server_load import Load
 from simulate.runs.server_record import simulated_server
+from simulate.runs.simulate_settings import SimulateSettings
 from tests.helpers.strategies import with_lengths
 from treeopt.comparison.compare_drafters import compare
 from treeopt.planning.search_warnings import doubts
 from treeopt.replay.objective import WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.clustered_estimate import _influence, _linearised, group_factor, quantile, ratio
-from treeopt.storage.atomic_files import write_text
+from treeopt.statistics import _influence, _linearised, group_factor, quantile, ratio
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import write_text
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -228,9 +228,9 @@ def carried(trace: Trace, *, error: float, faster: float = 1.0, days: int = 5, s
     ]
     profile = Profile(tuple(batches), (0, 100), error, {"predicted": {}})  # no error between runs
     load = Load(capacity=0.9, ttft_s=0.5, tpot_s=0.03, requests=40, replications=days)
-    configurations = {"chain": Switching((Tree.chain(1),)), "plain": Switching((None,))}
+    settings = SimulateSettings(tree=Tree.chain(1), batch=8, load=load, seed=seed)
     prompts = PromptSettings().on(trace, profile)
-    answer = simulated_server(trace, profile, configurations, prompts, load, rows=8, seed=seed)
+    answer = simulated_server(trace, profile, None, prompts, settings)
     return list(answer["configurations"])
 
 

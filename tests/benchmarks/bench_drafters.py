@@ -20,13 +20,14 @@ from simulate.profiles.profile import load_profile
 from simulate.validation.predictions import draft_s
 from tests.benchmarks.engine_tables import written
 from tests.helpers.engine_setups import ROOT
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.replay.static_tree import replay_tree
-from treeopt.searchers.static_trees.local_search import improve
-from treeopt.statistics.clustered_estimate import paired_difference, ratio
-from treeopt.storage.atomic_files import write_text
+from treeopt.searchers.local_search import improve
+from treeopt.statistics import paired_difference, ratio
 from treeopt.storage.provenance import this_run
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.storage.user_files import write_text
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 # What the papers claim: the first accepts more than the second; by tau of a chain, or at depth 3 and below.

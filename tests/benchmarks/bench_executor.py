@@ -24,13 +24,12 @@ from transformers.utils import logging
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel
-from executor.models.fingerprint import device_name
-from executor.models.random_weights import SHAPES, shape_config
+from executor.models import SHAPES, device_name, shape_config
 from executor.target.fused_verification import fuse
 from executor.target.packed_linears import TIMED_ROWS, layers_by_shape, pack_linears, packed_over_plain
 from executor.target.target_model import Target
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import write_text
 from treeopt.tree import EMPTY, Tree
 
 PROMPT, NEW = 128, 64

@@ -23,9 +23,9 @@ from treeopt.policies import DynamicTree
 from treeopt.policies.opt_tree import OptTree
 from treeopt.replay.static_tree import replay_tree, step_seconds
 from treeopt.replay.walk import StepCounts
-from treeopt.statistics.clustered_estimate import ratio
-from treeopt.storage.atomic_files import write_text
+from treeopt.statistics import ratio
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import write_text
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -16,19 +16,18 @@ import click
 
 from simulate.profiles.profile import Profile, load_profile
 from treeopt.cost_model import StepShape
-from treeopt.planning.evaluator import Judge
-from treeopt.planning.held_out_split import hold_out
+from treeopt.planning.evaluator import Judge, hold_out
 from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan import Choice, Grown, Plan
+from treeopt.plans import Choice, Grown, Plan
 from treeopt.policies import DynamicTree
 from treeopt.replay.objective import THROUGHPUT
-from treeopt.searchers.dynamic_trees.settings_grid import Bench
-from treeopt.searchers.dynamic_trees.step_prices import Prices
-from treeopt.storage.atomic_files import shipped, write_text
+from treeopt.searchers.choose_policy import Bench
+from treeopt.searchers.step_prices import Prices
 from treeopt.storage.provenance import this_run
-from treeopt.traces.trace import load_trace
+from treeopt.storage.user_files import shipped, write_text
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import EAGLE, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, published_trees
 
 BATCHES = (1, 4, 16)
 DRAFTERS = ("medusa", "hydra", "eagle")

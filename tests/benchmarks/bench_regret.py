@@ -20,11 +20,12 @@ from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import OBJECTIVES, Objective
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.walk import StepCounts
-from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.local_search import improve
-from treeopt.storage.atomic_files import shipped, write_text
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.searchers.local_search import improve
 from treeopt.storage.provenance import this_run
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.storage.user_files import shipped, write_text
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 SCHEMA = "treeopt.regret/1"

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from tests.helpers.positional_trees import from_table
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.searchers.static_trees.best_first import Frontier, count_prefixes
-from treeopt.searchers.static_trees.shrinkage import TRIED, fit_strength
-from treeopt.storage.atomic_files import shipped, write_text
+from treeopt.searchers.best_first import TRIED, Frontier, count_prefixes, fit_strength
 from treeopt.storage.provenance import this_run
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.storage.user_files import shipped, write_text
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 
 SIZES = (15, 63, 255)
 ANCHORS = (300, 1_000, 3_000, 10_000, 30_000)

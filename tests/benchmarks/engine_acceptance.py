@@ -39,8 +39,8 @@ from treeopt.engines import ENGINES
 from treeopt.engines.driver import DriverSettings, EngineRequest
 from treeopt.policies import DynamicTree, settings
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.storage.atomic_files import shipped, write_text
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import shipped, write_text
 from treeopt.storage.work_file import WorkFile
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.helpers.engine_setups import ROOT
 from treeopt.results.words import interval
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 
 FILE = ROOT / "data" / "engines" / "acceptance.json"
 PAGE = ROOT / "docs" / "results" / "engines.md"

@@ -17,7 +17,7 @@ import click
 
 from executor.checkpoints.convert import rewrite
 from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, ROOT, SETUPS
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 PROMPTS, SKIP = "data/prompts/stdlib.jsonl", 1000  # prompts before these are in traces
 SHIPPED = shipped("models/stdlib-llama")

@@ -44,8 +44,7 @@ from executor.decoding.decoder import Decoder
 from executor.decoding.self_test import Audit, audit_text
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.medusa.drafter import MedusaHeads
-from executor.models.fingerprint import device_name
-from executor.models.random_weights import random_target
+from executor.models import device_name, random_target
 from executor.profiling.loop_blocks import run_block
 from executor.prompts.prompt_files import read_prompts
 from executor.target import fused_verification
@@ -55,10 +54,10 @@ from executor.target.tokenizer import load_tokenizer
 from simulate.model_sizes.model_shape import Shape
 from tests.benchmarks.gpu_live import live
 from tests.benchmarks.gpu_pieces import OtherDeviceError, OutOfTimeError, Pieces, results, unpack, write_part
-from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import shipped
 from treeopt.tree import EMPTY, Tree
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 
 PROMPT, NEW = 360, 64  # tokens; with a tree and a step that is read late they end within 512, so that one graph does
 FORK = multiprocessing.get_context("fork")

@@ -20,16 +20,15 @@ from torch.nn import functional as F
 from executor.kernels.few_rows_linear import Around, gate, linear, rms_norm_rows
 from executor.kernels.fused_forward import FusedForward
 from executor.kernels.tree_attention import attend_to_tree
-from executor.models.random_weights import make_target, shape_config
+from executor.models import make_target, shape_config
 from executor.target import fused_verification
-from executor.target.attention_backends import attend
 from executor.target.load_hf_model import read_verifiable_config
 from executor.target.target_model import Target
-from executor.target.tree_attention_mask import TreeMasks
+from executor.target.tree_attention_mask import TreeMasks, attend
 from tests.benchmarks.gpu_pieces import Pieces
 from tests.executor.kernels import test_few_rows_linear, test_tree_attention
 from tests.helpers.interpreted_kernels import allowed, relative_error
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 # Columns and inner width of an 8B model's products, and what stands around them.
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}

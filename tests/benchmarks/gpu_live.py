@@ -23,8 +23,8 @@ from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import Requests
 from executor.target.target_model import Target
 from executor.validation import compare, runs_of
+from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.acceptance_rules import Greedy
-from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from simulate.model_sizes.drafter_kinds import drafter_shape
 from simulate.model_sizes.model_shape import Shape
@@ -37,15 +37,15 @@ from tests.benchmarks.gpu_pieces import Pieces
 from tests.helpers.measured_profiles import measure_profile
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
-from treeopt.planning.held_out_split import hold_out
+from treeopt.planning.evaluator import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
-from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import this_run
-from treeopt.traces.trace import load_trace
+from treeopt.storage.user_files import shipped
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 
 # Drafter, its shipped trace, batch sizes, and the seconds that its profile may take.
 CASES = (

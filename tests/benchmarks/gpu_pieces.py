@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from treeopt.storage.atomic_files import whole, write_text
+from treeopt.storage.user_files import whole, write_text
 
 RESULTS = "gpu.json"
 LINE = 200  # characters of what is printed of a piece

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from treeopt.charts.marks import Axis, as_svg, line, points, rule, series_of, titled
 from treeopt.charts.speed_charts import SPEEDUP, agreement
-from treeopt.storage.atomic_files import shipped, write_text
+from treeopt.storage.user_files import shipped, write_text
 
 if TYPE_CHECKING:
     import altair as alt

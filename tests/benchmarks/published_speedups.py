@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from executor.drafters.eagle import eagle_shape
 from simulate.model_sizes.model_shape import Shape
 from simulate.paper_formulas import expected_tau, walltime_speedup, weight_speedup
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 if TYPE_CHECKING:
     import pandas as pd

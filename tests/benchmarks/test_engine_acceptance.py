@@ -20,7 +20,7 @@ from tests.benchmarks.engine_tables import (
     written,
 )
 from tests.benchmarks.engine_times import CASES
-from treeopt.storage.atomic_files import checksum
+from treeopt.storage.user_files import checksum
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -20,7 +20,7 @@ from simulate.profiles.profile import BatchTimes, Profile, save_profile
 from simulate.profiles.step_tables import Prefill
 from tests.helpers.strategies import drawn_trace
 from treeopt.cli import main
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 
 HIDDEN, HEADS, VOCABULARY, CONTEXT = 32, 3, 320, 128
 

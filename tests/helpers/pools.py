@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 from hypothesis import strategies as st
 
-from treeopt.searchers.static_trees.best_first import Frontier
+from treeopt.searchers.best_first import Frontier
 from treeopt.tree import Path, Tree
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
-from treeopt.searchers.static_trees.best_first import Children, Frontier, _grow
+from treeopt.searchers.best_first import Children, Frontier, _grow
 
 
 def from_table(table: NDArray[np.float64], *, nodes: int) -> Frontier:

@@ -14,11 +14,11 @@ import pytest
 
 from simulate.profiles.profile import save_profile
 from tests.helpers.command_line import done, small_profile, small_trace
-from treeopt.plans.plan_json import load_plan
+from treeopt.plans import load_plan
 from treeopt.results.blocks import Blocks
 from treeopt.results.kinds import RESULTS as KINDS
 from treeopt.terminal import print_blocks
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VALIDATION = ROOT / "data/validations/medusa-cpu.json"

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from tests.helpers.command_line import done
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 TRACES = shipped("traces")
 

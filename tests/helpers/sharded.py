@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from executor.models.fingerprint import device_name, identity
+from executor.models import device_name, identity
 from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank, leave

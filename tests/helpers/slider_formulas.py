@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treeopt.report.slider_model import Drafted
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 
 MILLION = 1e6
 HOUR_S = 3600.0

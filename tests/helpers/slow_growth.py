@@ -8,7 +8,7 @@ import numpy as np
 from treeopt.policies import CostAware, DynamicTree, OptTree, Policy
 from treeopt.policies.beam import Drafting
 from treeopt.policies.reranking import Calibration
-from treeopt.statistics.isotonic_regression import Curve
+from treeopt.statistics import Curve
 from treeopt.traces.trace import Trace
 
 CALIBRATION = tuple(tuple(Curve((0.1 * rank, 0.75), (0.01, 0.5 / (rank + 1))) for rank in range(3)) for _ in range(2))

@@ -6,9 +6,9 @@ from typing import Any
 from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
 from treeopt.planning.baselines import CHAIN
-from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
+from treeopt.plans import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.policies import DynamicTree, OptTree
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 from treeopt.tree import Tree
 
 EAGLE3: dict[str, Any] = {"method": "eagle3", "model": "someone/eagle3"}

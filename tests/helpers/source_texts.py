@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from tests.helpers.command_line import done, refused, run
 from treeopt.traces.importers.trace_source import read_output
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 
 
 def bring(tmp_path, source, kind, *more):

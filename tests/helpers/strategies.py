@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from treeopt.traces.candidates import Candidates
-from treeopt.traces.trace import BY_ANCHOR, BY_REQUEST, Trace
-from treeopt.traces.trace_checks import REQUIRED
+from treeopt.traces.trace import BY_ANCHOR, BY_REQUEST, REQUIRED, Trace
 from treeopt.tree import Tree
 
 ARRAYS = (*REQUIRED[:3], *BY_ANCHOR, *BY_REQUEST)

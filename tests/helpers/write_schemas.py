@@ -9,7 +9,7 @@ from msgspec.json import schema
 from treeopt.registry import load
 from treeopt.results.kinds import RESULTS
 from treeopt.storage.typed_records import INTEGERS, LARGEST, SMALLEST
-from treeopt.traces.trace import TraceMeta
+from treeopt.traces.trace_files import TraceMeta
 
 FOLDER = Path(__file__).parent.parent.parent / "treeopt" / "schemas"
 FORMATS: dict[str, type[Any]] = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simulate.paper_formulas import expected_tau, walltime_speedup, weight_speedup
 from treeopt.errors import UsageError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 shares = st.floats(0, 1)
 

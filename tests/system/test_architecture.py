@@ -21,7 +21,7 @@ import treeopt
 from simulate.profiles.profile import BatchTimes, Profile, save_profile
 from tests.helpers.strategies import drawn_trace
 from treeopt.cli.commands import COMMANDS
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("treeopt", "simulate", "executor")
@@ -30,7 +30,7 @@ PACKAGES = ("treeopt", "simulate", "executor")
 ROOMS = """
 treeopt: errors registry settings acceptance_rule_entries defaults storage value_methods tree statistics traces
     traces.importers traces.importers.sources tree_files policies
-    cost_model constraints replay searchers searchers.static_trees searchers.constrained_trees searchers.dynamic_trees
+    cost_model constraints replay searchers
     plans planning comparison engines engines.connections engines.* monitoring results terminal charts report
 simulate: model_sizes roofline profiles paper_formulas runs validation whatif
 executor: device kernels prompts verification target drafters.base models checkpoints.tensors

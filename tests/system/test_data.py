@@ -7,8 +7,17 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from executor.train.text_files import Rows, Text, read_texts
-from executor.train.token_rows import Encoded, encode, frequent_tokens, packed, padded, tokenizer_hash
+from executor.train.token_rows import (
+    Encoded,
+    Rows,
+    Text,
+    encode,
+    frequent_tokens,
+    packed,
+    padded,
+    read_texts,
+    tokenizer_hash,
+)
 from treeopt.errors import ExecutorError
 
 CHATML = (

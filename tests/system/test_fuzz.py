@@ -27,8 +27,7 @@ from executor.checkpoints.tensors.find_tensor_files import open_checkpoint, read
 from executor.prompts.message_parts import Report
 from executor.prompts.prompt_files import encoded, read_prompts
 from executor.recording.engine_steps import RequestRecord
-from executor.train.text_files import read_texts
-from executor.train.token_rows import encode
+from executor.train.token_rows import encode, read_texts
 from simulate.model_sizes.hf_config import context_limit
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.engine_times_csv import read_times
@@ -54,7 +53,7 @@ from treeopt.api.report_files import report_page
 from treeopt.cli.options.value_types import Static
 from treeopt.cost_model import StepShape
 from treeopt.errors import TreeoptError, UsageError
-from treeopt.plans.plan_json import load_plan, to_json
+from treeopt.plans import load_plan, to_json
 from treeopt.replay.static_tree import replay_tree
 from treeopt.report.html_page import as_html
 from treeopt.results.trace import describe
@@ -63,7 +62,7 @@ from treeopt.storage.work_file import WorkFile
 from treeopt.traces.importers.source_file import read_numbers
 from treeopt.traces.importers.trace_source import ImportedFile, import_trace
 from treeopt.traces.resumable_shards import load_file_or_shards
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import read_tree
 

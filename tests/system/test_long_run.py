@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from executor.decoding.decoder import Decoder
-from executor.decoding.step_results import Gathered
+from executor.decoding.request_queue import Gathered
 from executor.device import Clock, Mark
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target

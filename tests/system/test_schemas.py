@@ -21,16 +21,16 @@ from simulate.validation.predictions import load_predictions, save_predictions
 from tests.helpers.printed_results import record
 from tests.helpers.slow_growth import POLICIES
 from tests.helpers.write_schemas import FORMATS, document, path_of
-from treeopt.plans.plan_json import BEFORE, PlanRecord, load_plan, save_plan
-from treeopt.plans.plan_json import SCHEMA as PLAN
+from treeopt.plans import BEFORE, PlanRecord, load_plan, save_plan
+from treeopt.plans import SCHEMA as PLAN
 from treeopt.policies import POLICIES as KINDS
 from treeopt.policies.policy_kinds import to_record
 from treeopt.results.kinds import RESULTS, kind_of_schema
-from treeopt.storage.atomic_files import shipped
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import read_record
-from treeopt.traces.trace import SCHEMAS as TRACE
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.storage.user_files import shipped
+from treeopt.traces.trace_files import SCHEMAS as TRACE
+from treeopt.traces.trace_files import load_trace, save_trace
 
 ROOT = Path(__file__).parent.parent.parent
 PROFILES = sorted(shipped("profiles").glob("*.json"))

@@ -14,12 +14,11 @@ from data.make import make_traces, stdlib_corpus
 from executor.checkpoints import load_drafter, trained_for
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.recipe import recipes
-from executor.models.fingerprint import weights_hash
+from executor.models import weights_hash
 from executor.prompts.prompt_files import read_prompts
 from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
-from simulate.profiles.find_profile import profile_of_trace
-from simulate.profiles.profile import RUN, load_profile
+from simulate.profiles.profile import RUN, load_profile, profile_of_trace
 from simulate.validation import predicted_vs_measured
 from tests.helpers import policy_replay
 from tests.helpers.slow_params import slow_unless
@@ -28,11 +27,11 @@ from treeopt.errors import UsageError
 from treeopt.planning.search_pipeline import search
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
-from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.statistics import Estimate
+from treeopt.storage.user_files import shipped
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 
 TRACES = ["medusa-t0", "medusa-t1"]
 MEASURED = [name for name in make_traces.DRAFTERS if shipped(f"profiles/{name}-cpu.json").is_file()]

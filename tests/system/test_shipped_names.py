@@ -5,11 +5,11 @@ import json
 import pytest
 
 from executor.checkpoints import load_drafter
-from executor.models.fingerprint import identity
+from executor.models import identity
 from executor.target.load_hf_model import load_target
 from treeopt.results.words import describe_models
-from treeopt.storage.atomic_files import shipped
 from treeopt.storage.provenance import SHIPPED, drafter_name, target_name
+from treeopt.storage.user_files import shipped
 from treeopt.traces.resumable_shards import load_file_or_shards
 
 MODELS, TRACES = shipped("models"), sorted(shipped("traces").glob("*.npz"))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.helpers.strategies import rank_paths, trees
 from treeopt.errors import TreeError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.tree import MAX_NODES, MAX_RANK, Path, Tree
-from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees
 
 
 def closure(paths: list[Path]) -> set[Path]:

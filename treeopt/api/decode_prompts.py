@@ -22,7 +22,7 @@ from treeopt.api.runners import graphs_used
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.errors import ExecutorError, PlanError, UsageError, counted
 from treeopt.planning.search_warnings import position_warnings
-from treeopt.plans.plan import Choice, Plan
+from treeopt.plans import Choice, Plan
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.policies.policy import setting_names
 from treeopt.policies.policy_kinds import identity as policy_identity
@@ -36,7 +36,7 @@ from treeopt.tree import EMPTY, Tree
 
 if TYPE_CHECKING:
     from executor.decoding.decoder import Decoder
-    from executor.decoding.step_results import Gathered, Generation
+    from executor.decoding.request_queue import Gathered, Generation
     from executor.target.target_model import Target
 
 SCHEMA = "treeopt.decode/1"
@@ -173,7 +173,7 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
         target.compile()
     requests = load_prompts(settings.models, target, settings.source)
     from executor.decoding.decoder import Decoder
-    from executor.models.fingerprint import compute_as_recorded
+    from executor.models import compute_as_recorded
     from executor.target.tensor_parallel import is_main_rank
     from executor.verification.acceptance_rules import rule_meta
 
@@ -261,7 +261,7 @@ class _Run:
 
     def decode(self, done: set[int], meta: dict[str, Any], *, write: bool) -> "tuple[Gathered, list[dict[str, Any]]]":
         """Decode the requests that are not done, write them to the output, and return counts and records."""
-        from executor.decoding.step_results import Gathered
+        from executor.decoding.request_queue import Gathered
         from executor.target.tokenizer import TextStream
 
         tokens, skip, new_tokens = self.requests.tokens, self.settings.source.skip, self.settings.new_tokens
@@ -306,7 +306,7 @@ class _Run:
 
 def _meta(decoder: "Decoder", tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Return identity of the models, tree, batch, prompts, device and provenance."""
-    from executor.models.fingerprint import device_name, identity, run_provenance, tokens_hash
+    from executor.models import device_name, identity, run_provenance, tokens_hash
 
     shape = decoder.tree
     return {

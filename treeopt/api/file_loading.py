@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from treeopt.api.messages import note
 from treeopt.cost_model import CostModel
-from treeopt.plans.plan import Plan
-from treeopt.plans.plan_json import load_plan as read_plan
+from treeopt.plans import Plan
+from treeopt.plans import load_plan as read_plan
 from treeopt.traces.resumable_shards import load_file_or_shards
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -156,7 +156,7 @@ def as_profile(
     Raises:
         CostError: it cannot be read, or none was found.
     """
-    from simulate.profiles.find_profile import profile_of_trace
+    from simulate.profiles.profile import profile_of_trace
 
     if profile is None:
         found, name = profile_of_trace(trace.meta, trace_file, engine=engine)

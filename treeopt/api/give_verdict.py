@@ -40,8 +40,7 @@ def verdict(
         >>> record["loads"][0]["verdict"]
         'fixed'
     """
-    from simulate.profiles.measured_arms import profile_of_arms
-    from simulate.profiles.sglang_cost_table import write_cost_table
+    from simulate.profiles.sglang_cost_table import profile_of_arms, write_cost_table
     from simulate.runs.server_load import read_running
     from simulate.runs.verdict_record import compare_lengths
 

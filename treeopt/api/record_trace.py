@@ -161,7 +161,7 @@ def _loaded(settings: CollectSettings) -> "tuple[Target, Drafter, Requests, dict
     """Return models, prompts, and the settings of the recording by their names there."""
     target, drafter = load_models(settings.models)
     requests = load_prompts(settings.models, target, settings.source, shortest=2)
-    from executor.models.fingerprint import drafter_positions
+    from executor.models import drafter_positions
 
     longest = [len(prompt) + settings.new_tokens for prompt in requests.tokens]
     warn(position_warnings(drafter_positions(target, drafter), longest, "may pass"))
@@ -238,7 +238,7 @@ class _EngineTexts:
 
     def _kept(self, requests: Requests, work: Path | None) -> WorkFile:
         """Return the work file of these requests."""
-        from executor.models.fingerprint import tokens_hash
+        from executor.models import tokens_hash
         from executor.runners.runner import resumable
 
         settings = {

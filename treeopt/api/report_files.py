@@ -11,18 +11,18 @@ from zipfile import is_zipfile
 
 from treeopt.comparison.mismatch_warnings import differing_models
 from treeopt.errors import TreeoptError, UsageError, visible
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.registry import load
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.report.html_page import Finding, Page, Problem
 from treeopt.report.slider_model import slider_data
 from treeopt.results.kinds import RESULTS, ResultKind
-from treeopt.storage.atomic_files import checksum, why
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.provenance import this_run
-from treeopt.storage.user_files import check_pointer, open_regular, read_bytes
+from treeopt.storage.user_files import check_pointer, checksum, open_regular, read_bytes, why
 from treeopt.traces.resumable_shards import MANIFEST, ranks_of
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 
 COLUMNS = re.compile(r"[\w ./%-]+(,[\w ./%-]+)+\s*")  # first line of a CSV
 
@@ -226,7 +226,7 @@ def _same_texts(meta: Mapping[str, Any], other: Any) -> bool:
 
 def _sliders(inputs: Inputs) -> dict[str, Any] | None:
     """Return the data of the sliders for the first trace that has step times: given ones, or found by its models."""
-    from simulate.profiles.find_profile import profile_of_trace
+    from simulate.profiles.profile import profile_of_trace
 
     for file in inputs.read:
         trace = file.value

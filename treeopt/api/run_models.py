@@ -158,8 +158,7 @@ def check_weights(models: Models) -> None:
 
 def slow_type_warnings(dtype: str, target: "Target") -> list[str]:
     """Warn if the target's device has no products of a type that could be replaced by another."""
-    from executor.target.packed_linears import multiplies_bf16
-    from executor.target.quantization import quantization_of
+    from executor.target.packed_linears import multiplies_bf16, quantization_of
 
     if dtype != "bfloat16" or multiplies_bf16(target.device) or quantization_of(target.model) is not None:
         return []
@@ -194,7 +193,7 @@ def _random_models(models: Models) -> "tuple[Target, Drafter]":
     """Return target and drafter with random weights."""
     if models.quantize is not None or models.tensor_parallel or models.dtype == "saved":
         raise UsageError("--random-weights does not take --quantize, --tensor-parallel or --dtype saved")
-    from executor.models.random_weights import random_drafter, random_target
+    from executor.models import random_drafter, random_target
     from executor.target.load_hf_model import DTYPES
 
     target = random_target(models.target, dtype=DTYPES[models.dtype], device=models.device, packed=True)

@@ -15,7 +15,7 @@ from treeopt.planning import search_pipeline
 from treeopt.planning.learning_curve import more_requests
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.policies.beam import reach
 from treeopt.policies.eagle2 import DYNAMIC_TREE, EAGLE2
 from treeopt.policies.policy_kinds import sweeps

@@ -1,20 +1,18 @@
 """`treeopt.simulate`: a run of all requests of a trace, or a server's days, from step times."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from simulate.runs.run_costs import FREE
 from simulate.runs.simulate_settings import SimulateSettings
 from treeopt.api.file_loading import as_plan, as_profile, as_trace
-from treeopt.api.messages import Progress, note, silent, warn
+from treeopt.api.messages import Progress, silent, warn
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_device_warnings, plan_rule_warnings
-from treeopt.errors import UsageError
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.results.kinds import Record
 from treeopt.settings import takes
 from treeopt.storage.provenance import assumption, look, this_run
 from treeopt.traces.trace import Trace
-from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
@@ -55,6 +53,9 @@ def simulate(
         >>> record.frame()["name"].tolist()
         ['chain of 1', 'no speculation']
     """
+    from simulate.runs.batch_record import plan_conditions, simulated_run
+    from simulate.runs.server_record import simulated_server
+
     load = settings.load
     plan = as_plan(settings.plan)
     trace, trace_file = as_trace(trace)
@@ -62,13 +63,10 @@ def simulate(
     warn(_mismatches(trace, profile, plan))
     prompts = settings.prompts.on(trace, profile, from_file=load.requests_file is not None)
     if load.given:
-        record = _server(trace, profile, plan, prompts, settings, progress)
+        record = simulated_server(trace, profile, plan, prompts, settings, progress)
     else:
-        record = _run(trace, profile, plan, prompts, settings)
-    if plan is not None:
-        from simulate.runs.batch_record import plan_conditions
-
-        record["conditions"] += plan_conditions(plan, trace)
+        record = simulated_run(trace, profile, plan, prompts, settings)
+    record["conditions"] += plan_conditions(plan, trace)
     free = (FREE,) if load.given and prompts.free else ()
     size = int(record["rows"] if load.given else record["batch"])
     record["interpolated"] = profile.unmeasured([size])
@@ -102,49 +100,3 @@ def _warnings(
         said = "{device} holds {batch} sequences of {context} tokens with this plan".format_map(holds)
         more = (f"{said}, not {batch}", *more)
     return list(dict.fromkeys([*(plan.warnings if plan else ()), *assumed, *caveats, *prompts.warnings, *more]))
-
-
-def _run(
-    trace: Trace, profile: "Profile", plan: Plan | None, prompts: "Prompts", settings: SimulateSettings
-) -> dict[str, Any]:
-    """Return the record of a run of all requests."""
-    from simulate.runs.batch_record import configuration_of, simulated_run
-    from simulate.runs.length_server import length_decoding
-
-    name, chosen, size, dynamic = configuration_of(plan, settings.tree, settings.batch)
-    note([dynamic])
-    how: dict[str, Any] = {"pad": settings.pad, "seed": settings.seed}
-    if settings.length is not None:
-        decoding, assumed = length_decoding(trace, settings.length, profile, rows=size, **settings.lengths())
-        plain, _ = length_decoding(trace, "none", profile, rows=size, **settings.lengths())
-        name, chosen = f"length rule {settings.length}", Tree.chain(decoding.rule().depth) if decoding.drafts else None
-        how |= {"lengths": (decoding, plain)}
-        warn([assumed])
-    return simulated_run(trace, profile, chosen, prompts, name=name, batch=size, **how)
-
-
-def _server(
-    trace: Trace,
-    profile: "Profile",
-    plan: Plan | None,
-    prompts: "Prompts",
-    settings: SimulateSettings,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Return the record of a server's days."""
-    from simulate.runs.length_server import length_decoding
-    from simulate.runs.server_record import server_configurations, simulated_server
-
-    load, batch = settings.load, settings.batch
-    configurations, dynamic = server_configurations(plan, settings.tree, load)
-    note(dynamic)
-    if batch is None:
-        if plan is None:
-            raise UsageError("give --batch, the rows of the server, or a --plan")
-        batch = max(entry.batch for entry in plan.entries)
-    how: dict[str, Any] = {"pad": settings.pad, "seed": settings.seed, "progress": progress}
-    if settings.length is not None:
-        decoding, assumed = length_decoding(trace, settings.length, profile, rows=batch, **settings.lengths())
-        how |= {"lengths": {f"length rule {settings.length}": decoding}}
-        warn([assumed])
-    return simulated_server(trace, profile, configurations, prompts, load, rows=batch, **how)

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from executor.prompts.message_parts import Report
     from executor.target.target_model import Target
     from executor.train.self_distill import Writing
-    from executor.train.text_files import Rows, Text
-    from executor.train.trainer import Job
-    from executor.train.training_run import Trained
+    from executor.train.token_rows import Rows, Text
+    from executor.train.training_run import Job, Trained
 
 SCHEMA = "treeopt.train/1"
 
@@ -221,7 +220,7 @@ def _texts(
     """
     from executor.prompts.conversation_forms import has_tools
     from executor.train.self_distill import rewritten, stretches
-    from executor.train.text_files import answered, read_texts
+    from executor.train.token_rows import answered, read_texts
 
     texts = read_texts(settings.data, report)
     if not settings.self_distill:
@@ -252,7 +251,7 @@ def _chunk_writer(settings: TrainSettings) -> tuple[Any, Any, Any]:
     target, tokenizer = _load(settings.models.resolved())
     from executor.prompts.message_parts import Report
     from executor.train.self_distill import chunk_writer
-    from executor.train.text_files import read_texts
+    from executor.train.token_rows import read_texts
 
     texts = read_texts(settings.data, Report(settings.leave_out))
     head, write = chunk_writer(target, tokenizer, texts, _writing(settings))
@@ -276,8 +275,7 @@ def _job(recipe: Recipe, settings: TrainSettings, *, rows: int, texts: int, devi
     """Return the training that the settings describe."""
     from executor.target.tensor_parallel import launched_processes
     from executor.train.loss_module import Lora
-    from executor.train.trainer import Job
-    from executor.train.training_run import checkpoint, step_count
+    from executor.train.training_run import Job, checkpoint, step_count
 
     steps = settings.steps or step_count(
         rows,

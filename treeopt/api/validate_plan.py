@@ -15,7 +15,7 @@ from treeopt.constraints import ChainOnly, Constraint
 from treeopt.defaults import BLOCKS, ENGINE_LENGTH, VALIDATED_BATCHES
 from treeopt.engines import ENGINES, engine_rules
 from treeopt.planning.search_warnings import position_warnings
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.policies import DynamicTree
 from treeopt.results.kinds import Validation
 from treeopt.settings import Settings, group, setting, takes

@@ -14,8 +14,7 @@ from treeopt.api.file_loading import load_plan, load_profile
 from treeopt.api.messages import warn
 from treeopt.api.search_trace import search
 from treeopt.errors import EngineError, TraceError, UsageError
-from treeopt.plans.plan import Plan
-from treeopt.plans.plan_json import to_json
+from treeopt.plans import Plan, to_json
 from treeopt.settings import Settings, setting, takes
 from treeopt.storage.provenance import look
 from treeopt.storage.work_file import check_same_settings

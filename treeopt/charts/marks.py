@@ -13,7 +13,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import visible_in
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 
 if TYPE_CHECKING:
     import altair as alt

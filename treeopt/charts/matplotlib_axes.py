@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.charts.marks import LIGHT, Row
 from treeopt.charts.speed_charts import SPEEDUP, speedup_rows
 from treeopt.charts.trace_charts import SIZES, TAU, tau_rows
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.traces.trace import Trace
 

@@ -19,7 +19,7 @@ from treeopt.charts.marks import (
     short,
     titled,
 )
-from treeopt.plans.plan import Choice, Plan, PlanEntry
+from treeopt.plans import Choice, Plan, PlanEntry
 
 if TYPE_CHECKING:
     import altair as alt

@@ -31,18 +31,18 @@ from treeopt.charts.marks import (
 from treeopt.charts.speed_charts import speedups, throughput_and_latency
 from treeopt.errors import TraceError, TreeoptError, counted
 from treeopt.planning.learning_curve import LearningCurve, learning_curves
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.replay.dynamic_tree import first_tree
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.replay.static_tree import covers, deepest, replay_tree, visit
 from treeopt.results.predictions import plan_of
 from treeopt.results.trace import NODES, replayable, share_within, tau_of
-from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.statistics import Estimate, ratio
 from treeopt.traces.drafter_confidence import reliability
 from treeopt.traces.trace import PAST_END, Trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees
 
 if TYPE_CHECKING:
     import altair as alt

@@ -19,17 +19,15 @@ from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
 from treeopt.defaults import HELD_OUT
 from treeopt.errors import TraceError, UsageError
-from treeopt.planning.evaluator import Judge
-from treeopt.planning.held_out_split import hold_out
+from treeopt.planning.evaluator import Judge, hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.planning.search_settings import context, deepest_tree, largest_tree
 from treeopt.planning.search_warnings import advice, reporting_warnings
-from treeopt.plans.plan import Plan
-from treeopt.plans.plan_json import EstimateRecord, SpeedupRecord, TauRecord, TreeRecord
+from treeopt.plans import EstimateRecord, Plan, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.replay.objective import THROUGHPUT
 from treeopt.replay.static_tree import replay_tree
 from treeopt.settings import Settings, setting, takes
-from treeopt.statistics.clustered_estimate import Counts, Estimate, Groups, in_logs, paired_ratio, quantile, ratio
+from treeopt.statistics import Counts, Estimate, Groups, in_logs, paired_ratio, quantile, ratio
 from treeopt.storage.provenance import assumption, look, this_run
 from treeopt.storage.typed_records import Count, Index, Positive, Record
 from treeopt.traces.trace import Trace

@@ -12,7 +12,7 @@ import numpy as np
 
 from treeopt.cost_model import far
 from treeopt.errors import UsageError, counted
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.storage.provenance import drafter_name, look, rule_in, same_model, target_name
 from treeopt.traces.trace import Trace
 
@@ -166,7 +166,7 @@ def plan_model_warnings(
 
     Args:
         plan: the plan.
-        models: identity of target and drafter, as `executor.models.fingerprint.identity` returns it.
+        models: identity of target and drafter, as `executor.models.identity` returns it.
         source: the part of the plan that must fit: its trace, or its step times where acceptance is imposed.
         graphs: steps will be replayed from CUDA graphs, which changes their times.
     """

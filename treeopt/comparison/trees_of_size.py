@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from treeopt.errors import UsageError
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.static_tree import replay_tree
-from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.hydra_growth import grow
-from treeopt.searchers.static_trees.shrinkage import fit_strength
+from treeopt.searchers.best_first import count_prefixes, fit_strength
+from treeopt.searchers.hydra_growth import grow
 from treeopt.traces.trace import Trace
 from treeopt.tree import MAX_NODES, Tree
 

@@ -12,7 +12,7 @@ from typing import Literal
 from treeopt.constraints import branching, pool
 from treeopt.engines.export import Fit, Nearest, batch_sizes, coverage_note, origin_note
 from treeopt.errors import EngineError, counted
-from treeopt.plans.plan import PlanEntry
+from treeopt.plans import PlanEntry
 from treeopt.policies import DynamicTree, Policy
 
 

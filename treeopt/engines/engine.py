@@ -22,11 +22,11 @@ from treeopt.engines.export import (
     origin_note,
 )
 from treeopt.errors import EngineError, UsageError
-from treeopt.plans.plan import Plan, PlanEntry
+from treeopt.plans import Plan, PlanEntry
 from treeopt.registry import load
-from treeopt.searchers.dynamic_trees.settings_grid import CannotRun
+from treeopt.searchers.choose_policy import CannotRun
 from treeopt.storage.provenance import look
-from treeopt.traces.importers.prometheus_counters import CounterNames
+from treeopt.traces.importers.sources.counters import CounterNames
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

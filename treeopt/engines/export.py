@@ -14,7 +14,7 @@ from typing import Any, Literal
 from treeopt.constraints import Constraint, broken
 from treeopt.errors import EngineError, PlanError, UsageError
 from treeopt.planning.baselines import CHAIN
-from treeopt.plans.plan import Choice, Plan, PlanEntry
+from treeopt.plans import Choice, Plan, PlanEntry
 from treeopt.replay.static_tree import visit
 from treeopt.storage.provenance import look, own_version
 from treeopt.traces.trace import Trace

@@ -9,8 +9,8 @@ from typing import Any
 import altair as alt
 from marimo import Html, accordion, as_html, callout, plain_text, vstack
 
-from simulate.whatif.price_per_token import Offer, cheapest
 from simulate.whatif.scenarios import Scenario
+from simulate.whatif.whatif_record import Offer, cheapest
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
 from treeopt.charts.speed_charts import speedups, throughput_and_latency
 from treeopt.charts.trace_charts import accepted_shares, tau_by_nodes, tree_picture
@@ -19,7 +19,7 @@ from treeopt.errors import TraceError, TreeoptError
 from treeopt.explore.answers import Answer, Device
 from treeopt.notebook import escape, table_html
 from treeopt.planning.evaluator import PLAIN
-from treeopt.plans.plan import PlanEntry
+from treeopt.plans import PlanEntry
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.results.blocks import Blocks, Column, Line, Row, Table, number, word
 from treeopt.results.kinds import RESULTS

@@ -11,9 +11,8 @@ from marimo import AppMeta, ui
 from simulate.roofline.data_sheets import load_hardware
 from treeopt.defaults import NODES, WHATIF_CONTEXT
 from treeopt.engines import ENGINES
-from treeopt.explore.answers import ALL_POLICIES, ANY_TREE, NO_POLICIES, PREDICTED, SOURCES
-from treeopt.explore.offered_files import COUNTS, SIZES, Offer
-from treeopt.plans.plan import Plan
+from treeopt.explore.answers import ALL_POLICIES, ANY_TREE, COUNTS, NO_POLICIES, PREDICTED, SIZES, SOURCES, Offer
+from treeopt.plans import Plan
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT
 from treeopt.storage.provenance import look

@@ -16,8 +16,7 @@ def _():
     from treeopt.engines import ENGINES
     from treeopt.errors import TreeoptError
     from treeopt.explore import answer_parts, answers, controls
-    from treeopt.explore.answers import MEASURED
-    from treeopt.explore.offered_files import Offer
+    from treeopt.explore.answers import MEASURED, Offer
 
     offer = Offer.of_files(**controls.files_of(mo.app_meta()))
     answer_parts.header()

@@ -16,13 +16,11 @@ import numpy as np
 
 from treeopt.errors import PlanError, TraceError, UsageError
 from treeopt.monitoring.change_detector import RatioTest, Sums
-from treeopt.plans.plan import Plan, PlanEntry
-from treeopt.storage.atomic_files import why, write_text
+from treeopt.plans import Plan, PlanEntry
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.typed_records import read_record
-from treeopt.storage.user_files import read_text
-from treeopt.traces.importers.prometheus_counters import of_model
-from treeopt.traces.importers.sources.counters import counter_names, totals_by_engine
+from treeopt.storage.user_files import read_text, why, write_text
+from treeopt.traces.importers.sources.counters import counter_names, of_model, totals_by_engine
 
 SCHEMA, STATE = "treeopt.watch/1", "treeopt.watch-state/1"
 TURNOVER = 4  # requests that finish in a block, per running request

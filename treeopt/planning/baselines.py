@@ -11,12 +11,11 @@ from treeopt.errors import CostError, EngineError, TraceError
 from treeopt.planning.evaluator import PLAIN, Judge
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.tree_candidates import with_policy
-from treeopt.plans.plan import Choice, Grown, PlanEntry, Price, Proof
+from treeopt.plans import Choice, Grown, PlanEntry, Price, Proof
 from treeopt.policies import DynamicTree, Policy, settings
-from treeopt.searchers.dynamic_trees.choose_policy import Judged, best_policy, upper_bound
-from treeopt.searchers.dynamic_trees.settings_grid import Bench, CannotRun
-from treeopt.searchers.dynamic_trees.step_prices import Prices, Timed
-from treeopt.statistics.clustered_estimate import paired_difference
+from treeopt.searchers.choose_policy import Bench, CannotRun, Judged, best_policy, upper_bound
+from treeopt.searchers.step_prices import Prices, Timed
+from treeopt.statistics import paired_difference
 from treeopt.tree import Tree
 
 CHAIN = "best chain"

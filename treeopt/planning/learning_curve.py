@@ -8,12 +8,11 @@ from itertools import takewhile
 import numpy as np
 
 from treeopt.errors import TraceError, UsageError, counted
-from treeopt.planning.held_out_split import check_requests
-from treeopt.plans.plan import Plan
+from treeopt.planning.evaluator import check_requests
+from treeopt.plans import Plan
 from treeopt.replay.static_tree import replay_tree
-from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.shrinkage import fit_strength
-from treeopt.statistics.clustered_estimate import Estimate, paired_difference, quantile, ratio
+from treeopt.searchers.best_first import count_prefixes, fit_strength
+from treeopt.statistics import Estimate, paired_difference, quantile, ratio
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree

@@ -13,7 +13,7 @@ from treeopt.policies.beam import Drafting
 from treeopt.policies.policy import Chosen, Policy, among_best, check_reach, leading
 from treeopt.policies.policy_kinds import CalibrationRecord, CurveRecord, PolicyKind, Size, unchanged
 from treeopt.policies.reranking import Calibration, Shortlists
-from treeopt.statistics.isotonic_regression import Curve
+from treeopt.statistics import Curve
 from treeopt.storage.typed_records import Finite, NotNegative, Record
 
 
@@ -26,7 +26,7 @@ class CostAware:
     stopping, solved backwards by regression (Longstaff and Schwartz 2001): the advantage of another level, in tokens,
     is a rising curve in the probability that the text runs through a node that would be expanded. A batch drafts
     another level when the mean of its rows' advantages is not negative.
-    `treeopt.searchers.dynamic_trees.cost_aware_fit` fits it.
+    `treeopt.searchers.cost_aware_fit` fits it.
 
     Attributes:
         nodes: most drafted nodes verified per sequence.
@@ -138,6 +138,6 @@ ENTRY = PolicyKind(
     "cost-aware",
     CostAware,
     CostAwareRecord,
-    sweeps={"cost-aware": "treeopt.searchers.dynamic_trees.cost_aware_fit:sweep_depths"},
+    sweeps={"cost-aware": "treeopt.searchers.cost_aware_fit:sweep_depths"},
     growths={"cost-aware": _unstopped},
 )

@@ -16,7 +16,7 @@ from treeopt.policies.beam import Drafting
 from treeopt.policies.policy import Policy, settings
 from treeopt.policies.reranking import Calibration
 from treeopt.registry import Registry, load
-from treeopt.statistics.isotonic_regression import Curve
+from treeopt.statistics import Curve
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import Finite, Record
 from treeopt.traces.trace import Trace
@@ -48,7 +48,7 @@ CalibrationRecord = Annotated[
 
 
 class Sweep(Protocol):
-    """The search among the settings of one kind, as a sweep sees it; see `treeopt.searchers.dynamic_trees`."""
+    """The search among the settings of one kind, as a sweep sees it; see `treeopt.searchers.choose_policy`."""
 
     drafting: Drafting
     max_nodes: int

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.policies.beam import Drafted, Drafting, drafted_candidates
-from treeopt.statistics.isotonic_regression import Curve, isotonic
+from treeopt.statistics import Curve, isotonic
 from treeopt.traces.trace import Trace
 
 BINS = 2048  # points that a calibration curve is fitted to

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
-from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.statistics import Estimate, ratio
 from treeopt.traces.trace import Trace
 
 Steps = NDArray[np.int64] | NDArray[np.float64]

@@ -2,7 +2,7 @@
 
 A lossless rule writes texts of the target's law, so a recorded text is as good as one that it would have written.
 Given the text, only the place where each step ends is random; a trace's `kept` has the probabilities
-(executor/recording/sibling_acceptance.py). Drawn ranks are exact: those of the rule's own walk to this very text, for
+(executor/recording/teacher_forced.py). Drawn ranks are exact: those of the rule's own walk to this very text, for
 static trees of any depth (chains for leviathan and block).
 """
 

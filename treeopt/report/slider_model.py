@@ -22,8 +22,8 @@ from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, TraceError, counted
 from treeopt.replay.static_tree import replay_tree, step_seconds
 from treeopt.results.words import describe_models, device_words
-from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.statistics import Estimate, ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

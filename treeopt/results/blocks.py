@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 from treeopt.storage.provenance import look
 
 Kind = Literal["answer", "next", "note", "warning", "condition"]

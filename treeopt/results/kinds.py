@@ -14,10 +14,10 @@ from treeopt.errors import UsageError
 from treeopt.registry import Registry, load
 from treeopt.results.blocks import Block, Blocks, Column, Line, Table, warnings_of
 from treeopt.results.words import describe_models
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.json_records import check_schema
 from treeopt.storage.provenance import look
 from treeopt.storage.table_files import table_of
+from treeopt.storage.user_files import write_text
 from treeopt.value_methods import ValueMethods
 
 if TYPE_CHECKING:

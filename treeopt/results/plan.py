@@ -9,7 +9,7 @@ from typing import Any
 from treeopt.engines import ENGINES
 from treeopt.planning.baselines import CHAIN
 from treeopt.planning.tree_candidates import NOT_PROVED, PROVED, SEARCHED
-from treeopt.plans.plan import Choice, Plan, PlanEntry
+from treeopt.plans import Choice, Plan, PlanEntry
 from treeopt.results.blocks import (
     DEPTH,
     NODES,
@@ -27,13 +27,14 @@ from treeopt.results.blocks import (
     warnings_of,
 )
 from treeopt.results.kinds import ResultKind
-from treeopt.results.next_commands import export_command, method_advice
 from treeopt.results.words import (
     CLUSTERED,
     describe_measurement,
     describe_models,
     describe_rule,
+    export_command,
     interval,
+    method_advice,
     never_ran,
     other_model,
     replayed_on,
@@ -41,7 +42,7 @@ from treeopt.results.words import (
     shown,
     unsure,
 )
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 from treeopt.storage.provenance import look
 
 PATHS_SHOWN = 12
@@ -364,10 +365,10 @@ ENTRY = ResultKind(
     place=1,
     command="search",
     schema="treeopt.plan/3",
-    record="treeopt.plans.plan_json:PlanRecord",
-    value="treeopt.plans.plan:Plan",
-    read="treeopt.plans.plan_json:load_plan",
-    write="treeopt.plans.plan_json:save_plan",
+    record="treeopt.plans:PlanRecord",
+    value="treeopt.plans:Plan",
+    read="treeopt.plans:load_plan",
+    write="treeopt.plans:save_plan",
     rows=rows,
     columns=COLUMNS,
     answers=answers,

@@ -4,8 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from treeopt.plans.plan import Plan
-from treeopt.plans.plan_json import from_json
+from treeopt.plans import Plan, from_json
 from treeopt.results import plan as plans
 from treeopt.results.blocks import Line
 from treeopt.results.kinds import ResultKind

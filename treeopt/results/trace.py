@@ -16,8 +16,8 @@ from treeopt.replay.static_tree import accepted_lengths, plain_share, replay_tre
 from treeopt.results.blocks import Block, Column, Line, Table, warnings_of
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import describe_models, interval, shown
-from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.statistics import Estimate, ratio
 from treeopt.storage.provenance import look
 from treeopt.traces.drafter_confidence import reliability
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
@@ -296,7 +296,7 @@ ENTRY = ResultKind(
     command="trace collect",
     value="treeopt.traces.trace:Trace",
     read="treeopt.traces.resumable_shards:ranks_of",
-    write="treeopt.traces.trace:save_trace",
+    write="treeopt.traces.trace_files:save_trace",
     charts={
         "tau": "treeopt.charts.trace_charts:tau",
         "acceptance": "treeopt.charts.trace_charts:acceptance_by_depth",

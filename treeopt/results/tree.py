@@ -8,7 +8,7 @@ from typing import Any
 from treeopt.errors import TreeError, counted
 from treeopt.results.blocks import Block, Column, Line
 from treeopt.results.kinds import ResultKind
-from treeopt.storage.atomic_files import write_text
+from treeopt.storage.user_files import write_text
 from treeopt.tree import Tree
 
 PATHS = 12  # most rank paths that are shown

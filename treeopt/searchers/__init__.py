@@ -1,6 +1,21 @@
 """Search algorithms, one per file; each states what it proves.
 
-* `static_trees`: one tree for all steps, without engine rules.
-* `constrained_trees`: one tree for all steps, under an engine's rules or costs that depend on level widths.
-* `dynamic_trees`: policies that build a new tree at each step.
+Static trees, without engine rules:
+
+* `best_first`: the most frequent rank prefixes, optimal for position-averaged tokens; shrinkage of counts.
+* `local_search`: the steps of that refinement.
+* `hydra_growth`: Hydra's procedure, which grows a tree node by node by replay (`--method hydra`).
+
+Static trees under engine rules, or with costs that depend on level widths:
+
+* `choose_method`: the best tree of every size and depth that keeps the rules, by the method that the rules allow.
+* `node_pool`: the nodes that these searches choose from, and the best trees among them.
+* `cpsat_integer_programme`: trees under rules as an integer programme for CP-SAT.
+* `dinkelbach`: the tree with the most tokens per second by that programme, with a bound on all others.
+
+Dynamic policies, which build a new tree at each step:
+
+* `choose_policy`: the best policy of a kind and its settings, chosen by replay, evaluated on another trace.
+* `cost_aware_fit`: the fit of the policy that drafts and verifies while it pays.
+* `step_prices`: seconds of replayed steps, with padding of trees of different sizes.
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import TreeoptError
-from treeopt.storage.atomic_files import why
+from treeopt.storage.user_files import why
 
 # The largest number that is read: sums and products of a few stay finite.
 LARGEST_NUMBER = 1e100

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import visible
-from treeopt.storage.atomic_files import shipped_json
+from treeopt.storage.user_files import shipped_json
 
 # The acceptance rule of profiles and validations that do not record theirs.
 GREEDY = {"verification": "greedy", "temperature": 0.0}

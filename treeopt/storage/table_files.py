@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import UsageError
-from treeopt.storage.atomic_files import whole
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import whole
 
 if TYPE_CHECKING:
     import pandas as pd

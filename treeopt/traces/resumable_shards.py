@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treeopt.errors import TraceError, UsageError, counted
-from treeopt.storage.atomic_files import checksum, why, write_text
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import Integer, Record, read_field, read_record
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import checksum, read_text, why, write_text
 from treeopt.storage.work_file import check_same_settings
 from treeopt.traces.merge_split import concatenate_traces
-from treeopt.traces.trace import BY_ANCHOR, OPTIONAL, RANKS, Trace, first_of, load_trace, save_trace
-from treeopt.traces.trace_checks import FORMAT, REQUIRED
+from treeopt.traces.trace import BY_ANCHOR, FORMAT, OPTIONAL, RANKS, REQUIRED, Trace, first_of
+from treeopt.traces.trace_files import load_trace, save_trace
 
 SCHEMA = "treeopt.shards/1"
 MANIFEST = "manifest.json"

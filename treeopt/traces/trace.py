@@ -1,93 +1,57 @@
 """The Trace: which candidate of the drafter the target chose, at every position of the text it generated.
 
-Holds the arrays and reads and writes the one-file format (`data/README.md`). Knows nothing of walks or time.
+Holds the arrays and checks every value. Knows nothing of files, walks or time. An error names the field and the index
+of the first wrong value.
 """
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
-from treeopt.errors import TraceError
-from treeopt.storage.atomic_files import whole
-from treeopt.storage.json_records import RecordError
-from treeopt.storage.typed_records import Record
-from treeopt.traces.candidates import Candidates
-from treeopt.traces.trace_checks import FORMAT, MAX_WIDTH, REQUIRED, Array, check, read_arrays
-from treeopt.traces.trace_checks import MAX_DEPTH as MAX_DEPTH
-from treeopt.traces.trace_checks import MISSED as MISSED
-from treeopt.traces.trace_checks import PAST_END as PAST_END
+from treeopt.acceptance_rule_entries import may_accept_several
+from treeopt.errors import TraceError, TreeError
+from treeopt.traces.candidates import Candidates, check_candidates
 from treeopt.tree import Tree
 from treeopt.value_methods import ValueMethods
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Array = NDArray[Any]
 
-# Provenance is JSON of any shape: `treeopt.storage.provenance.look` reads it, and what has another shape is unknown.
-Provenance = Any
-
-
-class TraceMeta(Record, frozen=True, kw_only=True):
-    """Header and provenance of a trace. Keys that are not named here are provenance, too, and are kept."""
-
-    schema: Literal["treeopt.trace/2", "treeopt.trace/1"]  # the earlier one has no `confidence`
-    width: Annotated[int, Meta(ge=1, le=MAX_WIDTH, description="candidates per node that ranks number")]
-    domain_names: Annotated[tuple[str, ...], Meta(description="labels that the array `domain` is an index into")] = ()
-    verification: Annotated[Provenance, Meta(description="name of the acceptance rule, such as greedy")] = None
-    temperature: Annotated[Provenance, Meta(description="number; 0 for greedy")] = None
-    top_k: Annotated[Provenance, Meta(description="integer; missing: all tokens")] = None
-    top_p: Annotated[Provenance, Meta(description="number; missing: all tokens")] = None
-    new_tokens: Annotated[Provenance, Meta(description="largest number of tokens per request")] = None
-    seed: Annotated[Provenance, Meta(description="integer")] = None
-    device: Annotated[Provenance, Meta(description="name of the device and, for a CPU, its threads")] = None
-    target: Annotated[
-        Provenance, Meta(description="object: `name`, `dtype`, `quantization`, hashes of `weights` and `settings`")
-    ] = None
-    drafter: Annotated[
-        Provenance, Meta(description="object: `kind`, `heads`, `positions`, hashes of `weights` and `settings`")
-    ] = None
-    prompts_sha256: Annotated[Provenance, Meta(description="hash of the prompts' tokens")] = None
-    text_sha256: Annotated[Provenance, Meta(description="hash of the generated texts")] = None
-    repeated_4grams: Annotated[
-        Provenance, Meta(description="object: shares of repeated 4-grams in `prompts` and in what was `written`")
-    ] = None
-    repeated_prompts: Annotated[Provenance, Meta(description="number of requests whose prompt came before")] = None
-    assumed: Annotated[
-        Provenance, Meta(description="list of sentences: what the trace holds and its source does not say")
-    ] = None
-    tree: Annotated[
-        Provenance, Meta(description="rank paths of the nodes of the array `tree_kept`, level by level; needed with it")
-    ] = None
-    accept: Annotated[Provenance, Meta(description="how the array `accept` was found")] = None
-    kept: Annotated[Provenance, Meta(description="how the array `kept` was found")] = None
-    draft_prob: Annotated[Provenance, Meta(description="warped: the array `draft_prob` is not at temperature 1")] = None
-    confidence: Annotated[
-        Literal["probability", "head"] | None,
-        Meta(description="what the array `confidence` holds: `probability`, or `head` for a confidence head's output"),
-    ] = None
-    candidates: Annotated[
-        Provenance, Meta(description="object: `depth`, `beam`, `width`, `stride` of the recorded candidates")
-    ] = None
-    imported: Annotated[Provenance, Meta(description="object: `format`, `file`, `sha256` of the source")] = None
-    merged: Annotated[Provenance, Meta(description="by part: `requests`, and what the parts differ in")] = None
-    split: Annotated[
-        Provenance, Meta(description="object: `share`, `seed`, `part`, `requests` of the whole, the split `before`")
-    ] = None
-    provenance: Annotated[
-        Provenance, Meta(description="object: software, commit, processor, date and command of the recording")
-    ] = None
-
-
-SCHEMAS = ("treeopt.trace/2", "treeopt.trace/1")  # the one that is written, and others that are read
-SCHEMA = SCHEMAS[0]
+# Every array of the format: (the type written, others that are read, dimensions).
+FORMAT: dict[str, tuple[type[np.generic], tuple[type[np.generic], ...], int]] = {
+    "request": (np.int32, (), 1),
+    "position": (np.int32, (), 1),
+    "rank": (np.int16, (), 2),
+    "accept": (np.float16, (), 3),
+    "kept": (np.float16, (), 3),
+    "draft_prob": (np.float16, (), 3),
+    "draft_entropy": (np.float16, (), 2),
+    "target_entropy": (np.float16, (), 1),
+    "tree_kept": (np.bool_, (), 2),
+    "drafted": (np.int16, (), 1),
+    "confidence": (np.float16, (), 2),
+    "domain": (np.int16, (), 1),
+    "prompt_tokens": (np.int32, (), 1),
+    "candidates_offset": (np.int64, (), 1),
+    "candidates_parent": (np.int16, (), 1),
+    "candidates_rank": (np.uint8, (), 1),
+    "candidates_logprob": (np.float32, (np.float16,), 1),
+    "candidates_hit": (np.bool_, (), 1),
+    "meta": (np.uint8, (), 1),
+}
+REQUIRED = ("request", "position", "rank", "meta")
+MISSED = -1
+PAST_END = -2
+MAX_DEPTH = 64
+MAX_WIDTH = 1024
+CHUNK = 1 << 20  # entries checked together, so that checks of large arrays take little memory
 PART = 2**22  # anchors that are replayed at once
 # Optional arrays, one row per anchor.
 BY_ANCHOR = ("accept", "kept", "draft_prob", "draft_entropy", "target_entropy", "tree_kept", "drafted", "confidence")
@@ -149,7 +113,7 @@ class Trace(ValueMethods):
 
     def __post_init__(self) -> None:
         """Check every array against the format and make it read-only."""
-        check(self)
+        _check(self)
         for holder in (self, self.candidates):
             for f in fields(holder) if holder is not None else ():
                 value = getattr(holder, f.name)
@@ -299,78 +263,202 @@ def first_of(requests: int, *, share: float, rng: np.random.Generator) -> NDArra
     return np.sort(rng.permutation(requests)[: min(max(round(share * requests), 1), requests - 1)])
 
 
-def save_trace(trace: Trace, path: Path) -> None:
-    """Write a trace as one compressed .npz, whole or not at all.
+def _check(trace: Trace) -> None:
+    """Check every array against the format.
 
     Raises:
-        TraceError: `meta` uses a key of the file's own header.
+        TraceError: names the field and the index.
     """
-    arrays: dict[str, Array] = {"request": trace.request, "position": trace.position, "rank": trace.rank}
-    for name in (*BY_ANCHOR, *BY_REQUEST):
-        if getattr(trace, name) is not None:
-            arrays[name] = getattr(trace, name)
+    _check_types(trace)
+    _check_anchors(trace.request, trace.position)
+    starts = np.flatnonzero(trace.position == 0)
+    lengths = np.diff(np.append(starts, len(trace.position))).astype(np.int32)
+    left = np.repeat(lengths, lengths)
+    left -= trace.position  # tokens from each anchor to the end of its request
+    _check_ranks(trace.rank, trace.width, left)
+    _check_probabilities(trace)
+    _check_entropies(trace)
+    _check_domains(trace.domain, trace.domain_names, len(starts))
+    _check_prompts(trace.prompt_tokens, len(starts))
+    _check_tree(trace, left)
+    _check_drafted(trace)
     if trace.candidates is not None:
-        arrays |= {f"candidates_{f.name}": getattr(trace.candidates, f.name) for f in fields(Candidates)}
-    reserved = {"schema", "width", "domain_names"} & set(trace.meta)
-    if reserved:
-        raise TraceError(f"`meta` must not use the key `{min(reserved)}`")
-    header = {"schema": SCHEMA, "width": trace.width, "domain_names": trace.domain_names, **trace.meta}
-    arrays["meta"] = np.frombuffer(json.dumps(header, sort_keys=True).encode(), dtype=np.uint8)
-    with whole(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        check_candidates(trace.candidates, len(trace.rank))
 
 
-def load_trace(path: Path, *, arrays: Collection[str] = FORMAT) -> Trace:
-    """Read and check a trace.
+def _first(bad: NDArray[np.bool_], start: int = 0) -> str:
+    """Return the index of the first true entry of a part whose rows begin at `start`, as `[i]` or `[i, j]`."""
+    row, *columns = np.unravel_index(int(np.argmax(bad)), bad.shape)
+    return "[" + ", ".join(str(int(i)) for i in (start + row, *columns)) + "]"
 
-    Args:
-        path: the file.
-        arrays: names of the arrays to read (treeopt.traces.trace_checks.FORMAT); `RANKS` names those that the search of
-            static trees needs, without probabilities and candidates.
 
-    Raises:
-        TraceError: the file is missing, truncated, pickled, of another schema, or breaks the format; the
-            message names file, field and index.
-    """
-    path = Path(path)
+def _chunks(values: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield the array in parts of some rows each, with the number of the first row."""
+    rows = max(CHUNK // max(int(np.prod(values.shape[1:])), 1), 1)
+    for start in range(0, len(values), rows):
+        yield start, values[start : start + rows]
+
+
+def _check_types(trace: Trace) -> None:
+    for name, (expected, _, _) in FORMAT.items():
+        if name.startswith("candidates_"):
+            value = getattr(trace.candidates, name.removeprefix("candidates_"), None)
+        else:
+            value = None if name == "meta" else getattr(trace, name)
+        if value is not None and (not isinstance(value, np.ndarray) or value.dtype != expected):
+            found = getattr(value, "dtype", type(value))
+            raise TraceError(f"`{name}` must be a {np.dtype(expected)} array, found {found}")
+
+
+def _check_anchors(request: NDArray[np.int32], position: NDArray[np.int32]) -> None:
+    if request.ndim != 1 or position.shape != request.shape:
+        raise TraceError(f"`request` and `position` must have the same length, found {request.shape}, {position.shape}")
+    if len(request) == 0:
+        raise TraceError("`request` is empty: a trace has at least one anchor")
+    if request[0] < 0:
+        raise TraceError(f"request[0] must be 0 or more, found {request[0]}")
+    for start, rows in _chunks(request[1:]):
+        backwards = rows < request[start : start + len(rows)]
+        if backwards.any():
+            i = start + int(np.argmax(backwards)) + 1
+            raise TraceError(f"request[{i}] must not fall below {request[i - 1]}, found {request[i]}")
+    if position[0] != 0:
+        raise TraceError(f"position[0] must be 0 (consecutive from 0 in each request), found {position[0]}")
+    for start, rows in _chunks(position[1:]):
+        part = slice(start, start + len(rows))
+        # Right wherever the position before it is right.
+        expected = np.where(request[1:][part] > request[part], 0, position[part] + 1)
+        if (rows != expected).any():
+            j = int(np.argmax(rows != expected))
+            raise TraceError(
+                f"position[{start + j + 1}] must be {expected[j]} (consecutive from 0 in each request), found {rows[j]}"
+            )
+
+
+def _check_ranks(rank: NDArray[np.int16], width: int, left: NDArray[np.int32]) -> None:
+    anchors = len(left)
+    if rank.ndim != 2 or len(rank) != anchors or not 1 <= rank.shape[1] <= MAX_DEPTH:
+        raise TraceError(f"`rank` must be ({anchors}, 1..{MAX_DEPTH}), found {rank.shape}")
+    if not 1 <= width <= MAX_WIDTH:
+        raise TraceError(f"`width` must be in 1..{MAX_WIDTH}, found {width}")
+    for start, rows in _chunks(rank):
+        bad = (rows < PAST_END) | (rows >= width)
+        if bad.any():
+            raise TraceError(
+                f"rank{_first(bad, start)} must be in [-2, {width - 1}] (width {width}), found {rows[bad][0]}"
+            )
+    for start, rows in _chunks(rank):
+        past = np.arange(rank.shape[1]) >= left[start : start + len(rows), None]
+        wrong = (rows == PAST_END) != past
+        if wrong.any():
+            must = "-2 (past the end of its request)" if past[wrong][0] else "-1 or more (inside its request)"
+            raise TraceError(f"rank{_first(wrong, start)} must be {must}, found {rows[wrong][0]}")
+
+
+def _check_probabilities(trace: Trace) -> None:
+    siblings = (*trace.rank.shape, trace.width)
+    for name in ("accept", "kept", "draft_prob", "confidence"):
+        values, shape = getattr(trace, name), trace.rank.shape if name == "confidence" else siblings
+        if values is None:
+            continue
+        if values.shape != shape:
+            raise TraceError(f"`{name}` must have shape {shape}, found {values.shape}")
+        for start, rows in _chunks(values):
+            bad = ~((rows >= 0) & (rows <= 1))
+            if bad.any():
+                raise TraceError(f"{name}{_first(bad, start)} must be in [0, 1], found {rows[bad][0]}")
+            total = rows.sum(axis=-1, dtype=np.float32) if rows.ndim > 2 else np.zeros(1)
+            over = total > 1.01  # float16 rounds each of W values by at most 2^-11 of itself
+            if over.any():
+                raise TraceError(f"{name}{_first(over, start)} must sum to at most 1, found {total[over][0]:.4f}")
+
+
+def _check_entropies(trace: Trace) -> None:
+    shapes = {"draft_entropy": trace.rank.shape, "target_entropy": trace.rank.shape[:1]}
+    for name, shape in shapes.items():
+        values = getattr(trace, name)
+        if values is None:
+            continue
+        if values.shape != shape:
+            raise TraceError(f"`{name}` must have shape {shape}, found {values.shape}")
+        for start, rows in _chunks(values):
+            bad = ~(np.isfinite(rows) & (rows >= 0))
+            if bad.any():
+                raise TraceError(f"{name}{_first(bad, start)} must be 0 or more and finite, found {rows[bad][0]}")
+
+
+def _check_domains(domain: NDArray[np.int16] | None, names: tuple[str, ...], requests: int) -> None:
+    if domain is None:
+        return
+    if domain.shape != (requests,):
+        raise TraceError(f"`domain` must have one label per request ({requests}), found {domain.shape}")
+    bad = (domain < 0) | (domain >= len(names))
+    if bad.any():
+        raise TraceError(
+            f"domain{_first(bad)} must be an index of the {len(names)} `domain_names`, found {domain[bad][0]}"
+        )
+
+
+def _check_prompts(prompt_tokens: NDArray[np.int32] | None, requests: int) -> None:
+    if prompt_tokens is None:
+        return
+    if prompt_tokens.shape != (requests,):
+        raise TraceError(f"`prompt_tokens` must have one entry per request ({requests}), found {prompt_tokens.shape}")
+    if prompt_tokens.min() < 1:
+        bad = prompt_tokens < 1
+        raise TraceError(f"prompt_tokens{_first(bad)} must be at least 1, found {prompt_tokens.min()}")
+
+
+def _check_tree(trace: Trace, left: NDArray[np.int32]) -> None:
+    accepted = trace.tree_kept
+    if accepted is None:
+        return
+    paths, rule = trace.meta.get("tree"), trace.meta.get("verification")
+    if not may_accept_several(rule):
+        raise TraceError(
+            f"`tree_kept` applies only to rules that may accept several siblings, found `verification` {rule!r}"
+        )
+    if not isinstance(paths, list) or not paths:
+        raise TraceError(f"`tree` of `meta` must be the rank paths of the nodes of `tree_kept`, found {paths!r:.80}")
     try:
-        contents = read_arrays(path, arrays)
-        return _assemble(contents, _read_header(contents))
-    except TraceError as error:
-        raise TraceError(f"{path}: {error}") from error
+        tree = Tree.from_paths(paths)
+    except (TreeError, TypeError, ValueError) as error:
+        raise TraceError(f"`tree` of `meta` must be the rank paths of the nodes of `tree_kept`: {error}") from error
+    if [list(path) for path in tree.paths] != [list(path) for path in paths]:
+        raise TraceError("`tree` of `meta` must name every node once, level by level, siblings by rank")
+    anchors, depth = trace.rank.shape
+    if tree.depth > depth or max(tree.ranks) >= trace.width:
+        raise TraceError(
+            f"`tree` of `meta` must have at most {depth} levels and ranks below {trace.width}, as `rank` has, "
+            f"found {tree.depth} and {max(tree.ranks)}"
+        )
+    if accepted.shape != (anchors, tree.nodes):
+        raise TraceError(f"`tree_kept` must have shape {(anchors, tree.nodes)}, found {accepted.shape}")
+    for node, (parent, level) in enumerate(zip(tree.parents, tree.depths, strict=True)):
+        column = accepted[:, node]
+        for bad, where in (
+            (column & (left < level), "past the end of its request"),
+            (column & ~accepted[:, parent] if parent >= 0 else np.zeros(0, dtype=bool), "below a rejected node"),
+        ):
+            if bad.any():
+                raise TraceError(f"tree_kept[{int(np.argmax(bad))}, {node}] is true {where}")
 
 
-def _read_header(arrays: dict[str, Array]) -> dict[str, Any]:
-    try:
-        header = json.loads(arrays["meta"].tobytes().decode())
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"`meta` is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise TraceError("`meta` must be a JSON object")
-    if header.get("schema") not in SCHEMAS:
-        raise TraceError(f"schema must be {SCHEMA!r}, found {header.get('schema')!r:.80}")
-    from treeopt.storage.typed_records import read_record  # loads msgspec, which only reading needs
-    from treeopt.traces.trace import TraceMeta
-
-    try:
-        read_record(header, TraceMeta)
-    except RecordError as error:
-        raise TraceError(f"`meta`: {error}") from error
-    return header
-
-
-def _assemble(arrays: dict[str, Array], header: dict[str, Any]) -> Trace:
-    parts = {f.name: arrays.get(f"candidates_{f.name}") for f in fields(Candidates)}
-    absent = [name for name, value in parts.items() if value is None]
-    if absent and len(absent) < len(parts):
-        raise TraceError(f"array `candidates_{absent[0]}` is missing")
-    return Trace(
-        request=arrays["request"],
-        position=arrays["position"],
-        rank=arrays["rank"],
-        width=header.pop("width"),
-        **{name: arrays.get(name) for name in (*BY_ANCHOR, *BY_REQUEST)},
-        candidates=None if absent else Candidates(**parts),  # type: ignore[arg-type]
-        domain_names=tuple(header.pop("domain_names", ())),
-        meta={key: value for key, value in header.items() if key != "schema"},
-    )
+def _check_drafted(trace: Trace) -> None:
+    drafted = trace.drafted
+    if drafted is None:
+        return
+    anchors, depth = trace.rank.shape
+    if drafted.shape != (anchors,):
+        raise TraceError(f"`drafted` must have one entry per anchor ({anchors}), found {drafted.shape}")
+    bad = (drafted < 0) | (drafted > depth)
+    if bad.any():
+        raise TraceError(f"drafted{_first(bad)} must be in 0..{depth} (the depth), found {drafted[bad][0]}")
+    for start, rows in _chunks(trace.rank):
+        beyond = (np.arange(depth) >= drafted[start : start + len(rows), None]) & (rows >= 0)
+        if beyond.any():
+            anchor = start + int(np.argmax(beyond.any(axis=1)))
+            raise TraceError(
+                f"rank{_first(beyond, start)} must be -1 or -2, because drafted[{anchor}] is {drafted[anchor]}, "
+                f"found {rows[beyond][0]}"
+            )

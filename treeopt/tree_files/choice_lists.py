@@ -2,20 +2,22 @@
 
 The same literal is read in a file of any suffix and in a text: alone, assigned to a name, as an argument or an option,
 or anywhere in an engine's nested configuration. Files of `torch.save` are read by
-`executor.checkpoints.tensors.find_tensor_files`; `read_tree` takes their values.
+`executor.checkpoints.tensors.find_tensor_files`; `read_tree` takes their values. Published trees are named, and stored
+in `data/published/trees.json`.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from treeopt.errors import TreeError, brief
-from treeopt.storage.atomic_files import why
-from treeopt.storage.user_files import read_text
+from treeopt.storage.user_files import read_text, shipped, why
 from treeopt.traces.importers.source_file import SAVED
 from treeopt.tree import EMPTY, MAX_NODES, MAX_RANK, Tree
 from treeopt.tree_files.tree_text import FORMS, Program, literal, named_values, value_in_text
@@ -239,3 +241,21 @@ def abridged(path: Sequence[Any]) -> str:
     '[0, 0, 0, 0, 0, 0, 0, 0, ...]'
     """
     return f"[{', '.join(map(brief, path[:SHOWN]))}{', ...' if len(path) > SHOWN else ''}]"
+
+
+MEDUSA = "medusa/mc_sim_7b_63"
+EAGLE = "eagle1/mc_sim_7b_63"
+
+
+@cache
+def published_trees() -> dict[str, Tree]:
+    """Return all published trees by name; the file also holds their sources.
+
+    >>> published_trees()[MEDUSA].level_widths
+    (10, 28, 23, 2)
+    """
+    path = shipped("published/trees.json")
+    try:
+        return {record["name"]: Tree.from_paths(record["paths"]) for record in json.loads(path.read_text("utf-8"))}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TreeError(f"{path}: published trees cannot be read: {error!r}") from error

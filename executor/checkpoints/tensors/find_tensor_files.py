@@ -21,8 +21,7 @@ from torch import Tensor
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
 from simulate.model_sizes.drafter_kinds import by_priority
 from treeopt.errors import ExecutorError, shorten
-from treeopt.storage.atomic_files import why
-from treeopt.storage.user_files import check_pointer, check_text, open_regular, read_text
+from treeopt.storage.user_files import check_pointer, check_text, open_regular, read_text, why
 
 OTHERS_LIMIT = 2**24  # bytes that are no tensors
 NESTED = 8  # levels of nested lists; the formats read here have three

@@ -14,7 +14,7 @@ from executor.target import tensor_parallel
 from executor.target.load_hf_model import DTYPES
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
-from treeopt.storage.atomic_files import whole, write_text
+from treeopt.storage.user_files import whole, write_text
 
 
 @dataclass(frozen=True)

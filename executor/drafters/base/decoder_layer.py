@@ -19,9 +19,8 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from executor.target.attention_backends import attend
 from executor.target.kv_cache import Layout, TreeCache
-from executor.target.tree_attention_mask import TreeMasks, additive, chunk_seen, fold_heads, tree_seen
+from executor.target.tree_attention_mask import TreeMasks, additive, attend, chunk_seen, fold_heads, tree_seen
 from executor.verification.tree_tensors import below
 
 # Queries (b, heads, tokens, width), keys and values (b, key heads, tokens, width) -> (b, tokens, heads, width).

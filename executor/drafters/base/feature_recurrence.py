@@ -16,7 +16,7 @@ from executor.drafters.base.decoder_layer import Attend, LayerCache, SelfAttenti
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
-from treeopt.traces.trace_checks import MAX_DEPTH
+from treeopt.traces.trace import MAX_DEPTH
 
 
 @dataclass

@@ -22,7 +22,7 @@ class Recipe:
         name: of the recipe.
         kind: of the drafter.
         depths: levels supervised; for Medusa and Hydra also the number of heads.
-        hard_ce_weight: weight of the term `hard_ce` in `loss_terms`; the other weights correspondingly.
+        hard_ce_weight: weight of the term `hard_ce` in `loss_module`; the other weights correspondingly.
         top_k: tokens that the term `top_k` covers.
         csra_temperature: of the term `csra`.
         coefficient: weight of all depths; depth k (from 1) has coefficient * decay ** k.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from executor.drafters.base.drafter import Admitted, Committed, Forced
-from executor.models.random_weights import make_target
+from executor.models import make_target
 from executor.target.architectures import check_drafts
 from executor.target.causal_model import pick_rows
 from executor.target.kv_cache import TreeCache
@@ -22,7 +22,7 @@ from executor.target.target_model import Target
 from executor.verification.tree_tensors import below
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import ExecutorError, UsageError
-from treeopt.traces.trace_checks import MAX_DEPTH
+from treeopt.traces.trace import MAX_DEPTH
 
 
 @dataclass

@@ -26,7 +26,7 @@ from executor.drafters.prompt_lookup.drafter import MISSING, RANK_STEP, continue
 from executor.target.causal_model import pick_rows
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
-from treeopt.traces.trace_checks import MAX_DEPTH
+from treeopt.traces.trace import MAX_DEPTH
 
 MAX_ORDER = 8
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.target.target_model import Target
 from treeopt.errors import UsageError
-from treeopt.traces.trace_checks import MAX_DEPTH
+from treeopt.traces.trace import MAX_DEPTH
 
 MISSING = -1  # stands before the beginning of the text
 RANK_STEP = 2**-20  # scores fall by this from one token id to the next, so that every sort ranks equals by id

@@ -31,7 +31,7 @@ from executor.drafters.prompt_lookup.drafter import PromptLookup, TextDrafter, T
 from executor.target.target_model import Target
 from executor.target.tokenizer import end_tokens
 from treeopt.errors import UsageError
-from treeopt.traces.trace_checks import MAX_DEPTH
+from treeopt.traces.trace import MAX_DEPTH
 
 NOTHING = -1  # no token is proposed
 LARGEST = 1024  # tokens of a match, llama.cpp's limit; the others have none

@@ -17,7 +17,7 @@ from tests.helpers.models import (
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.tree import EMPTY, Tree
-from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees
 
 TREES = {
     "plain": EMPTY,

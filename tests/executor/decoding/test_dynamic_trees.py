@@ -18,10 +18,10 @@ from treeopt.policies.beam import Drafting, reach
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.policies.reranking import calibrate, shortlists
 from treeopt.replay.dynamic_tree import Batches, Steps, choose_alone
-from treeopt.searchers.dynamic_trees.choose_policy import best_policy, upper_bound
-from treeopt.searchers.dynamic_trees.cost_aware_fit import fit_cost_aware
-from treeopt.searchers.dynamic_trees.step_prices import Prices, price_replay
-from treeopt.statistics.isotonic_regression import Curve
+from treeopt.searchers.choose_policy import best_policy, upper_bound
+from treeopt.searchers.cost_aware_fit import fit_cost_aware
+from treeopt.searchers.step_prices import Prices, price_replay
+from treeopt.statistics import Curve
 
 DEPTH, WIDTH, FULL = 3, 3, 9  # a beam of 9 expands everything down to depth 3
 

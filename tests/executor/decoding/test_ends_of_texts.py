@@ -28,7 +28,7 @@ from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree
 from treeopt.tree import EMPTY, Tree
-from treeopt.tree_files.paper_trees import EAGLE, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, published_trees
 
 NEW = 16
 LENGTHS = (7, 1, 19, 2, 1, 12, 5, 3, 1, 9)

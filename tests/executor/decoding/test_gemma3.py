@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import treeopt
 from tests.helpers.engine_setups import ENGINES
 from tests.helpers.models import generated
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 FOLDER, NEW, LENGTHS = ENGINES / "models" / "gemma3-270m", 24, (600, 1000, 1500)
 

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 from executor.checkpoints import load_drafter
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
-from executor.decoding.dynamic_growth import DynamicGrowth
+from executor.decoding.tree_growth import DynamicGrowth
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.medusa.drafter import MedusaHeads

@@ -8,14 +8,13 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from executor.decoding.dynamic_growth import AskingGrowth, Chances, DynamicGrowth
-from executor.decoding.static_growth import StaticGrowth
+from executor.decoding.tree_growth import AskingGrowth, Chances, DynamicGrowth, StaticGrowth
 from executor.verification.acceptance_rules import Greedy
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trees
 from treeopt.policies import DynamicTree, OptTree
 from treeopt.policies.beam import Drafting
-from treeopt.statistics.isotonic_regression import Curve
+from treeopt.statistics import Curve
 
 CPU = torch.device("cpu")
 VOCABULARY = 5

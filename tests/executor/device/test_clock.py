@@ -7,7 +7,7 @@ import torch
 
 from executor.decoding.cuda_graphs import Graphs
 from executor.decoding.decoder import Decoder
-from executor.decoding.step_results import Step
+from executor.decoding.request_queue import Step
 from executor.device import Clock, elapsed_s
 from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.tree import Tree

@@ -12,7 +12,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from executor.checkpoints import load_drafter
 from executor.decoding.decoder import Decoder
 from executor.drafters.prompt_lookup.engine_rules import NOTHING, EngineLookup, LlamaCpp, Transformers, Vllm
-from executor.models.fingerprint import identity
+from executor.models import identity
 from executor.prompts.prompt_files import Prompt, encode, read_prompts
 from executor.recording.collect_trace import collect
 from executor.target.load_hf_model import load_target
@@ -24,7 +24,7 @@ from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import accepted_lengths, visit
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.tree import Tree
 
 FIXTURES = Path(__file__).parent

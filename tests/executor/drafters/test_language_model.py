@@ -8,8 +8,7 @@ from torch import Tensor
 
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
-from executor.decoding.dynamic_growth import DynamicGrowth
-from executor.decoding.static_growth import StaticGrowth
+from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
 from executor.drafters.base.drafter import Admitted
 from executor.drafters.language_model.drafter import LanguageModel, LanguageModelState
 from executor.target.kv_cache import TreeCache
@@ -20,7 +19,7 @@ from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import EAGLE, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, published_trees
 
 NEW = 24
 SHAPES: dict[str, Tree | DynamicTree] = {

@@ -17,12 +17,11 @@ from executor.checkpoints import load_drafter, save_drafter
 from executor.decoding.batch_rows import Rows
 from executor.decoding.cuda_graphs import Graphs
 from executor.decoding.decoder import Decoder
-from executor.decoding.dynamic_growth import DynamicGrowth
-from executor.decoding.static_growth import StaticGrowth
+from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
 from executor.drafters.base.drafter import Committed
 from executor.drafters.ngram.drafter import NGRAM_FILE, NGram
 from executor.drafters.prompt_lookup.drafter import RANK_STEP, RATIO, PromptLookup, match_scores
-from executor.models.fingerprint import weights_hash
+from executor.models import weights_hash
 from executor.target.tokenizer import load_tokenizer
 from executor.train.count_ngrams import main
 from executor.verification.acceptance_rules import Greedy
@@ -32,9 +31,9 @@ from tests.helpers.drafters import admitted
 from tests.helpers.models import VOCABULARY, generated, random_prompts, small_model, small_target
 from tests.helpers.slow_params import slow_unless
 from treeopt.policies import DynamicTree
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import EAGLE, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, published_trees
 
 NEW = 24
 SHAPES: dict[str, Tree | DynamicTree] = {

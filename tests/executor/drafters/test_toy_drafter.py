@@ -20,15 +20,14 @@ from executor.checkpoints.tensors.write_tensors import Written
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.drafters.base.recipe import Recipe, recipes, replaced
-from executor.models.random_weights import random_drafter
+from executor.models import random_drafter
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.runners.loop_runner import weights_read
 from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
-from executor.train.text_files import Rows
-from executor.train.trainer import Job
-from executor.train.training_run import begun, run
+from executor.train.token_rows import Rows
+from executor.train.training_run import Job, begun, run
 from simulate.model_sizes.drafter_kinds import (
     DRAFTERS,
     DrafterKind,

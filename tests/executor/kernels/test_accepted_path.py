@@ -10,8 +10,7 @@ import torch
 from executor.decoding import batch_rows
 from executor.decoding.batch_rows import Rows
 from executor.drafters.base.drafter import Committed
-from executor.verification.acceptance_rules import Greedy
-from executor.verification.longest_accepted_path import follow
+from executor.verification.acceptance_rules import Greedy, follow
 from executor.verification.tree_tensors import Draft, Topology
 
 BATCH, DEEPEST, WIDTH = 3, 4, 5

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from executor.models.fingerprint import identity, settings_hash
+from executor.models import identity, settings_hash
 from tests.helpers.drafters import random_drafter
 from tests.helpers.models import CONFIGS, small_target
 

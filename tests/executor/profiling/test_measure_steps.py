@@ -16,8 +16,7 @@ from executor.profiling.configurations import (
     Configuration,
     ranked_configurations,
 )
-from executor.profiling.drift import cell_of
-from executor.profiling.loop_blocks import TOGETHER, LoopBlocks
+from executor.profiling.loop_blocks import TOGETHER, LoopBlocks, cell_of
 from executor.profiling.measure_steps import MARGIN, fit_schedule
 from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner

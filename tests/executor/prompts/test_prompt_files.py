@@ -12,7 +12,7 @@ from tests.helpers.command_line import collect, read_json, refused, run
 from tests.helpers.command_line import tiny as tiny
 from tests.system.test_data import CHATML, byte_tokenizer
 from treeopt.errors import ExecutorError
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 
 USER = [{"role": "user", "content": "one"}]
 ANSWERED = [*USER, {"role": "assistant", "content": "two"}]

@@ -7,7 +7,7 @@ import pytest
 from executor.prompts.data_files import items
 from executor.prompts.message_parts import Report
 from executor.prompts.prompt_files import read_prompts
-from executor.train.text_files import read_texts
+from executor.train.token_rows import read_texts
 from treeopt.errors import ExecutorError
 
 TURNS = (("user", "Hi"), ("assistant", "Hello"))

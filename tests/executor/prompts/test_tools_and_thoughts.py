@@ -8,7 +8,7 @@ from executor.prompts.conversation_forms import conversation_of
 from executor.prompts.message_parts import Report
 from executor.prompts.prompt_files import encode, encoded, messages_of, read_prompts, rendered
 from executor.train.self_distill import Writing, _prompts, before_tools
-from executor.train.text_files import Text, read_texts
+from executor.train.token_rows import Text, read_texts
 from executor.train.token_rows import encode as encode_rows
 from tests.system.test_data import CHATML, byte_tokenizer, learnt
 from treeopt.errors import ExecutorError

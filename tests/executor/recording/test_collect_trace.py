@@ -6,7 +6,7 @@ import torch
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel
-from executor.models.fingerprint import weights_hash
+from executor.models import weights_hash
 from executor.prompts.prompt_files import Prompt
 from executor.recording import collect_trace
 from executor.recording.collect_trace import ForcedText, collect, repeated_share
@@ -22,9 +22,10 @@ from treeopt.planning.search_warnings import advice
 from treeopt.policies import DynamicTree
 from treeopt.replay.sampled_rules import drawn_ranks
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
-from treeopt.traces.trace import PAST_END, load_trace, save_trace
+from treeopt.traces.trace import PAST_END
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import EMPTY, Tree
-from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees
 
 WIDTH = 12
 TREES = [

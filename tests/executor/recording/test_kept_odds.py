@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.recording.sibling_acceptance import KeptOdds, accept_odds
-from executor.verification.block_verification import BlockVerification
-from executor.verification.multi_round_rejection import Leviathan, Sequoia, SpecInfer
+from executor.recording.teacher_forced import KeptOdds, accept_odds
+from executor.verification.multi_round_rejection import BlockVerification, Leviathan, Sequoia, SpecInfer
 from tests.executor.verification.test_lossless import FORK, SIX, WIDE, Tables, continued, rule_of, stops_of
 from tests.helpers.expected_replay import accepted_odds, expected_replay, survival, visit_odds
 from tests.helpers.slow_params import slow_unless

@@ -12,7 +12,8 @@ from tests.helpers.policy_replay import UNKNOWN, accepted_lengths, visit
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import TraceError
 from treeopt.policies import DynamicTree
-from treeopt.traces.trace import PAST_END, load_trace, save_trace
+from treeopt.traces.trace import PAST_END
+from treeopt.traces.trace_files import load_trace, save_trace
 
 
 @pytest.fixture(scope="module", params=slow_unless(lambda name: name in ("medusa", "eagle"), DRAFTERS))

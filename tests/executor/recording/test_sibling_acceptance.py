@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from executor.recording.sibling_acceptance import in_rounds
+from executor.recording.teacher_forced import in_rounds
 from executor.verification.acceptance_probabilities import Siblings
 from executor.verification.multi_round_rejection import rounds
 

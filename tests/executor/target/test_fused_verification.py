@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, Mini
 
 from executor.kernels import few_rows_linear, fused_forward
 from executor.kernels.fused_forward import FusedForward
-from executor.models.fingerprint import compute_as_recorded, run_provenance, weights_hash
+from executor.models import compute_as_recorded, run_provenance, weights_hash
 from executor.target import fused_verification
 from executor.target.fused_verification import LARGE as LARGE_TREES
 from executor.target.fused_verification import SMALL as SMALL_TREES

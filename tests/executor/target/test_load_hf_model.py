@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from executor.models.fingerprint import identity, settings_hash, weights_hash
+from executor.models import identity, settings_hash, weights_hash
 from executor.target import QUANTIZED
 from executor.target.load_hf_model import DTYPES, check_finite, load_target, prepare
-from executor.target.quantization import plain_tensors, quantization_of
+from executor.target.packed_linears import plain_tensors, quantization_of
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
 from executor.verification.tree_tensors import Topology
@@ -280,7 +280,7 @@ def test_weights_that_change_as_they_are_used_are_refused(tmp_path):
 
 
 def test_a_missing_package_is_named(tiny, monkeypatch, tmp_path):
-    monkeypatch.setattr("executor.target.quantization.find_spec", lambda name: None)
+    monkeypatch.setattr("executor.target.packed_linears.find_spec", lambda name: None)
     with pytest.raises(ExecutorError, match=r"need torchao: pip install 'treeopt\[quantized\]'"):
         load_target(tiny, quantize="int8")
     config = deepcopy(CONFIGS["llama"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from executor.models.fingerprint import compute_as_recorded, run_provenance, weights_hash
+from executor.models import compute_as_recorded, run_provenance, weights_hash
 from executor.target import packed_linears
 from executor.target.packed_linears import (
     multiplies_bf16,

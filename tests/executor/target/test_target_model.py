@@ -15,7 +15,6 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-import executor.target.attention_backends
 import executor.target.tree_attention_mask
 from executor.decoding.decoder import Decoder
 from executor.decoding.self_test import audit_text

@@ -10,9 +10,8 @@ from executor.drafters.medusa import MEDUSA2
 from executor.target.target_model import Target
 from executor.train.feature_store import FeatureStore
 from executor.train.loss_module import Lesson
-from executor.train.text_files import Rows
-from executor.train.trainer import Job
-from executor.train.training_run import run
+from executor.train.token_rows import Rows
+from executor.train.training_run import Job, run
 from tests.helpers.drafters import random_drafter
 from tests.helpers.model_families import family
 from tests.helpers.models import HIDDEN, VOCABULARY, random_heads, small_target

@@ -7,14 +7,14 @@ from executor.drafters.base.recipe import recipes, replaced
 from executor.drafters.eagle import EAGLE, HASS
 from executor.drafters.eagle3 import EAGLE3
 from executor.drafters.medusa import MEDUSA1, MEDUSA2
-from executor.train import loss_terms
+from executor.train import loss_module
 
 
 @pytest.mark.parametrize("recipe", recipes().values(), ids=recipes())
 def test_options_are_those_of_the_terms(recipe):
     for name, weight, options in recipe.terms():
         assert weight > 0
-        assert set(options) < set(inspect.signature(loss_terms.TERMS[name]).parameters)
+        assert set(options) < set(inspect.signature(loss_module.TERMS[name]).parameters)
 
 
 def test_weights_of_depths_are_the_published():

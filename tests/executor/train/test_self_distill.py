@@ -11,8 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from executor.prompts.prompt_files import up_to_answer
 from executor.target.target_model import Target
 from executor.train.self_distill import Writing, rewrite
-from executor.train.text_files import Text, read_texts
-from executor.train.token_rows import encode, tokenizer_hash
+from executor.train.token_rows import Text, encode, read_texts, tokenizer_hash
 from tests.helpers.models import SMALL, generated
 from tests.system.test_data import CHATML, byte_tokenizer
 from treeopt.errors import ExecutorError, UsageError

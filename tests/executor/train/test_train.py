@@ -25,11 +25,19 @@ from executor.drafters.medusa.drafter import MedusaHeads
 from executor.recording.teacher_forced import rank_of
 from executor.target.target_model import Target
 from executor.train import training_run
-from executor.train.loss_module import Lesson, Lora, LoraBackbone, WholeBackbone
-from executor.train.loss_terms import TERMS, Anchors
-from executor.train.text_files import Rows
-from executor.train.trainer import DrafterTrainer, Job, arguments
-from executor.train.training_run import begun, checkpoint, continued, fresh_drafter, run, step_count
+from executor.train.loss_module import TERMS, Anchors, Lesson, Lora, LoraBackbone, WholeBackbone
+from executor.train.token_rows import Rows
+from executor.train.training_run import (
+    DrafterTrainer,
+    Job,
+    arguments,
+    begun,
+    checkpoint,
+    continued,
+    fresh_drafter,
+    run,
+    step_count,
+)
 from tests.helpers.drafters import random_drafter
 from tests.helpers.model_families import family
 from tests.helpers.models import CONFIGS, HIDDEN, VOCABULARY, random_heads, small_model, small_target
@@ -542,7 +550,7 @@ from pathlib import Path
 import torch
 from executor.target.tensor_parallel import leave, processes
 from executor.train.training_run import fresh_drafter
-from executor.train.trainer import Job
+from executor.train.training_run import Job
 from executor.train.training_run import run
 from executor.drafters.base.recipe import recipes, replaced
 from tests.helpers.drafters import random_drafter

@@ -14,14 +14,14 @@ from executor.decoding import decoder
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel, of_layers
 from executor.drafters.medusa.drafter import MedusaHeads
-from executor.models.random_weights import SHAPES, random_drafter, random_target, shape_config
+from executor.models import SHAPES, random_drafter, random_target, shape_config
 from executor.runners import loop_runner
 from executor.runners.loop_runner import LoopRunner, weights_read
 from executor.runners.runner import Requests
 from executor.target.target_model import Target
 from executor.validation import compare, pieces, runs_in, runs_of
+from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.acceptance_rules import Greedy
-from executor.verification.sample_and_match import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile

@@ -19,7 +19,7 @@ from executor.recording.teacher_forced import Texts
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import Requests
 from executor.validation import compare
-from executor.verification.sample_and_match import SampleAndMatch
+from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from simulate.validation.predicted_vs_measured import Figures, comparison_record
 from simulate.validation.predictions import ways_of
@@ -35,10 +35,10 @@ from treeopt.policies.reranking import shortlists
 from treeopt.replay.dynamic_tree import Batches
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.static_tree import visit as visit_static
-from treeopt.statistics.isotonic_regression import Curve
+from treeopt.statistics import Curve
 from treeopt.traces.trace import Candidates, Trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import EAGLE, MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees
 
 DAILY = ("medusa", "language-model", "eagle3", "prompt-lookup")
 TOKENS = random_prompts((9, 4, 17, 2, 6, 12, 3), seed=8)

@@ -18,17 +18,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from executor.decoding.decoder import Decoder
-from executor.decoding.dynamic_growth import DynamicGrowth
-from executor.decoding.static_growth import StaticGrowth
+from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.target.tree_attention_mask import tree_table
+from executor.verification.acceptance_probabilities import Typical
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
-from executor.verification.typical_acceptance import Typical
 from tests.helpers.models import SMALL, noisy
 from tests.helpers.slow_growth import AWARE, CALIBRATION
 from tests.helpers.slow_params import slow_unless

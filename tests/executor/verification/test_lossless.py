@@ -18,15 +18,12 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from executor.verification import acceptance_probabilities, block_verification, multi_round_rejection, sample_and_match
-from executor.verification.acceptance_probabilities import CoinRule
+from executor.verification import acceptance_probabilities, multi_round_rejection
+from executor.verification.acceptance_probabilities import CoinRule, PointMass, SampleAndMatch, Typical
 from executor.verification.acceptance_rules import Greedy, Rule
-from executor.verification.block_verification import BlockVerification
-from executor.verification.multi_round_rejection import Leviathan, Rounds, Sequoia, SpecInfer
-from executor.verification.sample_and_match import PointMass, SampleAndMatch
+from executor.verification.multi_round_rejection import BlockVerification, Leviathan, Rounds, Sequoia, SpecInfer
 from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft, Topology
-from executor.verification.typical_acceptance import Typical
 from tests.helpers.slow_params import slow_unless
 from treeopt.tree import Tree
 
@@ -445,13 +442,15 @@ def test_a_residual_of_which_q_is_not_taken_is_noticed(kind, monkeypatch):
 
 
 def test_a_residual_that_keeps_the_children_is_noticed(monkeypatch):
-    mutant(monkeypatch, sample_and_match, "SampleAndMatch", "or_else(Siblings.of(draft, nodes).without(p), p)", "p")
-    noticed(rule_of(sample_and_match.SampleAndMatch), FORK)
+    mutant(
+        monkeypatch, acceptance_probabilities, "SampleAndMatch", "or_else(Siblings.of(draft, nodes).without(p), p)", "p"
+    )
+    noticed(rule_of(acceptance_probabilities.SampleAndMatch), FORK)
 
 
 def test_a_block_residual_without_its_prefix_is_noticed(monkeypatch):
-    mutant(monkeypatch, block_verification, "BlockVerification", "(prefix[..., None] * p - q)", "(p - q)")
-    noticed(rule_of(block_verification.BlockVerification), Tree.chain(2), draws=put_back)
+    mutant(monkeypatch, multi_round_rejection, "BlockVerification", "(prefix[..., None] * p - q)", "(p - q)")
+    noticed(rule_of(multi_round_rejection.BlockVerification), Tree.chain(2), draws=put_back)
 
 
 @pytest.mark.slow

@@ -17,9 +17,10 @@ from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
 from treeopt.constraints import ContiguousRanks
 from treeopt.errors import EngineError, TraceError
 from treeopt.replay.static_tree import accepted_lengths, covers, deepest, replay_tree
-from treeopt.searchers.static_trees.hydra_growth import grow
+from treeopt.searchers.hydra_growth import grow
 from treeopt.traces.merge_split import halves, merge_traces
-from treeopt.traces.trace import Trace, load_trace, save_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 TYPICAL = {"verification": "typical", "temperature": 0.7}

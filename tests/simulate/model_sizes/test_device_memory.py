@@ -12,7 +12,7 @@ from simulate.model_sizes.hf_config import text_part
 from simulate.model_sizes.layer_groups import LayerAttention
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 MODELS = json.loads(shipped("model_configs.json").read_text("utf-8"))["models"]
 H20 = 96 * 2**30

@@ -6,7 +6,7 @@ from simulate.model_sizes.drafter_kinds import kind_of_drafter
 from simulate.whatif.device_cost_models import drafter_kind
 from tests.helpers.command_line import small_trace
 from treeopt.errors import CostError, UsageError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 

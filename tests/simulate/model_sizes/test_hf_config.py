@@ -14,7 +14,7 @@ from simulate.model_sizes.hf_config import context_limit
 from simulate.model_sizes.model_shape import Shape
 from simulate.whatif.device_cost_models import bytes_per_weight
 from treeopt.errors import CostError, UsageError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 TINY = {
     "model_type": "llama",

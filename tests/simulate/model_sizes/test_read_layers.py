@@ -13,7 +13,7 @@ from simulate.model_sizes.hf_config import text_part
 from simulate.model_sizes.model_shape import Shape
 from simulate.model_sizes.stored_bytes import read_stored_bytes
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 MODELS = json.loads(shipped("model_configs.json").read_text("utf-8"))["models"]
 CARDS = {  # billions, of models without a class in transformers

@@ -18,7 +18,7 @@ from simulate.profiles.profile import (
 )
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.tree import Tree
 
 TWO = Profile(

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from simulate.profiles.measured_arms import profile_of_arms
+from simulate.profiles.sglang_cost_table import profile_of_arms
 from simulate.runs.run_costs import PromptSettings
 from simulate.runs.verdict_record import compare_lengths
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.replay.static_tree import replay_tree
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.traces.importers.acceptance_figures import acceptance
 from treeopt.tree import Tree
 

@@ -11,14 +11,14 @@ import pytest
 
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
-from executor.decoding.step_results import Step
+from executor.decoding.request_queue import Step
 from executor.profiling.loop_blocks import PASSES, measure_prefill
 from executor.verification.acceptance_rules import Greedy
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.profiles.step_tables import Prefill, ladder
-from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.data_sheets import Overheads
 from simulate.roofline.roofline_model import PIECE
-from simulate.runs.batch_run import run
+from simulate.runs.batch_record import run
 from simulate.runs.run_costs import FREE
 from simulate.runs.server import Switching
 from simulate.runs.server_load import Workload, read_requests
@@ -32,7 +32,7 @@ from tests.simulate.roofline.test_roofline_model import as_profile
 from tests.simulate.whatif.test_predicted_profile import model
 from tests.treeopt.cli.test_simulate import files as files
 from treeopt.errors import CostError, UsageError
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 KNOWN = Prefill(((8, 0.01), (100, 0.05)), ((8, 0.02), (100, 0.08)))

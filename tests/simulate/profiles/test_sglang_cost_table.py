@@ -9,7 +9,7 @@ import pytest
 from simulate.profiles.profile import load_profile
 from simulate.profiles.sglang_cost_table import read_cost_table, write_cost_table
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 PROFILE = load_profile(shipped("profiles/eagle3-cpu.json"))
 SAMPLED = {"sample_batch_tokens": [2, 4, 9], "sample_steps_per_sec": [100.0, 50.0, 20.0], "max_batch_tokens": 12}

@@ -5,7 +5,7 @@ import pytest
 
 from simulate.roofline.data_sheets import Hardware, find_hardware, load_hardware
 from treeopt.errors import CostError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 # TFLOP/s, GB/s, MiB of L2, multiprocessors, GB of memory (of 2**30 B) of the data sheets
 SHEETS = {

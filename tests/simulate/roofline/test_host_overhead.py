@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from simulate.roofline.data_sheets import find_hardware
-from simulate.roofline.host_overhead import NO_ROW_ERROR, Overheads
+from simulate.roofline.data_sheets import NO_ROW_ERROR, Overheads, find_hardware
 from simulate.roofline.roofline_model import SLOW_ROWS
 from tests.simulate.roofline.test_roofline_model import L3, medusa_shape, roofline
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.runs.batch_run import run
+from simulate.runs.batch_record import run
 from simulate.runs.timeline import Emissions, Timeline, speedup
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths

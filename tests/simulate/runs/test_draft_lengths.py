@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulate.profiles.profile import load_profile
-from simulate.runs.batch_run import run
+from simulate.runs.batch_record import run
 from simulate.runs.draft_lengths import Budgeted, Confident, StepTimes, length_rule, survivals, times_of
 from simulate.runs.length_server import LengthDecoding, run_lengths
 from simulate.runs.run_costs import PromptSettings
@@ -17,8 +17,8 @@ from simulate.runs.server_load import Workload
 from tests.helpers.adaptive_forty_lines import seconds_and_steps
 from tests.helpers.strategies import drawn_trace, trace_of, traces
 from treeopt.errors import TraceError, UsageError
-from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.storage.user_files import shipped
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 PROFILE = load_profile(shipped("profiles/medusa-cpu.json"))

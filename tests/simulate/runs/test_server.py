@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.runs.batch_run import run
+from simulate.runs.batch_record import run
 from simulate.runs.server import Switching
-from simulate.runs.server_figures import figures, replicate
 from simulate.runs.server_load import Slo, Workload, draw_requests, poisson, read_requests
+from simulate.runs.server_record import figures, replicate
 from tests.helpers.served_days import serve
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
 from tests.simulate.runs.test_batch_timeline import COST, Priced
 from treeopt.errors import UsageError
-from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof, Switch
+from treeopt.plans import Choice, Grown, Plan, PlanEntry, Proof, Switch
 from treeopt.replay.static_tree import accepted_lengths, replay_tree
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 from treeopt.tree import EMPTY, Tree
 
 PLAIN = Switching((None,))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from simulate.validation.predicted_vs_measured import Comparison, Figures, comparison_record
 from simulate.validation.predictions import ClosedForms
 from treeopt.errors import UsageError
-from treeopt.plans.plan import Choice
-from treeopt.statistics.clustered_estimate import CONFIDENCE, Estimate, ratio, share
+from treeopt.plans import Choice
+from treeopt.statistics import CONFIDENCE, Estimate, ratio, share
 from treeopt.tree import Tree
 
 TREES = [Tree.chain(n) for n in range(1, 30)]

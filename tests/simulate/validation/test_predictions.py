@@ -28,7 +28,7 @@ from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
 from treeopt.errors import PlanError
 from treeopt.planning.search_pipeline import search
 from treeopt.replay.static_tree import replay_tree
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.tree import Tree
 
 COST = load_profile(shipped("profiles/medusa-cpu.json"))

@@ -21,7 +21,7 @@ from tests.helpers.strategies import drawn_trace, trees
 from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 from treeopt.tree import Tree
 
 L3 = Shape.from_config(LLAMA_3_8B)

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from simulate.whatif.price_per_token import Cheapest, Offer, cheapest
 from simulate.whatif.scenarios import Scenario
+from simulate.whatif.whatif_record import Cheapest, Offer, cheapest
 from tests.helpers.command_line import done
 from tests.simulate.whatif.test_whatif import files, words  # noqa: F401 - a fixture
-from treeopt.plans.plan import Choice
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.plans import Choice
+from treeopt.statistics import Estimate
 from treeopt.tree import Tree
 
 

@@ -16,8 +16,7 @@ from simulate.model_sizes.drafter_kinds import DRAFTERS, no_work
 from simulate.model_sizes.model_shape import Shape
 from simulate.paper_formulas import expected_tau
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
-from simulate.roofline.data_sheets import find_hardware
-from simulate.roofline.host_overhead import Overheads
+from simulate.roofline.data_sheets import Overheads, find_hardware
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.scenarios import Scenario, break_even, limits
 from simulate.whatif.unmeasured_profiles import transfer
@@ -28,10 +27,9 @@ from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan import Choice
-from treeopt.plans.plan_json import load_plan
-from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.plans import Choice, load_plan
+from treeopt.statistics import Estimate
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 L3 = Shape.from_config(LLAMA_3_8B)

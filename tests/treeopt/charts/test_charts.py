@@ -44,14 +44,14 @@ from treeopt.charts.trace_charts import (
     tau_by_nodes,
     tree_picture,
 )
-from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
+from treeopt.plans import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.replay.static_tree import replay_tree, visit
-from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.statistics.clustered_estimate import Estimate, ratio
-from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.statistics import Estimate, ratio
+from treeopt.storage.user_files import shipped
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -6,7 +6,7 @@ import pytest
 from tests.helpers.command_line import refused, run, small_trace
 from treeopt.cli.commands.profile import profile
 from treeopt.cli.options.value_types import Numbers
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 
 
 @pytest.fixture

@@ -42,12 +42,11 @@ from tests.helpers.slow_growth import POLICIES
 from treeopt.api.decode_prompts import SCHEMA
 from treeopt.cli import main
 from treeopt.errors import visible
-from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
-from treeopt.plans.plan_json import save_plan
+from treeopt.plans import Choice, Grown, Plan, PlanEntry, Proof, save_plan
 from treeopt.policies.policy_kinds import identity
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 from treeopt.storage.work_file import appended, read_lines
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TEXTS = [f"{'ab cd ef gh ij '[: 5 + 2 * n]}{n}" for n in range(5)] + ["a"]

@@ -4,8 +4,8 @@ import json
 import shutil
 
 from tests.helpers.command_line import done
-from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.storage.user_files import shipped
+from treeopt.traces.trace_files import load_trace
 
 ENGINES = "vLLM stops drafting or crashes (vllm#48894, vllm#57964), SGLang drafts with positions that may be untrained"
 

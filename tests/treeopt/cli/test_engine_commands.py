@@ -10,7 +10,7 @@ from simulate.profiles.profile import load_profile
 from tests.helpers import fake_engine
 from tests.helpers.command_line import done, error_of, run
 from treeopt.cost_model import StepShape
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 MODELS = ["--target", "data/models/stdlib-llama"]

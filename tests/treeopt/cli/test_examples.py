@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from tests.treeopt.cli.test_help_and_shell import commands
 from treeopt.cli import main
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 
 COMMANDS = dict(commands())
 LONG = {("profile",), ("report",), ("train",), ("decode",), ("validate",), ("whatif",), ("verdict",)}

@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.command_line import done, read_json, refused, run
 from tests.helpers.small_plans import entry, plan_of
 from treeopt.engines import ENGINES
-from treeopt.plans.plan_json import load_plan, save_plan
+from treeopt.plans import load_plan, save_plan
 from treeopt.results.plan import next_lines
 from treeopt.tree import Tree
 

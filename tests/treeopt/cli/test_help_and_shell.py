@@ -10,7 +10,7 @@ from executor.target.tensor_parallel import leave
 from tests.helpers.command_line import TREEOPT, done, one_line, ran, read_json, refused, run
 from treeopt.cli import main
 from treeopt.cli.commands import COMMANDS
-from treeopt.plans.plan_json import load_plan, to_json
+from treeopt.plans import load_plan, to_json
 
 
 def commands():

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tests.treeopt.cli.test_help_and_shell import commands
 from treeopt.cli import main
 from treeopt.cli.options.help_sections import ADVANCED, MOST
-from treeopt.cli.options.setup_file import KEYS
+from treeopt.cli.options.settings_options import KEYS
 
 ROOT = Path(__file__).parents[3]
 ALL = list(commands())

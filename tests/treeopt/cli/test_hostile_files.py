@@ -15,7 +15,8 @@ from treeopt.notebook import html_of, text_of
 from treeopt.planning.search_warnings import interval_warnings, reporting_warnings
 from treeopt.replay.dynamic_tree import Batches
 from treeopt.storage.user_files import read_bytes
-from treeopt.traces.trace import Trace, load_trace, save_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace, save_trace
 
 CONTROL = "\x1b]0;PWNED\x07\x9b2J\u202e\r"
 

@@ -8,9 +8,9 @@ from threading import Thread
 import pytest
 
 from tests.helpers.command_line import done, refused, run
-from treeopt.cli.options import input_sources
-from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.cli.commands import trace as trace_command
+from treeopt.storage.user_files import shipped
+from treeopt.traces.trace_files import load_trace
 
 COUNTERS = shipped("traces").parent.parent / "docs" / "examples" / "vllm_metrics.txt"
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_fetched_is_refused_in_one_line(tmp_path, monkeypatch):
         message = refused(imported(address, output), "an address begins with http:// or https://, not", code=2)
         assert "secret" not in message
     with server(b"x" * 100) as address:
-        monkeypatch.setattr(input_sources, "LIMIT", 10)
+        monkeypatch.setattr(trace_command, "LIMIT", 10)
         refused(imported(f"{address}/metrics", output), "more than 10 bytes", code=2)
         refused(imported("-", output, stdin="x" * 20), "standard input: larger than 10 bytes", code=2)
     with server(status=503) as address:
@@ -98,7 +98,7 @@ def test_what_cannot_be_fetched_is_refused_in_one_line(tmp_path, monkeypatch):
 
 
 def test_a_whole_answer_has_a_time_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(input_sources, "TOTAL_S", -1.0)
+    monkeypatch.setattr(trace_command, "TOTAL_S", -1.0)
     with server(COUNTERS.read_bytes()) as address:
         refused(imported(f"{address}/metrics", tmp_path / "t.npz"), "still answers after", code=2)
 

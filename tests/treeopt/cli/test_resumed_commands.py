@@ -10,7 +10,7 @@ from executor.recording import collect_trace
 from executor.target.target_model import Target
 from simulate.profiles.profile import load_profile
 from tests.helpers.command_line import CHECK, COLLECT, MEASURE, done, inputs, read_json, run
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 
 VERIFY = Target.verify
 

@@ -20,8 +20,8 @@ from tests.helpers.command_line import (
     small_profile,
     small_trace,
 )
-from treeopt.plans.plan_json import load_plan, to_json
-from treeopt.traces.trace import save_trace
+from treeopt.plans import load_plan, to_json
+from treeopt.traces.trace_files import save_trace
 
 
 def test_search_prints_a_table(trace_file, profile_file):

@@ -9,7 +9,7 @@ from tests.helpers.command_line import done, refused, run
 from treeopt.cli.commands.profile import profile
 from treeopt.cli.commands.trace import collect
 from treeopt.cli.commands.validate import validate
-from treeopt.cli.options.setup_file import KEYS, read_setup, setup_text
+from treeopt.cli.options.settings_options import KEYS, read_setup, setup_text
 
 SETUP = """engine = "vllm"
 engine-python = "vllm/bin/python"

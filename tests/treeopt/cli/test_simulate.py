@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, save_profile
-from simulate.runs.batch_run import run
+from simulate.runs.batch_record import run
 from simulate.runs.run_costs import FREE
 from simulate.runs.server import Switching
 from simulate.runs.server_load import draw_requests, poisson
@@ -20,9 +20,9 @@ from tests.helpers.served_days import serve
 from tests.helpers.strategies import drawn_trace, with_lengths
 from treeopt.planning.baselines import STATIC
 from treeopt.planning.search_pipeline import search
-from treeopt.plans.plan import Grown
-from treeopt.plans.plan_json import load_plan, save_plan
-from treeopt.traces.trace import Trace, load_trace, save_trace
+from treeopt.plans import Grown, load_plan, save_plan
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 TREE = "[[0,0],[1]]"

@@ -21,7 +21,7 @@ from tests.helpers.policy_replay import replay_policy
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.policies import DynamicTree
 from treeopt.replay.sampled_rules import drawn_ranks
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 
 
 @pytest.fixture(scope="module")

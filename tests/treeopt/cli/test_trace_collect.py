@@ -7,7 +7,7 @@ import numpy as np
 
 from executor.drafters.medusa.drafter import MEDUSA_FILE
 from tests.helpers.command_line import HEADS, collect
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 
 
 def test_collect_records_what_was_asked_for(made, tiny, tmp_path):

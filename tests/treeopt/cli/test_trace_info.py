@@ -10,7 +10,7 @@ from tests.helpers.strategies import drawn_trace
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.planning.search_warnings import advice
 from treeopt.traces.resumable_shards import Shards, note
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 
 
 @pytest.fixture

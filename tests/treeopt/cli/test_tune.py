@@ -12,9 +12,9 @@ import pytest
 from tests.helpers.command_line import done, error_of, run
 from tests.treeopt.cli.test_engine_commands import MODELS, PROMPTS, servers
 from treeopt.errors import EngineError
-from treeopt.plans.plan_json import load_plan
+from treeopt.plans import load_plan
 from treeopt.results.tuning import ENTRY
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 
 TUNE = ["tune", *MODELS, *PROMPTS, "--requests", "16", "--new-tokens", "40", "--batch", "1,2"]
 

@@ -23,11 +23,11 @@ from tests.helpers.command_line import (
     whole,
 )
 from tests.helpers.strategies import drawn_trace
-from treeopt.planning.held_out_split import hold_out
-from treeopt.plans.plan_json import load_plan, save_plan
+from treeopt.planning.evaluator import hold_out
+from treeopt.plans import load_plan, save_plan
 from treeopt.replay.static_tree import replay_tree
-from treeopt.storage.atomic_files import checksum
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.storage.user_files import checksum
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import treeopt
 from tests.helpers.command_line import done, error_of, one_line, run
-from treeopt.plans.plan_json import save_plan
+from treeopt.plans import save_plan
 from treeopt.traces.importers.chain_counts import Chain, chain_trace
 
 RATES = (0.7, 0.42, 0.21)  # of all steps that accept at least 1, 2, 3 tokens

@@ -14,13 +14,13 @@ from tests.helpers.strategies import drawn_trace
 from treeopt.comparison.compare_drafters import compare
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.errors import UsageError
-from treeopt.planning.held_out_split import hold_out
+from treeopt.planning.evaluator import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.clustered_estimate import paired_ratio, ratio
+from treeopt.statistics import paired_ratio, ratio
 from treeopt.traces.importers.acceptance_figures import acceptance
 from treeopt.traces.merge_split import halves, merge_traces
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 from treeopt.tree import Tree
 
 LENGTHS = [20, 30, 1, 25] * 10

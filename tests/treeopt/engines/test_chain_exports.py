@@ -27,9 +27,9 @@ from tests.helpers.small_plans import (
 )
 from treeopt.engines import ENGINES
 from treeopt.errors import EngineError, UsageError
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import MEDUSA, published_trees
+from treeopt.tree_files.choice_lists import MEDUSA, published_trees
 
 ROOT = Path(__file__).resolve().parents[3]
 untimed = settings(deadline=None)

@@ -14,7 +14,7 @@ from treeopt.engines import ENGINES
 from treeopt.engines.dynamic_trees import Triple
 from treeopt.errors import EngineError
 from treeopt.policies import DynamicTree
-from treeopt.statistics.isotonic_regression import Curve
+from treeopt.statistics import Curve
 from treeopt.tree import Tree
 
 VERDICTS = json.loads((Path(__file__).parent / "verdicts/openvino.json").read_text())

@@ -11,11 +11,11 @@ from simulate.profiles.profile import BatchTimes, Profile
 from simulate.profiles.step_tables import Growing
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
-from treeopt.planning.held_out_split import hold_out
+from treeopt.planning.evaluator import hold_out
 from treeopt.policies import DynamicTree
-from treeopt.searchers.dynamic_trees.choose_policy import best_policy
-from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.searchers.choose_policy import best_policy
+from treeopt.storage.user_files import shipped
+from treeopt.traces.trace_files import load_trace
 
 TRACE = load_trace(shipped("traces/eagle-candidates-t0.npz")).select(np.arange(80))
 # Verifying 63 nodes takes 10 % more than a plain step, so that trees pay.

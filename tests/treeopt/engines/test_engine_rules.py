@@ -13,7 +13,7 @@ from treeopt.engines import ENGINES, GONE, engine_rules
 from treeopt.errors import UsageError
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import published_trees
+from treeopt.tree_files.choice_lists import published_trees
 
 BRANCHING = ("medusa", "sequoia", "treeopt")  # the others run static trees that are chains alone
 

@@ -26,7 +26,7 @@ from tests.helpers.small_plans import (
 from treeopt.cli.commands.export import export as command
 from treeopt.engines import ENGINES
 from treeopt.errors import EngineError, PlanError, UsageError
-from treeopt.plans.plan_json import save_plan
+from treeopt.plans import save_plan
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 

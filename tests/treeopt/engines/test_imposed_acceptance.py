@@ -18,9 +18,10 @@ from treeopt.cli.commands.export import export as command
 from treeopt.engines import ENGINES
 from treeopt.engines.export import kept_rates
 from treeopt.errors import EngineError, TraceError
-from treeopt.plans.plan_json import save_plan
+from treeopt.plans import save_plan
 from treeopt.replay.static_tree import replay_tree
-from treeopt.traces.trace import Trace, save_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import save_trace
 from treeopt.tree import Tree
 
 

@@ -20,7 +20,7 @@ from treeopt.engines.driver import DriverSettings, EngineStep
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method, Option
 from treeopt.engines.export import Export
 from treeopt.errors import EngineError, UsageError
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 RULE = DepthAtMost(2, source="toy/limits.py")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.small_plans import EAGLE3, entry, exported, plan_of, planned
 from treeopt.errors import EngineError, UsageError
-from treeopt.plans.plan import Plan
+from treeopt.plans import Plan
 from treeopt.tree import Tree
 
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra executor")

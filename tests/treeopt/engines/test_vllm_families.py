@@ -23,7 +23,7 @@ from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, SETUPS
 from treeopt.engines import ENGINES as KINDS
 from treeopt.engines.driver import DriverSettings, EngineRequest
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.storage.atomic_files import shipped
+from treeopt.storage.user_files import shipped
 from treeopt.storage.work_file import WorkFile
 from treeopt.tree import Tree
 

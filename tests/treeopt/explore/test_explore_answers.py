@@ -10,18 +10,17 @@ from numpy.testing import assert_equal
 
 import treeopt
 from simulate.profiles.profile import save_profile
-from simulate.whatif.price_per_token import HOUR_S, MILLION
+from simulate.whatif.whatif_record import HOUR_S, MILLION
 from tests.helpers.command_line import done, small_profile, small_trace
 from treeopt.defaults import NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.explore import answer_parts, answers, controls
-from treeopt.explore.answers import ANY_TREE, MEASURED, Device, Question, question_of
-from treeopt.explore.offered_files import Offer
+from treeopt.explore.answers import ANY_TREE, MEASURED, Device, Offer, Question, question_of
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.plans.plan import Plan
-from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.plans import Plan
+from treeopt.storage.user_files import shipped
+from treeopt.traces.trace_files import load_trace, save_trace
 
 pytest.importorskip("marimo", reason="the extra `explore` is not installed")
 CONTROLS = {

@@ -14,7 +14,7 @@ import pytest
 from simulate.profiles.profile import save_profile
 from tests.helpers.command_line import refused, run, small_profile, small_trace
 from treeopt.explore.local_server import address, open_browser, open_port
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 
 pytest.importorskip("marimo", reason="the extra `explore` is not installed")
 

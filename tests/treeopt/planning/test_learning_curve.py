@@ -16,8 +16,8 @@ from treeopt.errors import TraceError, UsageError
 from treeopt.planning.learning_curve import LearningCurve, Point, learning_curves, requests_needed
 from treeopt.planning.search_warnings import advice, resemblance
 from treeopt.replay.static_tree import replay_tree
-from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.statistics.clustered_estimate import Estimate, paired_difference, ratio
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.statistics import Estimate, paired_difference, ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

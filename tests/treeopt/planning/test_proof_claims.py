@@ -13,7 +13,7 @@ from treeopt.planning.evaluator import Judge
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.tree_candidates import PROVED, Proposals, proof_of
 from treeopt.replay.objective import LATENCY, THROUGHPUT, Objective
-from treeopt.searchers.static_trees.best_first import count_prefixes
+from treeopt.searchers.best_first import count_prefixes
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 

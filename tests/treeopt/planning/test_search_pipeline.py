@@ -23,21 +23,20 @@ from treeopt.planning.search_pipeline import BASELINES, search
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.search_warnings import UNPRICED
 from treeopt.planning.tree_candidates import Proposals
-from treeopt.plans.plan import Choice, Proof
-from treeopt.plans.plan_json import from_json, to_json
+from treeopt.plans import Choice, Proof, from_json, to_json
 from treeopt.policies import settings as settings_of
 from treeopt.replay.objective import LATENCY, OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
-from treeopt.searchers.dynamic_trees.settings_grid import Bench
-from treeopt.searchers.dynamic_trees.step_prices import Prices
-from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.hydra_growth import grow
-from treeopt.searchers.static_trees.local_search import improve
-from treeopt.statistics.clustered_estimate import Estimate, paired_difference, ratio
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.searchers.choose_policy import Bench
+from treeopt.searchers.hydra_growth import grow
+from treeopt.searchers.local_search import improve
+from treeopt.searchers.step_prices import Prices
+from treeopt.statistics import Estimate, paired_difference, ratio
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import published_trees
+from treeopt.tree_files.choice_lists import published_trees
 
 # --- cost models
 

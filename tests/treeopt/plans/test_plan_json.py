@@ -14,10 +14,9 @@ from tests.helpers.slow_params import examples
 from tests.helpers.small_plans import entry
 from tests.helpers.small_plans import plan_of as small_plan
 from treeopt.errors import PlanError, UsageError
-from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
-from treeopt.plans.plan_json import from_json, load_plan, save_plan, to_json
+from treeopt.plans import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch, from_json, load_plan, save_plan, to_json
 from treeopt.policies import DynamicTree
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 from treeopt.tree import Tree
 
 

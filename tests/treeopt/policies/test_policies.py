@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.helpers.slow_growth import AWARE, POLICIES
-from treeopt.plans.plan_json import PolicyRecord
+from treeopt.plans import PolicyRecord
 from treeopt.policies.policy_kinds import policy_of, to_record
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import read_record

@@ -10,9 +10,9 @@ from tests.helpers.strategies import drawn_trace, traces, trees
 from treeopt.replay import many_trees
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
-from treeopt.searchers.static_trees import local_search
-from treeopt.searchers.static_trees.best_first import count_prefixes
-from treeopt.searchers.static_trees.local_search import remaining_steps
+from treeopt.searchers import local_search
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.searchers.local_search import remaining_steps
 from treeopt.tree import Tree
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 from tests.helpers.strategies import with_lengths
 from treeopt.errors import TraceError
 from treeopt.replay.objective import LATENCY, OBJECTIVES, THROUGHPUT, WORST_DOMAIN
-from treeopt.statistics.clustered_estimate import ratio
+from treeopt.statistics import ratio
 from treeopt.traces.trace import Trace
 
 

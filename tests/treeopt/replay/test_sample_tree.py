@@ -6,14 +6,14 @@ import pytest
 from tests.helpers.policy_replay import accepted_lengths
 from treeopt.charts.trace_charts import plan_charts
 from treeopt.errors import TraceError
-from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Proof
+from treeopt.plans import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.policies import DynamicTree
 from treeopt.policies.reranking import shortlists
 from treeopt.replay.dynamic_tree import choose_alone, first_tree
 from treeopt.replay.static_tree import deepest
-from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.statistics import Estimate
+from treeopt.storage.user_files import shipped
+from treeopt.traces.trace_files import load_trace
 
 TRACE = shipped("traces/eagle-candidates-t0.npz")
 

@@ -12,7 +12,7 @@ from tests.helpers.slider_formulas import Setting, recompute
 from treeopt.api.report_files import report_page
 from treeopt.report.html_page import as_html
 from treeopt.report.slider_model import Drafted
-from treeopt.statistics.clustered_estimate import Estimate
+from treeopt.statistics import Estimate
 
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 390, 768, 1280, 1920)

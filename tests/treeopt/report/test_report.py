@@ -19,9 +19,8 @@ from treeopt.report.html_page import Page, _vega, as_html
 from treeopt.results.blocks import Line, Table
 from treeopt.results.kinds import RESULTS
 from treeopt.results.words import interval
-from treeopt.storage.atomic_files import shipped
-from treeopt.storage.user_files import LIMIT
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.storage.user_files import LIMIT, shipped
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 EVIL = "<script>alert(1)</script>&"

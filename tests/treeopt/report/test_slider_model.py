@@ -10,9 +10,9 @@ from tests.helpers.slider_formulas import Setting, chain_tokens, recompute
 from treeopt.cost_model import StepShape
 from treeopt.replay.static_tree import replay_tree, step_seconds
 from treeopt.report.slider_model import Drafted, conditional_rates, slider_data
-from treeopt.statistics.clustered_estimate import Estimate, ratio
-from treeopt.storage.atomic_files import shipped
-from treeopt.traces.trace import load_trace
+from treeopt.statistics import Estimate, ratio
+from treeopt.storage.user_files import shipped
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 

@@ -14,13 +14,13 @@ from rich.console import Console
 from simulate.validation.predicted_vs_measured import Comparison, Figures, comparison_record
 from simulate.validation.predictions import ClosedForms
 from tests.helpers.strategies import trace_of, traces
-from treeopt.plans.plan import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
+from treeopt.plans import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
 from treeopt.results.plan import ENTRY as PLAN_KIND
 from treeopt.results.trace import ENTRY as TRACE
 from treeopt.results.trace import describe
 from treeopt.results.validation import ENTRY as VALIDATION
-from treeopt.statistics.clustered_estimate import Estimate
-from treeopt.storage.atomic_files import shipped
+from treeopt.statistics import Estimate
+from treeopt.storage.user_files import shipped
 from treeopt.terminal import print_blocks
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree

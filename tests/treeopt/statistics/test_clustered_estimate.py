@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from treeopt.errors import TraceError
-from treeopt.statistics.clustered_estimate import (
+from treeopt.statistics import (
     Estimate,
     evidence,
     group_factor,

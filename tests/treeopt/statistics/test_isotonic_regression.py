@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.slow_params import examples
 from treeopt.errors import UsageError
-from treeopt.statistics.isotonic_regression import isotonic
+from treeopt.statistics import isotonic
 
 
 @settings(max_examples=examples(100), deadline=None)

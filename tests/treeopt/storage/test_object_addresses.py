@@ -9,11 +9,10 @@ import pytest
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.command_line import trace_file as trace_file
 from treeopt.errors import TraceError, visible
-from treeopt.plans.plan_json import load_plan
-from treeopt.storage.atomic_files import whole
+from treeopt.plans import load_plan
 from treeopt.storage.object_addresses import address_of
-from treeopt.storage.user_files import read_bytes
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.storage.user_files import read_bytes, whole
+from treeopt.traces.trace_files import load_trace, save_trace
 
 
 @pytest.fixture

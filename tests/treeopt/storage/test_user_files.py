@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from executor.drafters.prompt_lookup.engine_rules import lookup_drafter
-from executor.models.random_weights import random_drafter
+from executor.models import random_drafter
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile
-from simulate.runs.batch_run import _first_steps
+from simulate.runs.batch_record import _first_steps
 from simulate.runs.server_load import read_requests
 from simulate.validation.predictions import load_predictions
 from tests.helpers.command_line import refused, run
@@ -22,10 +22,9 @@ from tests.helpers.models import small_target
 from treeopt.api.run_models import Prompts, load_tokens
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.errors import TreeoptError
-from treeopt.plans.plan_json import load_plan
-from treeopt.storage.atomic_files import checksum
+from treeopt.plans import load_plan
 from treeopt.storage.json_records import RecordError
-from treeopt.storage.user_files import check_regular, open_regular, read_bytes, read_text, read_text_lines
+from treeopt.storage.user_files import check_regular, checksum, open_regular, read_bytes, read_text, read_text_lines
 from treeopt.storage.work_file import read_lines
 from treeopt.traces.importers import source_file
 from treeopt.traces.resumable_shards import load_file_or_shards

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.console_blocks import check_options
 from tests.helpers.printed_results import CODES, RESULTS, folder, printed, sent
 from treeopt.engines import ENGINES
-from treeopt.plans.plan_json import load_plan
+from treeopt.plans import load_plan
 from treeopt.results.blocks import Blocks, Cell, Column, Line, Row, Table, number, word
 from treeopt.results.plan import ENTRY as PLAN_KIND
 from treeopt.results.whatif import money

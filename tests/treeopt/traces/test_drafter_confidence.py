@@ -10,7 +10,7 @@ from tests.helpers.strategies import trace_of, traces
 from treeopt.errors import TraceError
 from treeopt.results.trace import ENTRY, describe
 from treeopt.traces.drafter_confidence import ALONG_TEXT, confidences, reliability
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 
 
 @given(traces(parts=True))

@@ -20,12 +20,13 @@ from tests.helpers.strategies import assert_equal_traces, trace_of, traces
 from tests.treeopt.traces.test_trace import rows
 from treeopt.errors import TraceError, UsageError
 from treeopt.policies import DynamicTree
-from treeopt.searchers.static_trees import best_first
+from treeopt.searchers import best_first
 from treeopt.traces import resumable_shards
 from treeopt.traces import trace as trace_module
 from treeopt.traces.merge_split import concatenate_traces, halves, merge_traces
 from treeopt.traces.resumable_shards import MANIFEST, Shards, load_file_or_shards, note, optional_in, ranks_of
-from treeopt.traces.trace import OPTIONAL, RANKS, load_trace, save_trace
+from treeopt.traces.trace import OPTIONAL, RANKS
+from treeopt.traces.trace_files import load_trace, save_trace
 
 TOKENS = random_prompts([5, 3, 8, 2, 6, 4, 7, 3, 5, 2, 9, 4, 3, 6, 2, 5, 4, 3, 8, 2], seed=8)
 PROMPTS = [Prompt("x", domain="abc"[i % 3 if i > 9 else 1]) for i in range(len(TOKENS))]

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import ARRAYS, assert_equal_arrays, assert_equal_traces, trace_of, traces, with_lengths
 from treeopt.errors import TraceError
-from treeopt.traces import trace_checks
+from treeopt.traces import trace as trace_module
 from treeopt.traces.candidates import Candidates
-from treeopt.traces.trace import BY_ANCHOR, RANKS, SCHEMA, Trace, load_trace, save_trace
+from treeopt.traces.trace import BY_ANCHOR, RANKS, Trace
+from treeopt.traces.trace_files import SCHEMA, load_trace, save_trace
 
 # A directory made once serves all examples: each overwrites the file.
 shared_directory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -306,7 +307,7 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "array", "message"), BAD, ids=[f"{name}: {words}" for name, _, words in BAD])
 def test_bad_content_is_refused_with_field_and_index(tmp_path, monkeypatch, name, array, message):
-    monkeypatch.setattr(trace_checks, "CHUNK", 2)  # large arrays are checked in parts
+    monkeypatch.setattr(trace_module, "CHUNK", 2)  # large arrays are checked in parts
     found = refused(tmp_path / "t.npz", arrays_of(full_trace()) | {name: array})
     assert re.match(message, found), found
 
@@ -333,7 +334,7 @@ def test_positions_are_checked_alike_in_parts_of_any_size(trace, chunk, data):
     at = data.draw(st.integers(0, trace.anchors - 1))
     position[at] = data.draw(st.integers(-3, 40) | st.just(2**31 - 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace_checks, "CHUNK", chunk)
+        patch.setattr(trace_module, "CHUNK", chunk)
         if position[at] == trace.position[at]:
             replace(trace, position=position)
         else:
@@ -417,7 +418,7 @@ def test_a_zip_entry_that_lies_about_its_size_is_refused_without_allocating(tmp_
 
 
 def test_arrays_beyond_the_limit_are_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("treeopt.traces.trace_checks.MAX_ARRAY_BYTES", 15)
+    monkeypatch.setattr("treeopt.traces.trace_files.MAX_ARRAY_BYTES", 15)
     with pytest.raises(TraceError, match=r"t\.npz: `request` of shape \(4,\) would take 16 bytes, more than 15"):
         load_bytes(tmp_path / "t.npz", file_with("request", member("(4,)", full_trace().request.tobytes())))
 
@@ -512,7 +513,7 @@ def test_splits_differ_between_seeds_and_are_fair():
 @given(traces())
 def test_a_trace_as_a_frame_has_a_row_per_anchor_and_depth_inside_its_request(trace):
     frame = trace.frame()
-    inside = trace.rank != trace_checks.PAST_END
+    inside = trace.rank != trace_module.PAST_END
     anchors, depths = np.nonzero(inside)
     assert frame["rank"].tolist() == trace.rank[inside].tolist()
     assert frame["request"].tolist() == trace.request[anchors].tolist()

@@ -15,8 +15,7 @@ from tests.helpers.strategies import rank_paths, trees
 from treeopt.cli.options.value_types import Static, load_tree
 from treeopt.errors import ExecutorError, TreeError
 from treeopt.tree import Tree
-from treeopt.tree_files.choice_lists import read_tree, tree_of
-from treeopt.tree_files.paper_trees import published_trees
+from treeopt.tree_files.choice_lists import published_trees, read_tree, tree_of
 
 
 def growmap_of(tree):

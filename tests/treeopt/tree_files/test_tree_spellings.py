@@ -13,8 +13,7 @@ from tests.helpers.strategies import trees
 from treeopt.cli.options.value_types import NamedTree, Static
 from treeopt.errors import TreeError
 from treeopt.tree import EMPTY, Tree
-from treeopt.tree_files.choice_lists import holds_a_tree, named_tree, read_tree
-from treeopt.tree_files.paper_trees import published_trees
+from treeopt.tree_files.choice_lists import holds_a_tree, named_tree, published_trees, read_tree
 from treeopt.tree_files.tree_text import named_values, value_in_text
 
 TREE = Tree.from_paths([(0,), (1,), (0, 0)])

@@ -16,7 +16,7 @@ from treeopt.cli.options.settings_options import MODELS, options_of
 from treeopt.errors import UsageError, visible
 
 if TYPE_CHECKING:
-    from executor.decoding.step_results import Gathered
+    from executor.decoding.request_queue import Gathered
 
 SECTIONS = {
     "Models": "target drafter",

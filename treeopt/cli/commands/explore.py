@@ -9,7 +9,8 @@ from treeopt.api.compare_traces import names_of_figures
 from treeopt.cli.options import general
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.trace_or_figure import FIGURE, LENGTH, Figure
-from treeopt.traces.trace import Trace, save_trace
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import save_trace
 
 EXAMPLES = examples(
     "treeopt explore",
@@ -64,8 +65,8 @@ def explore(
     The page reads the given files, or the shipped ones, and no others. It answers requests of this computer only, makes
     none itself, and ends with Ctrl-C.
     """
+    from treeopt.explore.answers import Offer
     from treeopt.explore.local_server import address, application, open_browser, open_port, serve
-    from treeopt.explore.offered_files import Offer
 
     with TemporaryDirectory(prefix="treeopt-") as folder:
         for name, trace in names_of_figures((*figures, *lengths)).items():

@@ -10,19 +10,19 @@ import click
 from treeopt.api.messages import warn
 from treeopt.cli.options import output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.setup_file import setup_options
+from treeopt.cli.options.settings_options import setup_options
 from treeopt.cli.options.value_types import EngineName, Whole
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warnings
 from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
 from treeopt.errors import TraceError, visible
-from treeopt.plans.plan import Plan
-from treeopt.plans.plan_json import load_plan
+from treeopt.plans import Plan, load_plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
-from treeopt.storage.atomic_files import write_text
 from treeopt.storage.hub_models import HUB
 from treeopt.storage.provenance import look
-from treeopt.traces.trace import Trace, load_trace
+from treeopt.storage.user_files import write_text
+from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 
 SECTIONS = {
     "Engine": "engine method target model heads",

@@ -10,8 +10,7 @@ from treeopt.api import profile_steps
 from treeopt.api.profile_steps import ProfileSettings
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.settings_options import MODELS, options_of
-from treeopt.cli.options.setup_file import setup_options
+from treeopt.cli.options.settings_options import MODELS, options_of, setup_options
 from treeopt.errors import counted
 from treeopt.storage import work_file
 

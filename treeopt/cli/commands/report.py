@@ -9,7 +9,7 @@ import click
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import TreeoptError, UsageError, visible
-from treeopt.storage.atomic_files import is_special, write_text
+from treeopt.storage.user_files import is_special, write_text
 
 if TYPE_CHECKING:
     from treeopt.report.html_page import Problem

@@ -13,10 +13,10 @@ from treeopt.cli.options.trace_or_figure import trace_source
 from treeopt.cli.options.value_types import LIMITING, NamedTree
 from treeopt.planning.search_pipeline import baselines
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.plans.plan_json import to_json
+from treeopt.plans import to_json
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
-from treeopt.tree_files.paper_trees import published_trees
+from treeopt.tree_files.choice_lists import published_trees
 
 SECTIONS = {
     "Input": "trace_file acceptance profile_file",

@@ -9,12 +9,11 @@ from treeopt.api import tune_engine
 from treeopt.api.tune_engine import Tuned, TuneSettings
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.settings_options import MODELS, options_of
-from treeopt.cli.options.setup_file import setup_options
+from treeopt.cli.options.settings_options import MODELS, options_of, setup_options
 from treeopt.errors import UsageError
-from treeopt.plans.plan_json import save_plan
+from treeopt.plans import save_plan
 from treeopt.results.tuning import ENTRY
-from treeopt.storage.atomic_files import write_text
+from treeopt.storage.user_files import write_text
 from treeopt.storage.work_file import beside
 
 SECTIONS = {
@@ -83,7 +82,7 @@ def _write(tuned: Tuned, output: Path) -> list[str]:
     from simulate.profiles.profile import save_profile
     from treeopt.api.report_files import report_page
     from treeopt.report.html_page import as_html
-    from treeopt.traces.trace import save_trace
+    from treeopt.traces.trace_files import save_trace
 
     save_trace(tuned.trace, output / "trace.npz")
     save_profile(tuned.profile, output / "profile.json")

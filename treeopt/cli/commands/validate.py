@@ -11,12 +11,11 @@ from treeopt.api.validate_plan import ValidateSettings
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
-from treeopt.cli.options.settings_options import MODELS, options_of
-from treeopt.cli.options.setup_file import setup_options
+from treeopt.cli.options.settings_options import MODELS, options_of, setup_options
 from treeopt.cli.options.trace_or_figure import options_of_source
 from treeopt.errors import UsageError
 from treeopt.storage import work_file
-from treeopt.traces.trace import load_trace
+from treeopt.traces.trace_files import load_trace
 
 REPLAY = "replay:"
 SECTIONS = {

@@ -18,8 +18,8 @@ from treeopt.cli.options.trace_or_figure import trace_source
 from treeopt.cli.options.value_types import Devices, EngineName, Model
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
-from treeopt.plans.plan_json import SCHEMA as PLAN
-from treeopt.plans.plan_json import save_plan
+from treeopt.plans import SCHEMA as PLAN
+from treeopt.plans import save_plan
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.provenance import look
 from treeopt.storage.user_files import read_text

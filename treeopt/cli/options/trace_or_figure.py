@@ -51,7 +51,7 @@ def options_of_source(source: Path | Trace, meta: Any, profile: Path | None = No
         meta: the provenance of the trace.
         profile: the step times that were given; None: the command has to find them, or PROFILE is left to the user.
     """
-    from simulate.profiles.find_profile import profile_of_trace
+    from simulate.profiles.profile import profile_of_trace
 
     figure = from_figure(meta)
     named = figure or f"--trace {shlex.quote(str(source))}"

@@ -19,8 +19,7 @@ from treeopt.registry import Registry
 from treeopt.storage.json_records import LARGEST_NUMBER
 from treeopt.storage.table_files import check_table_file
 from treeopt.tree import Tree
-from treeopt.tree_files.choice_lists import holds_a_tree, named_tree
-from treeopt.tree_files.paper_trees import published_trees
+from treeopt.tree_files.choice_lists import holds_a_tree, named_tree, published_trees
 from treeopt.tree_files.tree_text import value_in_text
 
 LARGEST = 2**31  # whole number of a list

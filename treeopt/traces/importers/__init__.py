@@ -4,7 +4,6 @@
 * `sources`: the kinds, one per file.
 * `chain_counts`: a chain's counts by position or step, and the trace made of it (`Chain`, `chain_trace`).
 * `acceptance_figures`: traces of one rate, rates by position, an accepted length or a published curve.
-* `prometheus_counters`: Prometheus counters in all their containers, and the counters' names.
 * `synthetic_trace`: a trace made of frequencies, in random order.
 * `source_file`: reading a source, and its entry in a trace's `meta`.
 """

@@ -23,13 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
-from treeopt.statistics.clustered_estimate import quantile
-from treeopt.statistics.isotonic_regression import isotonic
-from treeopt.storage.atomic_files import shipped
+from treeopt.statistics import isotonic, quantile
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import shipped
 from treeopt.traces.importers.synthetic_trace import drawn_by_text, trace_from_ranks
-from treeopt.traces.trace import Trace
-from treeopt.traces.trace_checks import MAX_DEPTH, MISSED
+from treeopt.traces.trace import MAX_DEPTH, MISSED, Trace
 
 LENGTH = 8  # positions of most published curves
 REFERENCE = 4  # positions over which a rate "given the one before" is taken to be the mean

@@ -26,8 +26,7 @@ from treeopt.traces.importers.synthetic_trace import (
     shuffled_outcomes,
     trace_from_ranks,
 )
-from treeopt.traces.trace import Trace
-from treeopt.traces.trace_checks import MAX_DEPTH, MISSED
+from treeopt.traces.trace import MAX_DEPTH, MISSED, Trace
 
 MAX_STEPS = 10**6
 UNKNOWN_STEPS = 10_000

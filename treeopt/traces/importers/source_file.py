@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from treeopt.errors import TraceError
 from treeopt.storage import user_files
-from treeopt.storage.atomic_files import checksum, why
 from treeopt.storage.provenance import this_run
+from treeopt.storage.user_files import checksum, why
 
 LIMIT = 2**28  # most bytes of a text
 LONGEST_COUNT = 20  # characters of a count, spaces among them

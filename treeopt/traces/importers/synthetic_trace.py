@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.traces.trace import Trace
-from treeopt.traces.trace_checks import PAST_END
+from treeopt.traces.trace import PAST_END, Trace
 
 MAX_BYTES = 2**28  # limit for the arrays of a drawn trace
 

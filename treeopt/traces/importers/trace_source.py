@@ -15,7 +15,7 @@ import numpy as np
 from treeopt.defaults import IMPORTED_LENGTH, IMPORTED_REQUESTS
 from treeopt.errors import TraceError, UsageError, counted
 from treeopt.registry import Registry
-from treeopt.storage.atomic_files import checksum
+from treeopt.storage.user_files import checksum
 from treeopt.traces.importers.chain_counts import Chain, chain_trace
 from treeopt.traces.importers.source_file import cut_line, is_json, objects, parsed, read_text, source_meta
 from treeopt.traces.trace import Trace

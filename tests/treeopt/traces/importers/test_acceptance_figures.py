@@ -11,7 +11,7 @@ import treeopt
 from tests.helpers.command_line import done
 from treeopt.errors import UsageError
 from treeopt.replay.static_tree import replay_tree
-from treeopt.statistics.clustered_estimate import ratio
+from treeopt.statistics import ratio
 from treeopt.traces.importers.acceptance_figures import (
     acceptance,
     from_positions,

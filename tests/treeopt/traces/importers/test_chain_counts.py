@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import replay_tree, visit
-from treeopt.statistics.clustered_estimate import Estimate, ratio
+from treeopt.statistics import Estimate, ratio
 from treeopt.traces.importers import chain_counts
 from treeopt.traces.importers.chain_counts import (
     Chain,

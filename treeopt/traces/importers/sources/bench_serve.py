@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import Chain, chain_from_counts, with_windows
 from treeopt.traces.importers.trace_source import Content, Output, TraceSource
-from treeopt.traces.trace_checks import MAX_DEPTH
+from treeopt.traces.trace import MAX_DEPTH
 
 
 @dataclass(frozen=True)

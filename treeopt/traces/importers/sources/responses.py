@@ -19,7 +19,7 @@ from treeopt.errors import TraceError
 from treeopt.traces.importers.chain_counts import TOLERATED, Chain, chain_from_counts, survival_counts
 from treeopt.traces.importers.source_file import counts_in, is_json, parsed
 from treeopt.traces.importers.trace_source import Content, Output, TraceSource
-from treeopt.traces.trace_checks import MAX_DEPTH
+from treeopt.traces.trace import MAX_DEPTH
 
 # Keys of the same meaning, by engine and age; the first that is present counts.
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram", "acceptance_histogram")

@@ -16,8 +16,7 @@ from treeopt.traces.importers.chain_counts import Chain
 from treeopt.traces.importers.source_file import read_numbers, source_meta
 from treeopt.traces.importers.synthetic_trace import MAX_BYTES, shuffled_outcomes, trace_from_ranks
 from treeopt.traces.importers.trace_source import ImportedFile, TraceSource
-from treeopt.traces.trace import Trace
-from treeopt.traces.trace_checks import MAX_DEPTH, MAX_WIDTH, MISSED
+from treeopt.traces.trace import MAX_DEPTH, MAX_WIDTH, MISSED, Trace
 
 COLUMNS = ("rank", "recall", "survival")
 ROUNDED = 1e-3  # what decimals and half precision may add to a sum

@@ -16,12 +16,12 @@ from tests.helpers.strategies import assert_equal_arrays, drawn_trace
 from tests.treeopt.tree_files.test_choice_lists import Code
 from treeopt.errors import TraceError, UsageError
 from treeopt.replay.static_tree import accepted_lengths
-from treeopt.searchers.static_trees.best_first import count_prefixes
+from treeopt.searchers.best_first import count_prefixes
 from treeopt.traces.importers.sources.table import drawn_trace as table_trace
 from treeopt.traces.importers.sources.table import rank_table
 from treeopt.traces.importers.synthetic_trace import apportion, shuffled_outcomes
 from treeopt.traces.merge_split import halves, merge_traces
-from treeopt.traces.trace import load_trace, save_trace
+from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 

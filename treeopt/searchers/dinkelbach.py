@@ -1,0 +1,303 @@
+"""The tree with the most tokens per second by integer programme, for rules and costs with stairs or level widths.
+
+Proves: a bound on the tokens per second of every tree that keeps the rules, also when the work is cut short. Dinkelbach
+(1967): with price λ, if no tree has E(T) − λ C(T) > F, then none has E(T) / C(T) > λ + F / C_min. E is averaged over
+anchors and ignores the walk. "Every tree" means trees of any ranks that the drafter has, also trees filled up with
+nodes without value because a larger size costs less.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.constraints import Constraint, broken, joined
+from treeopt.cost_model import CostParts
+from treeopt.errors import CostError, EngineError, UsageError
+from treeopt.searchers.best_first import Frontier
+from treeopt.searchers.choose_method import Fitting, fitting, ranks_within
+from treeopt.searchers.cpsat_integer_programme import SCALE, Formulation, Point, formulate, tables
+from treeopt.searchers.node_pool import Nodes
+from treeopt.tree import Path, Tree
+
+CANDIDATES = 400
+WORK = 0.75  # at most three to four seconds of one quiet core of an AVX2 EPYC
+TOLERANCE = 1e-5
+"""Relative: above the rounding of coefficients, far below the accuracy of costs."""
+
+
+@dataclass(frozen=True)
+class Refined:
+    """A tree and what is proved about it.
+
+    Attributes:
+        tree: the best found.
+        tokens: expected tokens per step, averaged over anchors, bonus counted.
+        seconds: seconds of a step.
+        rate: tokens per second and sequence.
+        bound: upper bound on the rate of every tree within the rules, size, depth and ranks.
+        optimal: True if the bound is reached, to one part in 100 000.
+        statement: the same in words.
+    """
+
+    tree: Tree
+    tokens: float
+    seconds: float
+    rate: float
+    bound: float
+    optimal: bool
+    statement: str
+
+    @property
+    def gap(self) -> float:
+        """The share by which the bound exceeds the rate."""
+        return self.bound / self.rate - 1
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A tree with its tokens and seconds."""
+
+    tree: Tree
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def refine(
+    frontier: Frontier,
+    parts: CostParts,
+    rules: Sequence[Constraint],
+    *,
+    nodes: int,
+    depth: int,
+    width: int | None = None,
+    known: Fitting | None = None,
+    candidates: int = CANDIDATES,
+    work: float = WORK,
+    workers: int = 1,
+    seed: int = 0,
+) -> Refined:
+    """Return the tree with the most tokens per second under the rules, or the best found within `work`, with a bound.
+
+    Args:
+        frontier: the pool of nodes to choose from; it should hold several times `nodes`, because nodes that it may lack
+            loosen the bound.
+        parts: seconds of all steps.
+        rules: rules, all of which must be kept.
+        nodes: largest size wanted.
+        depth: deepest level wanted.
+        width: number of ranks that the drafter has, 0 to `width` − 1; None for any that the rules allow.
+        known: trees that keep the rules, to start from; default those of `fitting`.
+        candidates: number of nodes, the most valuable ones, that are modelled one by one.
+        work: work of the solver in CP-SAT's deterministic time, of which 0.25 takes about a second; the result at that
+            point is returned, and with one worker does not depend on the machine's load.
+        workers: threads of the solver.
+        seed: seed of the solver.
+
+    Raises:
+        UsageError: a setting without meaning.
+        EngineError: no tree keeps the rules.
+        CostError: no tree that was found to keep the rules has a known cost.
+    """
+    if candidates < 1 or workers < 1 or not work > 0:
+        raise UsageError(f"candidates, workers and work must be positive, got {candidates}, {workers} and {work}")
+    limits = ranks_within(joined(rules), width)
+    no_tree: EngineError | None = None
+    if known is None:
+        try:
+            known = fitting(frontier, rules, nodes=nodes, depth=depth, width=width)
+        except EngineError as error:  # a grown tree may be missed
+            no_tree = error
+    verify, draft = tables(parts, limits, size=min(nodes, limits.nodes), depth=depth)
+    chosen = Nodes.of(frontier, limits, depth=len(draft), most=candidates)
+    best, bound = None, np.inf
+    if verify and len(draft) >= max(limits.min_depth, 1):
+        min_s = _min_s(verify, draft, limits.min_depth)
+        best = None if known is None else _cheapest(known, parts)
+        largest = verify[-1][0]
+        solve = _Solver(formulate(chosen, limits, verify, draft), work, workers, seed)
+        bound = (1 + float(np.sort(chosen.value)[::-1][:largest].sum()) + chosen.beyond * largest) / min_s
+        best, bound = _dinkelbach(solve, _Pricer(frontier, chosen, parts, rules, limits.ranks), best, bound, min_s)
+    if best is None:
+        best = _chain(frontier, parts, rules, nodes=min(nodes, depth))
+    if best is None:
+        raise no_tree or CostError("no tree that keeps the rules has a known cost")
+    bound = max(bound, best.rate)
+    gap = bound / best.rate - 1
+    optimal = gap <= TOLERANCE
+    share = "proved optimal" if optimal else f"within {100 * gap:.2g} % of the optimum"
+    statement = f"{share} for position-averaged tokens per second among trees of up to {nodes} nodes and depth {depth}"
+    return Refined(best.tree, best.tokens, best.seconds, best.rate, bound, optimal, statement)
+
+
+def _dinkelbach(
+    solve: "_Solver",
+    pricer: "_Pricer",
+    best: _Priced | None,
+    bound: float,
+    min_s: float,
+) -> tuple[_Priced | None, float]:
+    """Return the best tree found and a bound on all; raise the price until no tree is worth it or work runs out."""
+    while True:
+        price = best.rate if best else 0.0
+        chosen, surplus = solve(price, pricer.nodes, best.tree if best else None)
+        bound = min(bound, price + max(surplus, 0.0) / min_s)
+        better = None if chosen is None else pricer(chosen)
+        if better is None or better.rate <= price:
+            return best, bound
+        best = better
+        if bound <= best.rate * (1 + TOLERANCE):
+            return best, bound
+
+
+@dataclass(frozen=True, eq=False)
+class _Chosen:
+    """The programme's solution: candidates, bool (n,), and per level the numbers of other and of continued nodes."""
+
+    taken: NDArray[np.bool_]
+    pads: list[int]
+    opened: list[int]
+
+
+class _Solver:
+    """CP-SAT on one programme, with a limit of work for all calls together."""
+
+    def __init__(self, form: Formulation, work: float, workers: int, seed: int) -> None:
+        self.form, self.left, self.workers, self.seed = form, work, workers, seed
+
+    def __call__(self, price: float, nodes: Nodes, hint: Tree | None) -> tuple[_Chosen | None, float]:
+        """Return the best solution at this price, if any was found, and a bound on gain minus price times seconds."""
+        from ortools.sat.python import cp_model
+
+        if self.left <= 0:
+            return None, np.inf
+        constant = self.form.aim(price)
+        self.form.model.clear_hints()  # type: ignore[no-untyped-call]
+        if hint is not None:
+            for variable, value in zip(self.form.taken, _nodes_of(nodes, hint), strict=True):
+                self.form.model.add_hint(variable, bool(value))
+        solver = cp_model.CpSolver()
+        solver.parameters.max_deterministic_time = self.left
+        solver.parameters.num_workers = self.workers
+        solver.parameters.random_seed = self.seed
+        solver.parameters.linearization_level = 2  # relaxations of trees are tight: without it, bounds come late
+        solver.parameters.cp_model_probing_level = 0
+        status = solver.solve(self.form.model)
+        self.left -= solver.response_proto.deterministic_time
+        if status == cp_model.INFEASIBLE:
+            return None, -np.inf
+        bound = (solver.best_objective_bound + constant) / SCALE
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return None, np.inf
+        taken = np.array([solver.boolean_value(variable) for variable in self.form.taken], dtype=np.bool_)
+        return _Chosen(taken, list(map(solver.value, self.form.pads)), list(map(solver.value, self.form.opened))), bound
+
+
+def _nodes_of(nodes: Nodes, tree: Tree) -> NDArray[np.bool_]:
+    """Return the nodes that a tree holds, bool (n,)."""
+    keys = zip(nodes.parent.tolist(), nodes.rank.tolist(), strict=True)
+    place = {key: node for node, key in enumerate(keys)}
+    inside = np.zeros(len(nodes.value), dtype=np.bool_)
+    places: list[int | None] = []
+    for parent, rank in zip(tree.parents, tree.ranks, strict=True):
+        above = places[parent] if parent >= 0 else -1
+        node = None if above is None else place.get((above, rank))
+        places.append(node)
+        if node is not None:
+            inside[node] = True
+    return inside
+
+
+class _Pricer:
+    """Makes trees from solutions of the programme, with their prices."""
+
+    def __init__(
+        self, frontier: Frontier, nodes: Nodes, parts: CostParts, rules: Sequence[Constraint], ranks: int
+    ) -> None:
+        self.nodes, self.parts, self.rules, self.ranks = nodes, parts, rules, ranks
+        self.value: dict[Path, float] = dict(zip(frontier.paths, frontier.value.tolist(), strict=True))
+
+    def __call__(self, chosen: _Chosen) -> _Priced | None:
+        """Return the faster of the candidates alone and filled up; None if neither keeps the rules at a known cost."""
+        bare = self.nodes.tree(chosen.taken)
+        full = fill_ranks(bare, self.ranks, chosen.pads, chosen.opened) if sum(chosen.pads) else None
+        trees = [self._with_prices(tree) for tree in (bare, full) if tree is not None]
+        return max((tree for tree in trees if tree), key=lambda tree: tree.rate, default=None)
+
+    def _with_prices(self, tree: Tree) -> _Priced | None:
+        if tree.nodes == 0 or any(rule.check(tree) for rule in self.rules):
+            return None
+        seconds = self.parts.step_s(np.array([tree.nodes + 1]), np.array([tree.fed_widths]))[0]
+        tokens = 1 + sum(self.value.get(path, 0.0) for path in tree.paths)
+        return _Priced(tree, tokens, float(seconds)) if np.isfinite(seconds) else None
+
+
+def fill_ranks(tree: Tree, ranks: int, pads: Sequence[int], opened: Sequence[int]) -> Tree | None:
+    """Return the tree with nodes without value added at the lowest free ranks; None where they do not all fit.
+
+    Args:
+        tree: a tree of ranks below `ranks`.
+        ranks: number of ranks.
+        pads: number of nodes to add at depth 1, 2, ...
+        opened: at depth 0 (the root), 1, ..., number of nodes without children that get some.
+
+    >>> fill_ranks(Tree.chain(2), 8, [1, 2], [0, 1]).paths
+    ((0,), (1,), (0, 0), (0, 1), (1, 0))
+    """
+    children: dict[Path, set[int]] = {(): set()}  # their ranks
+    for path in tree.paths:
+        children[path] = set()
+        children[path[:-1]].add(path[-1])
+    parents: list[Path] = [()]
+    for count, new in zip(pads, opened, strict=True):
+        ends = sorted((path for path in parents if path and not children[path]), key=lambda path: (path[-1], path))
+        if new > min(count, len(ends)):
+            return None
+        free = ends[:new]
+        for path in parents:
+            if children[path] or not path or path in free:
+                free += [path] * (ranks - len(children[path]) - (path in ends))
+        for path in free[:count]:
+            rank = next(rank for rank in range(ranks) if rank not in children[path])
+            children[path].add(rank)
+            children[*path, rank] = set()
+        if len(free) < count:
+            return None
+        parents = sorted((*path, rank) for path in parents for rank in children[path])
+    return Tree.from_paths(path for path in children if path)
+
+
+def _cheapest(known: Fitting, parts: CostParts) -> _Priced | None:
+    """Return the known tree with the most tokens per second."""
+    seconds = parts.step_s(known.nodes + 1, known.widths)
+    if not np.isfinite(seconds).any():  # also if there are no trees
+        return None
+    best = int(np.argmax(known.tokens / seconds))
+    return _Priced(known.tree(best), float(known.tokens[best]), float(seconds[best]))
+
+
+def _chain(frontier: Frontier, parts: CostParts, rules: Sequence[Constraint], *, nodes: int) -> _Priced | None:
+    """Return the best chain of first candidates, for when nothing else was found."""
+    values = dict(zip(frontier.paths, frontier.value.tolist(), strict=True))
+    chains = []
+    for tree in map(Tree.chain, range(1, nodes + 1)):
+        seconds = float(parts.step_s(np.array([tree.nodes + 1]), np.array([tree.fed_widths]))[0])
+        if broken(tree, rules) is None and np.isfinite(seconds):
+            chains.append(_Priced(tree, 1 + sum(values.get(path, 0.0) for path in tree.paths), seconds))
+    return max(chains, key=lambda chain: chain.rate, default=None)
+
+
+def _min_s(verify: Sequence[Point], draft: NDArray[np.float64], min_depth: int) -> float:
+    """Return a lower bound on the seconds of every tree."""
+    min_s = min(seconds for _, seconds in verify) + float(draft[0, 1])
+    for level, row in enumerate(draft[1:], 2):
+        fed = float(row[1:].min())
+        min_s += fed if level <= min_depth else min(fed, 0.0)
+    if not min_s > 0:
+        raise CostError(f"steps must take time, the cheapest would take {min_s} s")
+    return min_s

@@ -1,7 +1,0 @@
-"""Searches for static trees without engine rules.
-
-* `best_first`: the most frequent rank prefixes, optimal for position-averaged tokens at every size and depth.
-* `shrinkage`: the strength of shrinkage of path counts on few anchors.
-* `local_search`: the steps of that refinement.
-* `hydra_growth`: Hydra's procedure, which grows a tree node by node by replay (`--method hydra`).
-"""
