@@ -83,7 +83,7 @@ def test_of_rules_that_draw_candidates_what_is_kept_is_told(tiny, tmp_path, rule
     assert found["points"][-1]["held_out"]["value"] == due[0].points[-1].held_out.value
 
 
-def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
+def test_typical_acceptance_is_recorded_described_and_searched(tiny, profile_file, tmp_path):
     more = ("--rule", "typical", "--temperature", "0.7", "--tree", "[[0,0],[0,1],[1,0],[2]]")
     trace = collected(tiny, tmp_path / "t.npz", *more)
     assert trace.tree_kept.shape == (trace.anchors, 6)
@@ -92,6 +92,8 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
     assert "accepted by" in head
     assert "recorded" in head
     assert "trees are replayed on text that was written with the recorded tree" in told.stdout
+    words = ("search", "--trace", tmp_path / "t.npz", "--profile", profile_file, "--batch", "1")
+    assert "written with the recorded tree" in run(*words, "--json").stdout
     refused(
         run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "rank paths do not determine acceptance", code=1
     )
