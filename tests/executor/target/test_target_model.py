@@ -6,14 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    AutoModelForCausalLM,
-    BloomConfig,
-    FalconConfig,
-    GPTNeoConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, BloomConfig, FalconConfig, GPTNeoConfig, LlamaConfig, LlamaForCausalLM
 
 import executor.target.tree_attention_mask
 from executor.decoding.decoder import Decoder

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.command_line import done, small_trace
 from treeopt.cli.commands import doctor
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 
 ROOT = Path.cwd()
 FILLED = {

@@ -8,15 +8,7 @@ import pytest
 from executor.checkpoints import save_drafter
 from executor.drafters.ngram.drafter import NGram
 from executor.target.tokenizer import load_tokenizer
-from tests.helpers.command_line import (
-    COLLECT,
-    TEXTS,
-    VOCABULARY,
-    inputs,
-    refused,
-    run,
-    write_target,
-)
+from tests.helpers.command_line import COLLECT, TEXTS, VOCABULARY, inputs, refused, run, write_target
 from tests.helpers.policy_replay import replay_policy
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.policies import DynamicTree

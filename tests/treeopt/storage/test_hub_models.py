@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.command_line import done, refused, run, small_trace
 from treeopt.storage.hub_models import folder_name, hub_hint, model_folder
-from treeopt.traces.trace import save_trace
+from treeopt.traces.trace_files import save_trace
 
 ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
