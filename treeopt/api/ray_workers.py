@@ -128,10 +128,8 @@ def _stored(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def on_ray(setup: RaySetup, make: Make, settings: Settings) -> Iterator[tuple[Any, Parts]]:
+def on_ray(setup: RaySetup, make: Make, settings: Settings, *, shared: bool = True) -> Iterator[tuple[Any, Parts]]:
     """Yield the head that a first worker makes, and a `map` of the function that makes parts.
-
-    The function's first argument names a part: the worker that made it also makes the next one of this name.
 
     Workers end with the context, and with `--ray local` all of Ray.
 
@@ -139,6 +137,7 @@ def on_ray(setup: RaySetup, make: Make, settings: Settings) -> Iterator[tuple[An
         setup: where the workers run.
         make: a function of a module that workers can import.
         settings: what it takes. Workers get the files sent that it names and they lack.
+        shared: a free worker makes the next part; False: all parts of a first argument have the same worker.
 
     Raises:
         UsageError: no cluster, or one without room for a worker.
@@ -152,14 +151,14 @@ def on_ray(setup: RaySetup, make: Make, settings: Settings) -> Iterator[tuple[An
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="treeopt-", ignore_cleanup_errors=True))
         stack.callback(ray.shutdown)
         _connect(setup.ray or "", folder)
-        workers = _Workers(setup, make, settings)
+        workers = _Workers(setup, make, settings, shared=shared)
         yield workers.head(), workers.parts
 
 
 class _Workers:
     """Workers, and the files that were stored for them."""
 
-    def __init__(self, setup: RaySetup, make: Make, settings: Settings) -> None:
+    def __init__(self, setup: RaySetup, make: Make, settings: Settings, *, shared: bool) -> None:
         holders = [each for each in (settings, *vars(settings).values()) if isinstance(each, Settings)]
         named = {name: vars(each)[name] for each in holders for name in SHARED if vars(each).get(name)}
         several = {name: own if isinstance(own, tuple) else (own,) for name, own in named.items()}
@@ -169,7 +168,7 @@ class _Workers:
         self._files: dict[Path, dict[str, Any]] = {}
         self._same: Any = None
         self._workers: list[Any] = []
-        self._made_by: dict[Any, Any] = {}  # workers by names of parts
+        self._shared, self._numbers = shared, dict[Any, int]()  # the latter by first arguments
 
     def head(self) -> Any:
         """Let one worker make its head."""
@@ -209,6 +208,9 @@ class _Workers:
         while len(self._workers) < min(room, count):
             self._workers.append(worker.remote(*self._make))
 
+    def _worker_of(self, name: Any = None) -> Any:
+        return self._workers[self._numbers.setdefault(name, len(self._numbers)) % len(self._workers)]
+
     def _results(self, calls: Sequence[tuple[Any, ...]]) -> Iterator[tuple[tuple[Any, ...], Any]]:
         """Yield each call with its result as they come; a worker gets the next one when it has made one."""
         import ray
@@ -217,11 +219,10 @@ class _Workers:
         todo, idle, running = deque(calls), list(self._workers), dict[Any, tuple[Any, Any]]()
         while todo or running:
             for worker in idle.copy():
-                call = next((each for each in todo if self._made_by.get(each[:1], worker) is worker), None)
+                call = next((each for each in todo if self._shared or self._worker_of(*each[:1]) is worker), None)
                 if call is not None:
                     todo.remove(call)
                     idle.remove(worker)
-                    self._made_by[call[:1]] = worker
                     running[worker.run.remote(self._files, self._same, *call)] = worker, call
             ready, _ = ray.wait(list(running), timeout=WAIT_S)
             if not ready:

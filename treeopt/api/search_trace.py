@@ -86,7 +86,7 @@ def search(
         shards = Shards.listed(folder) if folder.is_dir() and not isinstance(trace, Trace) else None
         if shards is None or not ranks_only or not ranks_suffice(folder):
             raise UsageError("--ray searches a folder of shards (`trace collect --parts`) for static trees")
-        with on_ray(cluster, lambda setup: _blocks(folder), cluster) as (_, parts):
+        with on_ray(cluster, lambda setup: _blocks(folder), cluster, shared=False) as (_, parts):
             sharded = ShardedTrace(shards, parts)
             cost = as_profile(profile, sharded, folder, engine=engine)
             return search(sharded, cost, settings=settings.changed(ray=None, ray_needs=()), progress=progress)
