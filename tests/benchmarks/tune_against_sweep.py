@@ -35,6 +35,7 @@ SHIPPED = shipped("models/stdlib-llama")
 OWN: dict[str, Case] = {
     "eagle-vllm": Case("vllm", SHIPPED, "", shipped("models/stdlib-eagle"), "vllm", "eagle"),
     "lookup-vllm": Case("vllm", SHIPPED, "", "prompt-lookup:vllm:1-3", None, "ngram"),
+    "lookup-llama.cpp": Case("llama.cpp", SHIPPED, "gguf", "prompt-lookup:llama.cpp:1-6", None, "ngram-simple"),
     "lookup-openvino": Case("openvino", SHIPPED, "openvino", "prompt-lookup:vllm:1-3", None, "prompt-lookup"),
 }
 EVERY = {**{name: case for name, case in CASES.items() if not case.trees}, **OWN}
@@ -84,7 +85,8 @@ def settings_of_case(name: str, models: Path, *, budget_s: float, prompts: int) 
 
 def measured(settings: TuneSettings, tuners: Sequence[Tuner]) -> float:
     """Measure what several tuners ask for, in one start of the engine; return the seconds of the launches."""
-    runner = open_runner(settings.models, settings.engine)
+    servers = LONGEST + 1 if settings.engine.engine == "llama.cpp" else None  # all stay, or shuffling would launch
+    runner = open_runner(settings.models, settings.engine.changed(servers=servers))
     tokens, _ = load_tokens(settings.models, None, settings.source)
     runner.concurrency = max(BATCHES)
     runner.driver.longest = LONGEST
@@ -98,6 +100,21 @@ def measured(settings: TuneSettings, tuners: Sequence[Tuner]) -> float:
         for tuner in tuners:
             TunedRuns(runner, tuner, tokens, NEW_TOKENS, math.inf, WorkFile(None, {})).measure(lambda settings: None)
     return launched_s
+
+
+def server_launch(settings: TuneSettings) -> float:
+    """Return the seconds until a server of one length has answered; 0 where the engine has none."""
+    if settings.engine.engine == "openvino":
+        return 0.0
+    runner = open_runner(settings.models, settings.engine.changed(servers=1))
+    tokens, _ = load_tokens(settings.models, None, settings.source)
+    runner.concurrency = max(BATCHES)
+    began_s = time.monotonic()
+    with runner:
+        TunedRuns(
+            runner, Given({1: [LONGEST]}, rounds=1, first=0, seed=0), tokens, 8, math.inf, WorkFile(None, {})
+        ).measure(lambda settings: None)
+        return time.monotonic() - began_s
 
 
 def case_record(name: str, models: Path, *, rounds: int, again: int, budget_s: float) -> dict[str, Any]:
@@ -129,6 +146,7 @@ def case_record(name: str, models: Path, *, rounds: int, again: int, budget_s: f
             {
                 "batch": batch,
                 "chosen": chosen[batch],
+                "near": [cell["drafted"] for cell in of_batch if cell["state"] == "near"],
                 "undecided": [cell["drafted"] for cell in of_batch if cell["state"] == "undecided"],
                 "best": best[batch],
                 "chosen_over_best": ratio,
@@ -138,7 +156,7 @@ def case_record(name: str, models: Path, *, rounds: int, again: int, budget_s: f
                 "speedups_swept": {draft: asdict(estimate) for draft, estimate in rates[batch].items()},
             }
         )
-    launch_s = launched_s / 2
+    launch_s, server_s = launched_s / 2, server_launch(settings)
     return {
         "case": name,
         "tune_s": round(tune_s, 1),
@@ -147,6 +165,8 @@ def case_record(name: str, models: Path, *, rounds: int, again: int, budget_s: f
         "launch_s": round(launch_s, 1),
         "sweep_measuring_s": round(sweep_s, 1),
         "sweep_of_launches_s": round(launch_s * (LONGEST + 1) + sweep_s, 1),
+        "server_launch_s": round(server_s, 1),
+        "sweep_of_servers_s": round(server_s * (LONGEST + 1) + sweep_s, 1),
         "rounds": rounds,
         "rounds_again": again,
         "load": [load_before, os.getloadavg()],

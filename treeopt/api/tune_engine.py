@@ -15,7 +15,7 @@ from treeopt.api.search_trace import search
 from treeopt.engines import ENGINES
 from treeopt.engines.export import Export
 from treeopt.errors import EngineError, TreeoptError, UsageError
-from treeopt.planning.tuner import FIRST, MOST, NEAR, Tuner, Verdict
+from treeopt.planning.tuner import FIRST, LOSS, MOST, NEAR, Tuner, Verdict
 from treeopt.plans import Choice, Plan, PlanEntry, Proof
 from treeopt.results.kinds import Record
 from treeopt.settings import Settings, group, setting, takes
@@ -147,7 +147,8 @@ def dry_run(settings: TuneSettings) -> list[str]:
         + (", which take turns" if driver.alive >= first else ", one after the other"),
         f"measured: lengths {', '.join(map(str, drafts))} at batch {', '.join(map(str, settings.batch))}; a round "
         f"decodes {tokens} tokens at first and less later; {FIRST} to {MOST} rounds",
-        f"ends: when no other length may be {NEAR:.0%} faster, or after {settings.budget_s:.0f} s",
+        f"ends: when no other length may be {NEAR:.0%} faster, or leads by {LOSS:.0%} on average, or after "
+        f"{settings.budget_s:.0f} s",
     ]
 
 
@@ -277,7 +278,7 @@ def _lost(over: Estimate) -> Estimate:
 def _cell(verdict: Verdict, predicted: Plan) -> dict[str, Any]:
     """Return a row of the table."""
     choice = _choices(predicted.entry(verdict.batch)).get(verdict.draft)
-    state = "chosen" if verdict.chosen else "slower" if verdict.decided else "undecided"
+    known = "slower" if verdict.behind.high <= 1 + NEAR else "near" if verdict.decided else "undecided"
     return {
         "batch": verdict.batch,
         "drafted": verdict.draft,
@@ -286,7 +287,7 @@ def _cell(verdict: Verdict, predicted: Plan) -> dict[str, Any]:
         "predicted": None if choice is None else asdict(choice.speedup),
         "speedup": asdict(verdict.speedup) if verdict.rounds else None,
         "rounds": verdict.rounds,
-        "state": state,
+        "state": "chosen" if verdict.chosen else known,
     }
 
 

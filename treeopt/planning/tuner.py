@@ -5,17 +5,19 @@ draft so far, and every draft that may still be faster than it by more than `NEA
 prompts. What is compared is the ratio of tokens per second: tokens per step paired by request, and step times paired
 by round, so that a machine whose speed changes changes both alike.
 
-A batch size is decided when no other draft may be faster by more than `NEAR`, with 95 % confidence, and the choice and
-plain decoding were measured in `LEAST` rounds. If every launch runs one length, plain decoding and the longest draft
-come first. The lengths between are predicted, and each further launch goes to the one that is predicted to be the
-fastest of those that may be.
+A batch size is decided when each other draft is not faster by more than `NEAR` with 95 % confidence, or by no more than
+`LOSS` on average (the expectation of its lead, if it has one): equally fast drafts are not told apart. If every
+launch runs one length, plain decoding and the longest draft come first. The lengths between are predicted, and each
+further launch goes to the one that is predicted to be the fastest of those that may be.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
 from treeopt.statistics import (
@@ -24,16 +26,17 @@ from treeopt.statistics import (
     in_logs,
     paired_ratio,
     quantile,
-    ratio,
     trimmed_mean,
 )
 
 NEAR = 0.03  # a draft that may be faster by no more than this is no reason to go on
-LEAST, MOST = 4, 12  # rounds
-FIRST = 2  # rounds in which nothing is left out
+LOSS = 0.01  # expected lead of a draft over the choice that is no reason to go on
+FIRST, LEAST, MOST = 2, 3, 12  # rounds: those that leave nothing out, those of the choice, all
 STEADY = 0.005  # least standard deviation of a step time, as a share: clocks and caches
 VISITED = 0.13  # error of shorter chains as seen by a longer one's steps: the largest on public records, n-grams
 BETWEEN = 0.1  # error of a step time between two measured lengths
+APART = 6  # standard deviations between two rounds of a draft at which it is measured again
+CONTRADICTS = 2  # half-widths of its interval that one batch size is apart from all
 MAD = 1.4826  # standard deviation over the median absolute deviation, for normal values
 
 
@@ -87,7 +90,8 @@ class Verdict:
         behind: tokens per second over those of the choice.
         rounds: rounds in which it was measured; 0: it is predicted.
         chosen: True for the choice.
-        decided: True if it is known to be the choice, or not to be faster than it by more than `NEAR`.
+        decided: True for the choice, and for drafts that are not faster by more than `NEAR` with 95 % confidence, or
+            by no more than `LOSS` on average.
     """
 
     batch: int
@@ -211,8 +215,14 @@ class Tuner:
         return max(rivals, key=lambda draft: value[draft], default=None)
 
     def _rivals(self, batch: int) -> list[int]:
-        """Return the drafts that may be faster than the choice by more than `NEAR`."""
+        """Return the drafts that are not decided."""
         return [verdict.draft for verdict in self._verdicts(batch) if not verdict.decided]
+
+    def _expected(self, behind: Estimate) -> float:
+        """Return E[max(x, 0)] of the logarithm x of a ratio, normal with its estimate and error."""
+        error = _half(behind) / quantile(self._noise()[1] + 1, comparisons=len(self.drafts))
+        normal, z = NormalDist(), math.log(behind.value) / error
+        return error * (normal.pdf(z) + z * normal.cdf(z))
 
     def _wanted(self, batch: int) -> list[int]:
         """Return the launched drafts that must be measured further at a batch size; none if that decides nothing."""
@@ -220,12 +230,15 @@ class Tuner:
         done = len(known.get(0, ()))
         if done < FIRST:
             return list(self._launched)
-        new = [draft for draft in known if len(known[draft]) < FIRST]
+        sigma = self._noise()[0]
+        again = {
+            draft
+            for draft, runs in known.items()
+            if len(runs) < FIRST or (len(runs) == FIRST and np.ptp(self._logs(batch, draft)) > APART * sigma)
+        }
         choice = next(verdict for verdict in self._verdicts(batch) if verdict.chosen)
-        rivals = {*new, *self._rivals(batch)} & set(self._launched)
-        if not rivals and (choice.draft == 0 or choice.rounds >= LEAST):
-            return []
-        return sorted({0, choice.draft, *rivals})
+        rivals = (again | {*self._rivals(batch)}) & set(self._launched)
+        return sorted({0, choice.draft, *rivals}) if rivals or (choice.draft > 0 and choice.rounds < LEAST) else []
 
     def _verdicts(self, batch: int) -> list[Verdict]:
         known = self.results[batch]
@@ -233,24 +246,21 @@ class Tuner:
             return []
         plain_s = float(np.median([run.step_s for run in known[0].values()]))
         rates = {draft: self._over(batch, draft, 0) for draft in known}
-        steady = [draft for draft in known if len(known[draft]) >= LEAST]  # others were left out, or are new
-        best = max(steady if any(steady) else known, key=lambda draft: rates[draft].value)
+        best = max(known, key=lambda draft: rates[draft].value)
         if not self.one_launch:
             rates |= {draft: self._between(batch, draft) for draft in self.drafts if draft not in known}
         verdicts = []
         for draft in sorted(rates):
-            runs = list(known.get(draft, {}).values())
-            if runs:
-                behind, tau = self._over(batch, draft, best), _tau(runs)
+            rounds = len(known.get(draft, ()))
+            if rounds:
+                behind, tau = self._over(batch, draft, best), self._accepted(batch, draft, 0)
                 step_s = plain_s * tau.value / rates[draft].value
             else:
                 relative = math.hypot(_half(rates[draft]), _half(rates[best]))
                 behind = in_logs(rates[draft].value / rates[best].value, relative)
                 tau, step_s = self._visited(batch, draft), self._line(batch, draft)
-            chosen, decided = draft == best, behind.high <= 1 + NEAR
-            verdicts.append(
-                Verdict(batch, draft, tau, step_s, rates[draft], behind, len(runs), chosen, chosen or decided)
-            )
+            chosen, decided = draft == best, behind.high <= 1 + NEAR or self._expected(behind) <= LOSS
+            verdicts.append(Verdict(batch, draft, tau, step_s, rates[draft], behind, rounds, chosen, chosen or decided))
         return verdicts
 
     def _over(self, batch: int, draft: int, other: int) -> Estimate:
@@ -261,12 +271,35 @@ class Tuner:
         both = sorted(first.keys() & second.keys())
         if not both:
             return in_logs(1.0, math.inf)
-        counts = [np.array(_counts([runs[number] for number in both])).T for runs in (first, second)]
-        taus = paired_ratio((counts[0][1], counts[0][0]), (counts[1][1], counts[1][0]))
+        taus = self._accepted(batch, draft, other)
         logs = [math.log(second[number].step_s / first[number].step_s) for number in both]
         sigma, freedom = self._noise()
         error = TRIMMED_ERROR * quantile(freedom + 1, comparisons=len(self.drafts)) * sigma / len(both) ** 0.5
         return in_logs(taus.value * math.exp(trimmed_mean(logs)), math.hypot(_half(taus), error))
+
+    def _accepted(self, batch: int, draft: int, other: int) -> Estimate:
+        """Return tokens per step of a draft over those of another, from the rounds that measured both.
+
+        Acceptance does not depend on the requests in flight, so that all batch sizes count, unless what this one
+        measured contradicts it.
+        """
+
+        def over(some: Iterable[Mapping[int, Mapping[int, Result]]]) -> Estimate:
+            both = [
+                (runs[draft][number], runs[other][number])
+                for runs in some
+                for number in runs.get(draft, {}).keys() & runs.get(other, {}).keys()
+            ]
+            (steps, tokens), (other_steps, other_tokens) = (_counts(side) for side in zip(*both, strict=True))
+            return paired_ratio((tokens, steps), (other_tokens, other_steps))
+
+        own, every = over([self.results[batch]]), over(self.results.values())
+        return own if abs(math.log(every.value / own.value)) > CONTRADICTS * _half(own) else every
+
+    def _logs(self, batch: int, draft: int) -> list[float]:
+        """Return the logarithms of a draft's step times over those of plain decoding, by round."""
+        plain = self.results[batch].get(0, {})
+        return [math.log(run.step_s / plain[n].step_s) for n, run in self.results[batch][draft].items() if n in plain]
 
     def _noise(self) -> tuple[float, int]:
         """Return the standard deviation of the logarithm of a ratio of step times of one round, and its freedom.
@@ -275,10 +308,8 @@ class Tuner:
         other load are rare and large.
         """
         apart, freedom = list[float](), 0
-        for of_batch in self.results.values():
-            plain = of_batch.get(0, {})
-            for draft, runs in of_batch.items():
-                logs = [math.log(run.step_s / plain[n].step_s) for n, run in runs.items() if draft and n in plain]
+        for batch, of_batch in self.results.items():
+            for logs in (self._logs(batch, draft) for draft in of_batch if draft):
                 if len(logs) > 1:
                     middle, share = float(np.median(logs)), (len(logs) / (len(logs) - 1)) ** 0.5
                     apart += [share * abs(value - middle) for value in logs]
@@ -295,12 +326,11 @@ class Tuner:
         """Return tokens per step of a shorter chain, from how far the steps of the next longer one went."""
         longer = min(other for other in self.results[batch] if other > draft)
         runs = list(self.results[batch][longer].values())
-        share = _tau(runs)
         if not all(run.reached for run in runs):
             raise UsageError("lengths that were not launched are predicted from `reached` of a longer one: give it")
         steps = sum(sum(run.steps.values()) for run in runs)
         tau = 1 + sum(sum(run.reached[:draft]) for run in runs) / steps
-        return in_logs(tau, math.hypot(_half(share), VISITED * (longer - draft) / longer))
+        return in_logs(tau, math.hypot(_half(self._accepted(batch, longer, 0)), VISITED * (longer - draft) / longer))
 
     def _line(self, batch: int, draft: int) -> float:
         """Return seconds per step on the line between the two nearest lengths that were measured."""
@@ -309,19 +339,14 @@ class Tuner:
         return float(np.interp(draft, lengths, [known[length] for length in lengths]))
 
 
-def _counts(runs: Sequence[Result]) -> list[tuple[int, int]]:
-    """Return steps and tokens of each request over some runs, by rising number of the request."""
+def _counts(runs: Iterable[Result]) -> NDArray[np.int64]:
+    """Return steps and tokens of each request over some runs, (2, R), by rising number of the request."""
     sums: dict[int, tuple[int, int]] = {}
     for run in runs:
         for request, steps in run.steps.items():
             before = sums.get(request, (0, 0))
             sums[request] = before[0] + steps, before[1] + run.tokens[request]
-    return [sums[request] for request in sorted(sums)]
-
-
-def _tau(runs: Sequence[Result]) -> Estimate:
-    steps, tokens = np.array(_counts(runs)).T
-    return ratio(tokens, steps)
+    return np.array([sums[request] for request in sorted(sums)]).T
 
 
 def _half(estimate: Estimate) -> float:

@@ -19,7 +19,7 @@ COLUMNS = (
     Column("predicted", drop=1, meaning="Speedup by replay and step times.", field="predicted", digits=2),
     Column("measured", meaning="Speedup over plain decoding, measured in alternation.", field="speedup", digits=2),
     Column("rounds", drop=2, meaning="Rounds in which it was measured.", field="rounds"),
-    Column("state", align="left", meaning="undecided: may be faster than the choice.", field="state"),
+    Column("state", align="left", meaning="near: as fast as the choice; undecided: may be faster.", field="state"),
 )
 
 
@@ -33,7 +33,7 @@ class TunedRecord(Record, frozen=True, kw_only=True):
     predicted: Annotated[EstimateRecord | None, Meta(description="speedup by replay of the longest draft's steps")]
     speedup: Annotated[SpeedupRecord | None, Meta(description="measured; null: it was not launched")]
     rounds: Index
-    state: Literal["chosen", "slower", "undecided"]
+    state: Literal["chosen", "slower", "near", "undecided"]
 
 
 class TuningRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA, kw_only=True):
@@ -52,13 +52,16 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     for cell in record["cells"]:
         if cell["state"] != "chosen":
             continue
-        rivals = [
-            str(c["drafted"]) for c in record["cells"] if c["batch"] == cell["batch"] and c["state"] == "undecided"
-        ]
+        others = {
+            state: ", ".join(str(c["drafted"]) for c in record["cells"] if (c["batch"], c["state"]) == place)
+            for state in ("near", "undecided")
+            for place in [(cell["batch"], state)]
+        }
         said = f"draft {cell['drafted']} tokens" if cell["drafted"] else "do not speculate"
         speed = f", {ranged(cell['speedup']).text} times plain decoding" if cell["drafted"] and cell["speedup"] else ""
-        open_ = f"; undecided against {', '.join(rivals)}" if rivals else ""
-        yield f"Batch {cell['batch']}: {said}{speed}{open_}."
+        near = f"; as fast within the error: {others['near']}" if others["near"] else ""
+        open_ = f"; undecided against {others['undecided']}" if others["undecided"] else ""
+        yield f"Batch {cell['batch']}: {said}{speed}{near}{open_}."
     if record["max_tpot_s"] is not None:
         kept = (
             "no batch size keeps it"
