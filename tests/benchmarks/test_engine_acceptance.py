@@ -10,15 +10,7 @@ from executor.recording.engine_steps import RequestRecord
 from simulate.validation.predictions import load_predictions
 from tests.benchmarks import engine_acceptance
 from tests.benchmarks.engine_acceptance import CHECKS, KNOWN, compared, key_of, problem, save
-from tests.benchmarks.engine_tables import (
-    FILE,
-    PAGE,
-    engine_rows,
-    records,
-    tables,
-    validations,
-    written,
-)
+from tests.benchmarks.engine_tables import FILE, PAGE, engine_rows, records, tables, validations, written
 from tests.benchmarks.engine_times import CASES
 from treeopt.storage.user_files import checksum
 from treeopt.traces.trace import Trace

@@ -145,7 +145,7 @@ def profile_file(tmp_path):
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def found(tmp_path_factory):
     """Texts of a plan for batch 1, and of one for 1 and 4 whose trees Medusa can run."""
     folder = tmp_path_factory.mktemp("found")
@@ -207,7 +207,7 @@ def write_prompts(path, texts=TEXTS):
     path.write_text("".join(json.dumps({"text": text, "domain": "letters"}) + "\n" for text in texts), "utf-8")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """A folder with `target`, `drafter` and `prompts.jsonl`; not to be written to."""
     folder = tmp_path_factory.mktemp("tiny")
@@ -244,7 +244,7 @@ def validate(tiny, plan, *more, **other):
     return run("validate", *inputs(tiny, **other), *CHECK, "--plan", plan, *more)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def made(tiny, tmp_path_factory):
     """`trace.npz` and `profile.json` of the tiny model, made by the commands themselves; not to be written to."""
     folder = tmp_path_factory.mktemp("made")

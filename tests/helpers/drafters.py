@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.decoder_layer import layer_config
 from executor.drafters.base.drafter import Admitted, Drafter
@@ -22,6 +24,7 @@ from executor.drafters.p_eagle.drafter import PEagle
 from executor.drafters.pard.drafter import Pard
 from executor.drafters.prompt_lookup.drafter import PromptLookup
 from executor.target.target_model import Target
+from executor.verification.tree_tensors import Draft
 from tests.helpers.models import HIDDEN, VOCABULARY, noisy, random_heads, random_prompts, small_model, small_target
 
 Make = Callable[[Target], nn.Module]
@@ -31,6 +34,46 @@ def admitted(tokens: Tensor, features: Tensor, lengths: Sequence[int]) -> Admitt
     """Requests in rows 0, 1, ...: the first tokens of each text, with the target's features before the last."""
     texts = [text[:length] for text, length in zip(tokens.tolist(), lengths, strict=True)]
     return Admitted.of(range(len(texts)), texts, features[:, : max(lengths) - 1])
+
+
+def paths_of(draft: Draft, row: int) -> dict[int, tuple[int, ...]]:
+    """The tokens of the way to each drafted node of a row, the root's left out."""
+    topology = draft.topology.expand(len(draft.tokens))
+    nodes = [n for n in range(1, topology.count) if topology.present is None or bool(topology.present[row, n])]
+    lines = {n: topology.path[row, n, 1 : int(topology.depth[row, n]) + 1] for n in nodes}
+    return {n: tuple(draft.tokens[row, line].tolist()) for n, line in lines.items()}
+
+
+def compare_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+    decoder: Decoder,
+    prompts: list[list[int]],
+    new_tokens: int,
+    agree: Callable[[object, list[int], dict[int, tuple[int, ...]]], None],
+) -> int:
+    """Decode and let `agree` look at the growth, committed text and paths of every drafted tree; the nodes seen."""
+    texts, seen = {}, 0
+    admit, commit = Rows.admit, Rows.commit
+
+    def admitting(self: Rows, rows, prompts, requests) -> None:
+        texts.update({row: list(prompt) for row, prompt in zip(rows, prompts, strict=True)})
+        admit(self, rows, prompts, requests)
+
+    def committing(self: Rows, draft: Draft, *outcome: object) -> None:
+        nonlocal seen
+        for row in [row for row in texts if not self.idle[row]]:
+            assert int(draft.tokens[row, 0]) == texts[row][-1]
+            paths = paths_of(draft, row)
+            agree(self.growth, texts[row], paths)
+            seen += len(paths)
+        commit(self, draft, *outcome)
+        for row, text in texts.items():
+            text.extend(self.committed.tokens[row, : int(self.committed.counts[row])].tolist())
+
+    monkeypatch.setattr(Rows, "admit", admitting)
+    monkeypatch.setattr(Rows, "commit", committing)
+    decoder.generate(prompts, new_tokens=new_tokens)
+    return seen
 
 
 def _eagle3(target: Target, *, make: type[Eagle3] = Eagle3, ids: Tensor | None = None, **options: object) -> Eagle3:

@@ -112,10 +112,13 @@ class Imports(ast.NodeVisitor):
         self.generic_visit(node)
 
 
+parsed = cache(ast.parse)
+
+
 @cache
 def imports_of(source: str) -> list[Import]:
     visitor = Imports()
-    visitor.visit(ast.parse(source))
+    visitor.visit(parsed(source))
     return visitor.found
 
 
@@ -248,7 +251,7 @@ def is_entry(path: Path) -> bool:
 def test_the_docstring_of_a_room_is_its_map():
     """It names every file and folder of the room but a registry's entries; names that are no file are stale."""
     for room in (name for name, path in modules().items() if path.name == "__init__.py"):
-        folder, text = modules()[room].parent, ast.get_docstring(ast.parse(sources()[room])) or ""
+        folder, text = modules()[room].parent, ast.get_docstring(parsed(sources()[room])) or ""
         inside = {path.stem: path for path in folder.glob("*.py") if not path.name.startswith("__")}
         inside |= {path.parent.name: path for path in folder.glob("*/__init__.py")}
         lines = re.findall(r"^\* (.*?):", text, re.MULTILINE)
@@ -364,7 +367,7 @@ sys.exit("loaded " + " ".join(loaded) if loaded else 0)
 
 
 def test_every_module_says_what_it_knows():
-    texts = {name: ast.get_docstring(ast.parse(source)) or "" for name, source in sources().items()}
+    texts = {name: ast.get_docstring(parsed(source)) or "" for name, source in sources().items()}
     summaries = {name: text.split("\n\n")[0] for name, text in texts.items()}
     assert {name: text for name, text in summaries.items() if not text.endswith(".") or len(text) <= 20} == {}
 
@@ -378,7 +381,7 @@ def test_only_commands_are_named_like_their_module():
     named = set()
     for name, source in sources().items():
         last = name.split(".")[-1]
-        for node in ast.parse(source).body:
+        for node in parsed(source).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == last:
                 named.add(name)
     assert {name for name in named if not name.startswith("treeopt.cli.commands.")} == set()
@@ -390,7 +393,7 @@ def test_a_command_s_function_has_at_most_sixty_lines():
         (name, node.name, node.end_lineno - node.lineno + 1)
         for name, source in sources().items()
         if name.startswith("treeopt.cli.commands.")
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno + 1 > LONGEST_COMMAND
     ]
     assert long == []

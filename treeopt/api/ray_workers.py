@@ -28,7 +28,7 @@ ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": 
 
 # Of settings: what the driver must know, what must be equal in all workers, and a function that makes a part.
 Make = Callable[[Any], tuple[Any, Mapping[str, Any], Callable[..., Any]]]
-Parts = Callable[..., Iterator[Any]]
+Parts = Callable[..., Iterator[Any]]  # takes what `map` takes after the function
 Files = Mapping[Path, Mapping[str, Any]]  # references to the contents of files, by their names below a path
 
 
@@ -88,23 +88,23 @@ class _Worker:
 
     def run(self, files: Files, same: Mapping[str, Any] | None, *call: Any) -> Any:
         """Return a part, without a `call` what was made and the messages of making it; or what is missing."""
-        LOG.addHandler(held := MemoryHandler(10**6, flushLevel=logging.CRITICAL + 1))
         if self._made is None:
             missing = [path for own in self._paths.values() for path in own if not path.exists() and path not in files]
             if missing:
                 return _Missing(missing)
+            LOG.addHandler(held := MemoryHandler(10**6, flushLevel=logging.CRITICAL + 1))
             with tempfile.TemporaryDirectory(prefix="treeopt-ray-") as folder:
                 here = {name: [_placed(path, files, folder) for path in own] for name, own in self._paths.items()}
                 changes = {name: tuple(own) if name == "data" else own[0] for name, own in here.items()}
-                self._made = self._make(self._settings.changed(**changes))
-        head, own, part = self._made
+                self._made = *self._make(self._settings.changed(**changes)), held.buffer
+        head, own, part, messages = self._made
         for name, first in (same or {}).items():
             if own[name] != first:
                 raise UsageError(
                     f"the worker on {socket.gethostname()} has {name} {own[name]!r:.80}, the first one {first!r:.80}: "
                     "workers must be alike: choose their nodes with --ray-needs"
                 )
-        return part(*call) if call else (head, own, [(each.levelno, each.getMessage()) for each in held.buffer])
+        return part(*call) if call else (head, own, [(each.levelno, each.getMessage()) for each in messages])
 
 
 def _placed(path: Path, files: Files, folder: str) -> Path:
@@ -129,7 +129,9 @@ def _stored(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def on_ray(setup: RaySetup, make: Make, settings: Settings) -> Iterator[tuple[Any, Parts]]:
-    """Yield the head that a first worker makes, and what yields the parts that begin at given places, in order.
+    """Yield the head that a first worker makes, and a `map` of the function that makes parts.
+
+    The function's first argument names a part: the worker that made it also makes the next one of this name.
 
     Workers end with the context, and with `--ray local` all of Ray.
 
@@ -167,6 +169,7 @@ class _Workers:
         self._files: dict[Path, dict[str, Any]] = {}
         self._same: Any = None
         self._workers: list[Any] = []
+        self._made_by: dict[Any, Any] = {}  # workers by names of parts
 
     def head(self) -> Any:
         """Let one worker make its head."""
@@ -175,15 +178,15 @@ class _Workers:
             LOG.log(level, "%s", message)
         return head
 
-    def parts(self, starts: Iterable[int], *given: Any) -> Iterator[Any]:
+    def parts(self, names: Iterable[Any], *given: Iterable[Any]) -> Iterator[Any]:
         """Yield parts in order."""
-        calls, made = [(start, *given) for start in starts], dict[int, Any]()
+        calls, made = list(zip(names, *given, strict=False)), dict[Any, Any]()
         results = self._results(calls)
-        for start, *_ in calls:
-            while start not in made:
+        for name, *_ in calls:
+            while name not in made:
                 call, part = next(results)
                 made[call[0]] = part
-            yield made.pop(start)
+            yield made.pop(name)
 
     def _start(self, count: int) -> None:
         """Start workers until there are as many, or the cluster's nodes hold no more."""
@@ -213,9 +216,13 @@ class _Workers:
         self._start(len(calls))
         todo, idle, running = deque(calls), list(self._workers), dict[Any, tuple[Any, Any]]()
         while todo or running:
-            while todo and idle:
-                worker, call = idle.pop(), todo.popleft()
-                running[worker.run.remote(self._files, self._same, *call)] = worker, call
+            for worker in idle.copy():
+                call = next((each for each in todo if self._made_by.get(each[:1], worker) is worker), None)
+                if call is not None:
+                    todo.remove(call)
+                    idle.remove(worker)
+                    self._made_by[call[:1]] = worker
+                    running[worker.run.remote(self._files, self._same, *call)] = worker, call
             ready, _ = ray.wait(list(running), timeout=WAIT_S)
             if not ready:
                 self._start(0)  # nodes may have left
@@ -235,6 +242,8 @@ def _connect(address: str, folder: str) -> None:
 
     os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
     how: dict[str, Any] = {"include_dashboard": False, "_temp_dir": folder} if address == "local" else {}
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)  # a connection that fails takes Ray several lines
     try:
         if address != "local":
             host, _, port = address.rpartition(":")
@@ -244,6 +253,10 @@ def _connect(address: str, folder: str) -> None:
         reason = f"{' '.join(str(error).split()):.300}"
         token = "; a cluster that asks for a token needs RAY_AUTH_MODE=token" if "to Ray cluster" in reason else ""
         raise UsageError(f"--ray {address}: cannot connect: {reason}{token}") from error
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nothing)
 
 
 def _result(reference: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +193,7 @@ def _on_ray(settings: CollectSettings, folder: Path | None, progress: Progress, 
 
             def shards(starts: range, meta: Any) -> Iterator[Trace]:
                 advance(starts.start)
-                for trace in parts(starts, meta or head.meta):
+                for trace in parts(starts, repeat(meta or head.meta)):
                     advance(trace.requests)
                     yield trace
 

@@ -1,11 +1,14 @@
 """`treeopt.search`: the fastest tree for each batch size, from a trace and step times."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from socket import gethostname
+from typing import Any
 
 from treeopt.api.file_loading import as_profile, as_trace
 from treeopt.api.messages import Progress, note, silent, warn
+from treeopt.api.ray_workers import RaySetup, on_ray
 from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
@@ -20,13 +23,29 @@ from treeopt.policies.beam import reach
 from treeopt.policies.eagle2 import DYNAMIC_TREE, EAGLE2
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.sampled_rules import ranks_and_rules
-from treeopt.settings import takes
+from treeopt.settings import group, takes
 from treeopt.storage.provenance import look
+from treeopt.storage.user_files import checksum
+from treeopt.traces.resumable_shards import MANIFEST, Blocks, ShardedTrace, Shards, ranks_suffice
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 
-@takes(SearchSettings)
+@dataclass(frozen=True, kw_only=True)
+class TraceSearch(SearchSettings):
+    """The settings of `search`, and where it runs."""
+
+    cluster: RaySetup = group(RaySetup)
+
+
+def _blocks(folder: Path) -> tuple[None, dict[str, Any], Blocks]:
+    """Return what reads and counts shards in a worker; see `on_ray`."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not on {gethostname()}: --ray reads shards by their path, on all nodes")
+    return None, {MANIFEST: checksum(folder / MANIFEST)}, Blocks(Shards.listed(folder))
+
+
+@takes(TraceSearch)
 def search(
     trace: Trace | Path | str,
     profile: CostModel | Path | str | None = None,
@@ -61,8 +80,18 @@ def search(
     engine, policies, dynamic = settings.engine, settings.policies, settings.dynamic
     known = None if engine is None else ENGINES[engine]
     grows = known is not None and known.cannot_run is not None
-    trace, trace_file = as_trace(trace, ranks_only=not policies and not dynamic and not grows, to_split=True)
-    cost: CostModel = as_profile(profile, trace, trace_file, engine=engine)
+    ranks_only = not policies and not dynamic and not grows
+    if isinstance(settings, TraceSearch) and settings.cluster.ray is not None:
+        cluster, folder = settings.cluster, Path() if isinstance(trace, Trace) else Path(trace).absolute()
+        shards = Shards.listed(folder) if folder.is_dir() and not isinstance(trace, Trace) else None
+        if shards is None or not ranks_only or not ranks_suffice(folder):
+            raise UsageError("--ray searches a folder of shards (`trace collect --parts`) for static trees")
+        with on_ray(cluster, lambda setup: _blocks(folder), cluster) as (_, parts):
+            sharded = ShardedTrace(shards, parts)
+            cost = as_profile(profile, sharded, folder, engine=engine)
+            return search(sharded, cost, settings=settings.changed(ray=None, ray_needs=()), progress=progress)
+    trace, trace_file = as_trace(trace, ranks_only=ranks_only, to_split=True)
+    cost = as_profile(profile, trace, trace_file, engine=engine)
     warn(model_warnings("trace and profile", trace.meta, cost.meta))
     if settings.max_depth is not None and settings.max_depth > trace.depth:
         raise UsageError(

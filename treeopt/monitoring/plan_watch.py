@@ -83,10 +83,12 @@ def totals_of(text: str, model: str | None) -> Totals:
     engine, steps, accepted = totals_by_engine(samples)
     names = counter_names()[engine]
 
-    def summed(name: str) -> float:
-        return sum((value for (key, _), value in samples.items() if key == name), 0.0)
+    def summed(name: str, end: str = "") -> float:
+        """Sum over labels; collectors write an underscore for the colon and put names before."""
+        known = name.replace(":", "_") + end
+        return sum(value for (key, _), value in samples.items() if name and key.replace(":", "_").endswith(known))
 
-    latency_s, outputs = summed(f"{names.latency}_sum"), summed(f"{names.latency}_count")
+    latency_s, outputs = summed(names.latency, "_sum"), summed(names.latency, "_count")
     return Totals(tuple(map(float, accepted)), steps, latency_s, outputs, summed(names.iterations), summed(names.ended))
 
 
@@ -239,13 +241,14 @@ class PlanWatch:
 
     def _row(self, name: str, test: RatioTest) -> dict[str, Any]:
         recent, known = test.recent, bool(test.recent.steps)
-        expected = recent.expected if known else 0.0
+        # Outside the band, but not surely so.
+        unsure = not known or abs(recent.ratio - 1) > self.tolerance[name.startswith("step")]
         return {
             "name": name,
-            "planned": expected / recent.steps if known else None,
+            "planned": recent.expected / recent.steps if known else None,
             "observed": recent.observed / recent.steps if known else None,
             "ratio": recent.ratio if known else None,
-            "verdict": test.verdict,
+            "verdict": "too few" if unsure and test.verdict == "as planned" else test.verdict,
             "blocks": test.blocks,
         }
 

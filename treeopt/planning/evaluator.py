@@ -1,6 +1,8 @@
 """Evaluate trees by replay on two parts of a trace: one to choose on, one held out to report on."""
 
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from treeopt.cost_model import CostModel, StepShape
 from treeopt.defaults import HELD_OUT
 from treeopt.errors import TraceError, UsageError
 from treeopt.plans import Choice
-from treeopt.replay.many_trees import Replayer
+from treeopt.replay.many_trees import replayed
 from treeopt.replay.objective import Objective
 from treeopt.replay.static_tree import check_ranks, step_seconds
 from treeopt.replay.walk import StepCounts, total_counts
@@ -195,11 +197,8 @@ class _Replays:
         self._known: dict[Tree, StepCounts] = {}
         self.pool = EMPTY
 
-    @cached_property
-    def _replayers(self) -> list[Replayer]:
-        return [Replayer(part, self.pool) for part in self._trace.parts]
-
     def __getitem__(self, tree: Tree) -> StepCounts:
         if tree not in self._known:
-            self._known[tree] = total_counts(replayer.replay(tree) for replayer in self._replayers)
+            counts = total_counts(self._trace.map(replayed, repeat(self.pool), repeat(tree)))
+            self._known[tree] = replace(counts, committed=self._trace.lengths)
         return self._known[tree]

@@ -177,7 +177,8 @@ class Proposals:
     def _pool(self, size: int) -> Frontier:
         """Return the most frequent nodes that the rules allow."""
         fit, settings, limits = self.judge.fit, self.settings, joined(self.rules)
-        weights = self.judge.objective.prices(fit).mean(axis=0)[fit.request_index]
+        prices = self.judge.objective.prices(fit).mean(axis=0)
+        weights = None if np.ptp(prices) == 0 else np.repeat(prices, fit.lengths)
         pool = count_prefixes(
             fit,
             nodes=size,

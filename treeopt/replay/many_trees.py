@@ -21,6 +21,14 @@ LANES = 2**14  # requests that walk together; each tree's requests count separat
 Chosen = NDArray[np.bool_]
 
 
+def replayed(trace: Trace, pool: Tree, tree: Tree) -> StepCounts:
+    """Return the counts of `replay_tree`, by a `Replayer` that stays with the trace until another pool is given."""
+    replayer = trace.__dict__.get("replayer")
+    if replayer is None or replayer.pool != pool:
+        trace.__dict__["replayer"] = replayer = Replayer(trace, pool)
+    return replayer.replay(tree)
+
+
 class Replayer:
     """A trace prepared for replaying the subtrees of a pool.
 

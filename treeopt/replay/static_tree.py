@@ -3,6 +3,8 @@
 The walk itself (position 0, then on by accepted + 1) is in `treeopt.replay.walk`.
 """
 
+from itertools import repeat
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,7 +27,11 @@ def replay_tree(tree: Tree, trace: Trace) -> StepCounts:
     >>> replay_tree(Tree.chain(1), trace).tau
     1.5
     """
-    return total_counts(count(visit(tree, part), part, depth=tree.depth) for part in trace.parts)
+    return total_counts(trace.map(_counts, repeat(tree)))
+
+
+def _counts(trace: Trace, tree: Tree) -> StepCounts:
+    return count(visit(tree, trace), trace, depth=tree.depth)
 
 
 def visit(tree: Tree, trace: Trace) -> Walk:

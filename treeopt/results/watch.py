@@ -13,8 +13,8 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     for test in changes:
         yield f"Changed: {test['name']} {test['verdict']} by {abs(test['ratio'] - 1):.1%}."
     if not changes:
-        tested = any(test["verdict"] == "as planned" for test in record["tests"])
-        yield "As planned." if tested else "Too few steps to say whether all is as planned."
+        verdicts = {test["verdict"] for test in record["tests"]}
+        yield "As planned." if verdicts == {"as planned"} else "Too few steps to say whether all is as planned."
 
 
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:

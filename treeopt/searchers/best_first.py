@@ -11,17 +11,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError, UsageError
-from treeopt.traces.trace import PART, Trace
+from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 
 # Kinds of path: all ranks 0 (also the root), a last rank of 0 after others, a last rank of 1, 2-3, 4-7, 8 or more.
 KINDS = 6
 PRIOR = 20.0  # pseudo-anchors
+Weights = NDArray[np.float64] | NDArray[np.bool_] | None  # of anchors; None: all 1
 
 
 def kinds_below(kind: NDArray[np.int8], rank: NDArray[np.integer]) -> NDArray[np.int8]:
@@ -216,8 +218,8 @@ def count_prefixes(
 
 
 def distinct_rows(
-    rank: NDArray[np.int16], width: int, weights: NDArray[np.float64] | None
-) -> tuple[NDArray[np.int16], NDArray[np.float64] | None]:
+    rank: NDArray[np.int16], width: int, weights: Weights
+) -> tuple[NDArray[np.int16], NDArray[np.float64]]:
     """Return the distinct rows of ranks and the summed weight of each; the rows themselves where they have no number.
 
     >>> rows, weights = distinct_rows(np.int16([[0, 1], [2, -1], [0, 1]]), 3, None)
@@ -226,22 +228,29 @@ def distinct_rows(
     """
     base, depth = width + 2, rank.shape[1]
     if depth * math.log2(base) >= 63:
-        return rank, weights
+        return rank, np.ones(len(rank)) if weights is None else weights.astype(np.float64)
     places = base ** np.arange(depth, dtype=np.int64)
-    numbers: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-    sums: NDArray[np.float64] = np.empty(0)
-    for start in range(0, len(rank), PART):
-        part = slice(start, start + PART)
-        which = (rank[part] + np.int64(2)) @ places
+    number = (rank + np.int64(2)) @ places
+    if base**depth <= len(rank):
         found = np.arange(base**depth)
-        if base**depth > PART:  # too many to count each
-            found, which = np.unique(which, return_inverse=True)
-        total = np.bincount(which, None if weights is None else weights[part], len(found)).astype(np.float64)
-        found, total = found[total > 0], total[total > 0]
-        numbers, which = np.unique(np.concatenate([numbers, found]), return_inverse=True)
-        sums = np.bincount(which, np.concatenate([sums, total])).astype(np.float64, copy=False)
-    rows = numbers[:, None] // places % base - 2
-    return rows.astype(np.int16), sums
+    else:
+        found, number = np.unique(number, return_inverse=True)
+    sums = np.bincount(number, weights, len(found)).astype(np.float64, copy=False)
+    rows = found[sums > 0, None] // places % base - 2
+    return rows.astype(np.int16), sums[sums > 0]
+
+
+def _rows(trace: Trace, weights: Weights) -> tuple[NDArray[np.int16], NDArray[np.float64]]:
+    return distinct_rows(trace.rank, trace.width, weights)
+
+
+def _all_rows(trace: Trace, weights: Weights) -> tuple[NDArray[np.int16], NDArray[np.float64]]:
+    """Return the distinct rows of a trace, whose parts count theirs."""
+    one, *others = parts = trace.map(_rows, repeat(None) if weights is None else trace.cut(weights))
+    if not others:
+        return one
+    rows, sums = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return distinct_rows(rows, trace.width, sums)
 
 
 class _Prefixes:
@@ -253,9 +262,7 @@ class _Prefixes:
         if weights is not None:
             top = float(weights.max())  # squares of very small weights would be 0
             self.scale = self.total / top / float(np.square(weights / top).sum()) / top
-        self.rank, self.weights = trace.rank, weights
-        if trace.anchors > PART:
-            self.rank, self.weights = distinct_rows(trace.rank, trace.width, weights)
+        self.rank, self.weights = _all_rows(trace, weights)
         self.alive = np.arange(len(self.rank))  # anchors whose text follows a kept node; `node` is that node's child
         self.node = np.zeros(len(self.rank), dtype=np.int64)
         self.children = np.array([0, 1])  # numbers of the children returned last, and a bound on them
@@ -268,8 +275,7 @@ class _Prefixes:
         follows = (index[self.node] >= 0) & (rank >= 0)
         self.alive = self.alive[follows]
         self.node = index[self.node[follows]] * self.trace.width + rank[follows]
-        weights = None if self.weights is None else self.weights[self.alive]
-        counts = np.bincount(self.node, weights, minlength=len(kept) * self.trace.width)
+        counts = np.bincount(self.node, self.weights[self.alive], minlength=len(kept) * self.trace.width)
         return counts.astype(np.float64, copy=False)
 
     def expand(self, level: int, kept: NDArray[np.int64]) -> Children:
@@ -285,8 +291,7 @@ class _Prefixes:
     def shrunk(self, depth: int, shrink: float) -> Expand:
         """Return `expand` with frequencies shrunk towards those of the same rank below paths of the same kind."""
         trace, scale = self.trace, self.scale
-        weights = None if self.weights is None else self.weights * scale
-        back_off = BackOff.of(self.rank, depth=depth, width=trace.width, weights=weights)
+        back_off = BackOff.of(self.rank, depth=depth, width=trace.width, weights=self.weights * scale)
         value, count, kind = np.ones(1), np.array([self.total * scale]), np.zeros(1, dtype=np.int8)
 
         def expand(level: int, kept: NDArray[np.int64]) -> Children:
@@ -360,11 +365,12 @@ def fit_strength(trace: Trace, *, nodes: int, depth: int) -> float:
     frontier = count_prefixes(trace, nodes=nodes, depth=depth - 1)  # paths that have a next rank
     kinds = _kinds(frontier)
     level = np.append(0, frontier.depth)
-    halves = [trace.select(np.arange(start, trace.requests, 2)) for start in (0, 1)]
-    counts = [_next_ranks(frontier, half) for half in halves]
+    first = np.repeat(np.arange(trace.requests) % 2 == 0, trace.lengths)
+    halves = [_all_rows(trace, half) for half in (first, ~first)]
+    counts = [_next_ranks(frontier, *half, trace.width) for half in halves]
     likelihood = np.zeros(len(TRIED))
-    for half, fitted_on, predicted in zip(halves, counts, counts[::-1], strict=True):
-        share = BackOff.of(half.rank, depth=depth, width=trace.width).share[level, kinds]
+    for (rank, times), fitted_on, predicted in zip(halves, counts, counts[::-1], strict=True):
+        share = BackOff.of(rank, depth=depth, width=trace.width, weights=times).share[level, kinds]
         share = np.concatenate([share, 1 - share.sum(axis=1, keepdims=True)], axis=1)
         for number, shrink in enumerate(TRIED):
             law = (fitted_on + shrink * share) / (fitted_on.sum(axis=1, keepdims=True) + shrink)
@@ -381,17 +387,19 @@ def _kinds(frontier: Frontier) -> NDArray[np.int8]:
     return kinds
 
 
-def _next_ranks(frontier: Frontier, trace: Trace) -> NDArray[np.int64]:
-    """Return anchors by path (the root first) and next rank (last column: no rank), int64 (1 + C, width + 1)."""
-    paths, width = len(frontier.value) + 1, trace.width
+def _next_ranks(
+    frontier: Frontier, ranks: NDArray[np.int16], times: NDArray[np.float64], width: int
+) -> NDArray[np.float64]:
+    """Return anchors by path (the root first) and next rank (last column: no rank), float64 (1 + C, width + 1)."""
+    paths = len(frontier.value) + 1
     child = np.full((paths, width + 1), -1)
     child[frontier.parent + 1, frontier.rank] = np.arange(1, paths)
-    counts = np.zeros(paths * (width + 1), dtype=np.int64)
-    alive, node = np.arange(trace.anchors), np.zeros(trace.anchors, dtype=np.int64)
+    counts = np.zeros(paths * (width + 1))
+    alive, node = np.arange(len(ranks)), np.zeros(len(ranks), dtype=np.int64)
     for level in range(int(frontier.depth.max(initial=0)) + 1):
-        rank = trace.rank[alive, level]
+        rank = ranks[alive, level]
         rank = np.where(rank >= 0, rank, np.int16(width))
-        counts += np.bincount(node * (width + 1) + rank, minlength=len(counts))
+        counts += np.bincount(node * (width + 1) + rank, times[alive], minlength=len(counts))
         node = child[node, rank]
         alive, node = alive[node >= 0], node[node >= 0]
     return counts.reshape(paths, width + 1)

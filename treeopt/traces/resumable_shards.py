@@ -7,12 +7,16 @@ written after the shard, so the folder agrees with the manifest however the writ
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeopt.errors import TraceError, UsageError, counted
 from treeopt.storage.json_records import RecordError, parse
@@ -21,7 +25,7 @@ from treeopt.storage.typed_records import Integer, Record, read_field, read_reco
 from treeopt.storage.user_files import checksum, read_text, why, write_text
 from treeopt.storage.work_file import check_same_settings
 from treeopt.traces.merge_split import concatenate_traces
-from treeopt.traces.trace import BY_ANCHOR, FORMAT, OPTIONAL, RANKS, REQUIRED, Trace, first_of
+from treeopt.traces.trace import FORMAT, MISSED, OPTIONAL, PART, PAST_END, RANKS, REQUIRED, Trace, first_of
 from treeopt.traces.trace_files import load_trace, save_trace
 
 SCHEMA = "treeopt.shards/1"
@@ -29,6 +33,7 @@ MANIFEST = "manifest.json"
 SHARD = "shard-{:05}.npz"
 SHARD_FILES = "shard-*.npz"
 MANY = 20_000  # requests from which on a search reads a folder shard by shard
+BLOCKS = 16  # least number of blocks that many shards make, so that workers on Ray have enough of them
 CODE = ("treeopt", "commit", "software")  # must not change, or the resumed part would differ from an uninterrupted one
 
 
@@ -125,18 +130,13 @@ class Shards:
         """Read the shards one by one.
 
         Raises:
-            TraceError: see `load`; or they hold more requests than the manifest records.
+            TraceError: see `load`.
         """
         self.done = 0
         for number in range(len(self.checksums)):
             trace = self.load(number, arrays)
             self.done += trace.requests
             yield trace
-        if self.done > self.requests:
-            raise TraceError(
-                f"{self.folder / MANIFEST}: the manifest records {counted(self.requests, 'request')}, the shards hold "
-                f"{self.done}"
-            )
 
     @classmethod
     def begin(cls, folder: Path, meta: Mapping[str, Any], settings: Mapping[str, Any], requests: int) -> "Shards":
@@ -195,52 +195,64 @@ class Shards:
         self.check_done()
         return self.joined(traces)
 
-    def joined(self, traces: Sequence[Trace]) -> Trace:
-        """Return the trace that all shards make up.
+    def joined(self, traces: Sequence[Trace], *, all_of_them: bool = True) -> Trace:
+        """Return the trace that shards make up: all of them, or some, whose `meta` is then as a shard's.
 
         Raises:
             TraceError: they do not fit together.
         """
         try:
-            return concatenate_traces(traces, whole_meta(self.meta, [trace.meta for trace in traces]))
+            notes = summed_notes([trace.meta for trace in traces])
+            return concatenate_traces(traces, whole_meta(self.meta, notes) if all_of_them else notes)
         except (TraceError, RecordError) as error:
             raise TraceError(f"{self.folder}: {error}") from error
 
     def check_done(self) -> None:
-        """Raise TraceError if the shards that were read hold too few requests."""
+        """Raise TraceError if the shards that were read do not hold all requests."""
+        of = counted(self.requests, "request")
+        if self.done > self.requests:
+            raise TraceError(f"{self.folder / MANIFEST}: the manifest records {of}, the shards hold {self.done}")
         if self.done < self.requests:
-            raise TraceError(
-                f"{self.folder} holds {self.done} of {counted(self.requests, 'request')}: resume it with the command "
-                "that began it"
-            )
+            raise TraceError(f"{self.folder} holds {self.done} of {of}: resume it with the command that began it")
 
 
 class ShardedTrace(Trace):
-    """The trace of a folder of shards that is too large to be put together: `split` reads it shard by shard.
+    """The trace of a folder of shards that is never put together: blocks of shards are its parts.
 
-    Before that only `meta`, `width`, `depth` and `requests` are known, afterwards also what requests have.
+    Before `split` only `meta`, `width`, `depth` and `requests` are known. Its sides also know what requests have;
+    `map` and `select` alone read ranks.
     """
 
-    def __init__(self, shards: Shards) -> None:
-        """Read the first shard."""
+    def __init__(self, shards: Shards, parts: Callable[..., Iterable[Any]] | None = None) -> None:
+        """Read the first shard; `parts` is a `map` of a `Blocks` of the folder that runs elsewhere."""
         first = shards.load(0, RANKS)
-        known = {"meta": shards.meta, "width": first.width, "_depth": first.depth, "_shards": shards}
-        self.__dict__ |= dict.fromkeys(("prompt_tokens", "domain", "candidates", *BY_ANCHOR)) | known
-
-    @property
-    def depth(self) -> int:
-        """See `Trace`."""
-        return int(self.__dict__["_depth"])
-
-    @property
-    def requests(self) -> int:
-        """See `Trace`."""
-        return int(self.__dict__["_shards"].requests)
+        count = len(shards.checksums)
+        size = max(1, min(PART // first.anchors, count // BLOCKS))
+        blocks = [(range(start, min(start + size, count)), None) for start in range(0, count, size)]
+        known = {"meta": shards.meta, "width": first.width, "rank": first.rank[:0], "starts": range(shards.requests)}
+        known |= {"_shards": shards, "_blocks": blocks, "_map": parts or partial(map, Blocks(shards))}
+        self.__dict__ |= dict.fromkeys(OPTIONAL) | known
 
     @property
     def anchors(self) -> int:
         """See `Trace`."""
         return int(self.lengths.sum())
+
+    @property
+    def sizes(self) -> list[int]:
+        """See `Trace`."""
+        return [int(own.sum()) for _, own in self.__dict__["_blocks"]]
+
+    def map(self, function: Callable[..., Any], *given: Iterable[Any]) -> list[Any]:
+        """See `Trace`; the function must be one of a module."""
+        return list(self.__dict__["_map"](*zip(*self.__dict__["_blocks"], strict=True), repeat(function), *given))
+
+    def select(self, requests: NDArray[np.int64]) -> Trace:
+        """See `Trace`; requests are numbered from 0."""
+        chosen = np.zeros(self.requests, dtype=bool)
+        chosen[requests] = True
+        parts = self.map(_selected, self.cut(chosen))
+        return concatenate_traces([part for part in parts if part is not None], self.meta)
 
     def split(self, *, share: float, rng: np.random.Generator) -> tuple[Trace, Trace]:
         """See `Trace.split`; equal to it.
@@ -251,33 +263,54 @@ class ShardedTrace(Trace):
         shards: Shards = self.__dict__["_shards"]
         chosen = np.zeros(self.requests, dtype=bool)
         chosen[first_of(self.requests, share=share, rng=rng)] = True
-        sides: tuple[list[Trace], list[Trace]] = ([], [])
-        lengths, prompts, notes = [], [], []
-        for shard in shards.read(RANKS):
-            own = chosen[shards.done - shard.requests : shards.done]
-            for taken, side in zip((own, ~own), sides, strict=True):
-                if taken.any():
-                    side.append(shard.select(np.flatnonzero(taken)))
-            lengths.append(shard.lengths)
-            prompts.append(shard.prompt_tokens)
-            notes.append(shard.meta)
+        parts, lengths = zip(*self.map(_by_request), strict=True)
+        shards.done = sum(part.requests for part in parts)
         shards.check_done()
-        known = [tokens for tokens in prompts if tokens is not None]
-        try:
-            meta = whole_meta(shards.meta, notes)
-            first, second = (_emptied(side, meta) for side in sides)
-        except (TraceError, RecordError) as error:
-            raise TraceError(f"{shards.folder}: {error}") from error
-        self.__dict__ |= {"meta": meta, "lengths": np.concatenate(lengths)}
-        self.__dict__ |= {"prompt_tokens": np.concatenate(known) if len(known) == len(prompts) else None}
-        return first, second
+        whole = shards.joined(parts)
+        self.__dict__ |= {"meta": whole.meta, "lengths": np.concatenate(lengths), "prompt_tokens": whole.prompt_tokens}
+        ends = np.cumsum([part.requests for part in parts])[:-1]
+        first, rest = object.__new__(ShardedTrace), object.__new__(ShardedTrace)
+        for side, taken in ((first, chosen), (rest, ~chosen)):
+            blocks = zip(self.__dict__["_blocks"], np.split(taken, ends), strict=True)
+            known = {
+                "lengths": self.lengths[taken],
+                "_blocks": [(block, own) for (block, _), own in blocks if own.any()],
+            }
+            side.__dict__ |= self.__dict__ | vars(whole.select(np.flatnonzero(taken))) | known
+            side.__dict__ |= {"rank": self.rank, "starts": np.arange(len(side.lengths))}
+        return first, rest
 
 
-def _emptied(parts: list[Trace], meta: Mapping[str, Any]) -> Trace:
-    """Return parts of a trace put together; the list is empty then."""
-    trace = concatenate_traces(parts, meta)
-    parts.clear()
-    return trace
+class Blocks:
+    """Blocks of consecutive shards; each is read once, whole, and then divided into two sides."""
+
+    def __init__(self, shards: Shards) -> None:
+        """Read nothing yet."""
+        self._shards, self._kept = shards, dict[range, dict[bytes, Trace]]()
+
+    def __call__(self, block: range, own: NDArray[np.bool_] | None, function: Callable[..., Any], *given: Any) -> Any:
+        """Return what a function gives for the shards of these numbers, or for a side of them: its requests."""
+        kept, name = self._kept.setdefault(block, {}), b"" if own is None else own.tobytes()
+        if name not in kept:
+            shards = () if b"" in kept else [self._shards.load(number, RANKS) for number in block]
+            whole = kept.get(b"") or self._shards.joined(shards, all_of_them=False)
+            kept.clear()
+            for side in () if own is None else (own, ~own):
+                kept |= {side.tobytes(): whole.select(np.flatnonzero(side))} if side.any() else {}
+            kept.setdefault(name, whole)
+        return function(kept[name], *given)
+
+
+def _selected(trace: Trace, chosen: NDArray[np.bool_]) -> Trace | None:
+    return trace.select(np.flatnonzero(chosen)) if chosen.any() else None
+
+
+def _by_request(trace: Trace) -> tuple[Trace, NDArray[np.int64]]:
+    """Return what requests have, as a trace of one anchor for each, and the length of each."""
+    rank = np.full((trace.requests, trace.depth), PAST_END, dtype=np.int16)
+    rank[:, 0] = MISSED
+    number = np.arange(trace.requests, dtype=np.int32)
+    return replace(trace, request=number, position=0 * number, rank=rank), trace.lengths
 
 
 def gather(
@@ -353,24 +386,33 @@ def optional_in(folder: Path) -> list[str]:
     return [name for name in OPTIONAL if name in names]
 
 
+def ranks_suffice(folder: Path) -> bool:
+    """Return whether a search of static trees needs only the ranks of a folder, which it then reads block by block."""
+    return not {"kept", "tree_kept", "drafted", "confidence"} & {*optional_in(folder)}
+
+
 def note(texts: Sequence[str], grams: int, repeats: int) -> dict[str, Any]:
     """Return the keys of a shard's `meta` about its texts: the hash of each, their 4-grams, and the repeated ones."""
     return {"texts": list(texts), "grams": grams, "repeats": repeats}
 
 
-def whole_meta(meta: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the `meta` of a whole trace, with the keys of `note` summed over the `meta` of its shards.
+def summed_notes(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the keys of `note`, summed over the `meta` of shards.
 
     Raises:
-        RecordError: a shard's `meta` lacks a key of `note`.
+        RecordError: a shard's `meta` lacks a key.
     """
     notes = [read_record(dict(shard), _Note, f"`meta` of shard {i}") for i, shard in enumerate(shards)]
     texts = [text for part in notes for text in part.texts]
-    grams, repeats = sum(part.grams for part in notes), sum(part.repeats for part in notes)
-    written = {"written": round(repeats / grams, 4) if grams else 0.0}
+    return note(texts, sum(part.grams for part in notes), sum(part.repeats for part in notes))
+
+
+def whole_meta(meta: Mapping[str, Any], notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `meta` of a whole trace, from the summed notes of its shards."""
+    written = {"written": round(notes["repeats"] / notes["grams"], 4) if notes["grams"] else 0.0}
     return {
         **meta,
-        "text_sha256": hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16],
+        "text_sha256": hashlib.sha256(json.dumps(notes["texts"]).encode()).hexdigest()[:16],
         "repeated_4grams": written | read_field(dict(meta), "repeated_4grams", dict[str, Any], "`meta`"),
     }
 
@@ -389,8 +431,7 @@ def load_file_or_shards(path: Path | str, *, ranks_only: bool = False, to_split:
     path = Path(path)
     if not path.is_dir():
         return load_trace(path)
-    if ranks_only and to_split:
-        shards = Shards.listed(path)
-        if shards.requests >= MANY and not {"kept", "tree_kept", "drafted", "confidence"} & {*optional_in(path)}:
-            return ShardedTrace(shards)
-    return Shards.listed(path).whole(RANKS if ranks_only else FORMAT)
+    shards = Shards.listed(path)
+    if ranks_only and to_split and shards.requests >= MANY and ranks_suffice(path):
+        return ShardedTrace(shards)
+    return shards.whole(RANKS if ranks_only else FORMAT)

@@ -4,11 +4,11 @@ Holds the arrays and checks every value. Knows nothing of files, walks or time. 
 of the first wrong value.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Array = NDArray[Any]
+Result = TypeVar("Result")
 
 # Every array of the format: (the type written, others that are read, dimensions).
 FORMAT: dict[str, tuple[type[np.generic], tuple[type[np.generic], ...], int]] = {
@@ -213,6 +214,20 @@ class Trace(ValueMethods):
         places = np.searchsorted(self.starts, np.arange(0, self.anchors, PART))
         cuts = np.unique([*places.tolist(), self.requests]).tolist()
         return tuple(self._view(first, last) for first, last in pairwise(cuts))
+
+    @property
+    def sizes(self) -> list[int]:
+        """The requests of each part."""
+        return [part.requests for part in self.parts]
+
+    def map(self, function: Callable[..., Result], *given: Iterable[Any]) -> list[Result]:
+        """Return what a function gives for each part, in order; `given` are its further arguments, part by part."""
+        return list(map(function, self.parts, *given))
+
+    def cut(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return what each part has of an array by request or by anchor."""
+        ends = np.cumsum(self.sizes)[:-1]
+        return np.split(values, ends if len(values) == self.requests else np.cumsum(self.lengths)[ends - 1])
 
     def _view(self, first: int, last: int) -> "Trace":
         """Return the requests from `first` to before `last` as views without candidates, which need no check."""

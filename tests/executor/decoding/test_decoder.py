@@ -6,14 +6,7 @@ from hypothesis import strategies as st
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.language_model.drafter import LanguageModel
-from tests.helpers.models import (
-    CONFIGS,
-    Told,
-    continued,
-    random_heads,
-    random_prompts,
-    small_target,
-)
+from tests.helpers.models import CONFIGS, Told, continued, random_heads, random_prompts, small_target
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.tree import EMPTY, Tree

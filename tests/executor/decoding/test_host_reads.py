@@ -267,6 +267,7 @@ def test_drafting_is_in_the_graph(tree, kind):
     test_a_step_is_one_graph("greedy", tree, kind)
 
 
+@pytest.mark.slow
 def test_a_planted_read_breaks_the_graph(monkeypatch):
     rows = running("greedy", "chain", "medusa")
     accept = Greedy.accept

@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
 from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
 from executor.drafters.base.drafter import Admitted
 from executor.drafters.language_model.drafter import LanguageModel, LanguageModelState
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
-from executor.verification.tree_tensors import Draft
+from tests.helpers.drafters import compare_drafts
 from tests.helpers.models import VOCABULARY, continued, generated, noisy, random_prompts, small_model, small_target
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import ExecutorError
@@ -82,25 +81,18 @@ def test_drafted_trees_equal_an_uncached_recursion(references, monkeypatch, shap
 def compare_trees(
     prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, lm: LanguageModel, tree: Tree | DynamicTree, late: int
 ) -> None:
-    texts, checked = {}, 0
-    admit, commit = Rows.admit, Rows.commit
+    def agree(growth: object, text: list[int], paths: dict[int, tuple[int, ...]]) -> None:
+        for node, path in paths.items():
+            read = torch.tensor([[*text, *path[:-1]]])
+            rank = lm.target.features(read).logits[0, -1].argsort(descending=True).tolist().index(path[-1])
+            if isinstance(growth, StaticGrowth):
+                assert rank == growth.tree.ranks[node - 1]
+            else:
+                assert isinstance(growth, DynamicGrowth)
+                assert rank < growth.policy.children
 
-    def admitting(self: Rows, rows, prompts, requests) -> None:
-        texts.update({row: list(prompt) for row, prompt in zip(rows, prompts, strict=True)})
-        admit(self, rows, prompts, requests)
-
-    def committing(self: Rows, draft: Draft, *outcome: object) -> None:
-        nonlocal checked
-        for row, text in texts.items():
-            checked += 0 if self.idle[row] else _agree(lm, self.growth, text[:-1], draft, row)
-        commit(self, draft, *outcome)
-        for row, text in texts.items():
-            text.extend(self.committed.tokens[row, : int(self.committed.counts[row])].tolist())
-
-    monkeypatch.setattr(Rows, "admit", admitting)
-    monkeypatch.setattr(Rows, "commit", committing)
-    Decoder(small_target(), lm, tree=tree, batch=2, late=late).generate(prompts, new_tokens=16)
-    assert checked >= 20
+    decoder = Decoder(small_target(), lm, tree=tree, batch=2, late=late)
+    assert compare_drafts(monkeypatch, decoder, prompts, 16, agree) >= 20
 
 
 @pytest.mark.parametrize(
@@ -145,24 +137,6 @@ def test_the_comparison_of_trees_notices_a_broken_drafter(references, monkeypatc
         monkeypatch.setattr(lm, "_feed", lambda t, n, d, seen, *rest: feed(t, n, d, torch.ones_like(seen), *rest))
     with pytest.raises(AssertionError):
         compare_trees(references[0][: 2 if broken != "refill" else 6], monkeypatch, lm, SHAPES[shape], 0)
-
-
-def _agree(lm: LanguageModel, growth: object, prefix: list[int], draft: Draft, row: int) -> int:
-    """How many nodes of a row were compared, all with success."""
-    topology = draft.topology.expand(len(draft.tokens))
-    nodes = [n for n in range(1, topology.count) if topology.present is None or bool(topology.present[row, n])]
-    for node in nodes:
-        depth = int(topology.depth[row, node])
-        line = topology.path[row, node, :depth].tolist()  # the root and the nodes above
-        text = torch.tensor([[*prefix, *draft.tokens[row, line].tolist()]])
-        order = lm.target.features(text).logits[0, -1].argsort(descending=True).tolist()
-        rank = order.index(int(draft.tokens[row, node]))
-        if isinstance(growth, StaticGrowth):
-            assert rank == growth.tree.ranks[node - 1]
-        else:
-            assert isinstance(growth, DynamicGrowth)
-            assert rank < growth.policy.children
-    return len(nodes)
 
 
 @pytest.mark.parametrize("tokens", [40, 80])

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from executor.checkpoints import load_drafter, save_drafter
-from executor.decoding.batch_rows import Rows
 from executor.decoding.cuda_graphs import Graphs
 from executor.decoding.decoder import Decoder
 from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
@@ -25,9 +24,8 @@ from executor.models import weights_hash
 from executor.target.tokenizer import load_tokenizer
 from executor.train.count_ngrams import main
 from executor.verification.acceptance_rules import Greedy
-from executor.verification.tree_tensors import Draft
 from tests.executor.decoding.test_cuda_graphs import Recorder
-from tests.helpers.drafters import admitted
+from tests.helpers.drafters import admitted, compare_drafts
 from tests.helpers.models import VOCABULARY, generated, random_prompts, small_model, small_target
 from tests.helpers.slow_params import slow_unless
 from treeopt.policies import DynamicTree
@@ -172,49 +170,22 @@ DAILY = {(name, list(SHAPES)[place]) for number, name in enumerate(DRAFTERS) for
 def test_drafted_trees_equal_the_slow_ones(references, monkeypatch, shape, name, late):
     """Three ragged requests in two rows, so that one is replaced; every tree of every step."""
     prompts, _, learnt = references
-    drafter, texts, checked = drafter_of(name, learnt), {}, 0
-    slow, admit, commit = scores_of(drafter, learnt), Rows.admit, Rows.commit
+    drafter = drafter_of(name, learnt)
+    slow = scores_of(drafter, learnt)
 
-    def admitting(self: Rows, rows, prompts, requests) -> None:
-        texts.update({row: list(prompt) for row, prompt in zip(rows, prompts, strict=True)})
-        admit(self, rows, prompts, requests)
-
-    def committing(self: Rows, draft: Draft, *outcome: object) -> None:
-        nonlocal checked
-        for row in [row for row in texts if not self.idle[row]]:
-            text = texts[row]
-            assert int(draft.tokens[row, 0]) == text[-1]
-            checked += _agree(slow, self.growth, text, draft, row)
-        commit(self, draft, *outcome)
-        for row, text in texts.items():
-            text.extend(self.committed.tokens[row, : int(self.committed.counts[row])].tolist())
-
-    monkeypatch.setattr(Rows, "admit", admitting)
-    monkeypatch.setattr(Rows, "commit", committing)
-    asked = [prompts[0], prompts[2], prompts[3]]
-    Decoder(small_target(), drafter, tree=SHAPES[shape], batch=2, late=late).generate(asked, new_tokens=8)
-    assert checked >= 12
-
-
-def _agree(slow: Scores, growth: object, text: Text, draft: Draft, row: int) -> int:
-    """How many nodes of a row were compared, all with success."""
-    topology = draft.topology.expand(len(draft.tokens))
-    nodes = [n for n in range(1, topology.count) if topology.present is None or bool(topology.present[row, n])]
-    paths = {}
-    for node in nodes:
-        line = topology.path[row, node, 1 : int(topology.depth[row, node]) + 1]
-        paths[node] = tuple(draft.tokens[row, line].tolist())
-    if isinstance(growth, StaticGrowth):
+    def agree(growth: object, text: Text, paths: dict[int, tuple[int, ...]]) -> None:
+        if not isinstance(growth, StaticGrowth):
+            assert isinstance(growth, DynamicGrowth)
+            assert set(paths.values()) == _most_probable(slow, text, growth.policy)
+            return
         for node, path in paths.items():
             scores = slow(text, path[:-1])
-            order = sorted(range(VOCABULARY), key=lambda x: -scores[x])
-            due = order[growth.tree.ranks[node - 1]]
+            due = sorted(range(VOCABULARY), key=lambda x: -scores[x])[growth.tree.ranks[node - 1]]
             assert path[-1] == due or scores[path[-1]] == pytest.approx(scores[due], abs=2e-6)
         assert len(set(paths.values())) == len(paths)
-    else:
-        assert isinstance(growth, DynamicGrowth)
-        assert set(paths.values()) == _most_probable(slow, text, growth.policy)
-    return len(nodes)
+
+    decoder = Decoder(small_target(), drafter, tree=SHAPES[shape], batch=2, late=late)
+    assert compare_drafts(monkeypatch, decoder, [prompts[0], prompts[2], prompts[3]], 8, agree) >= 12
 
 
 def _most_probable(slow: Scores, text: Text, policy: DynamicTree) -> set[tuple[int, ...]]:

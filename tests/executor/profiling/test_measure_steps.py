@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.decoding.decoder import Decoder
-from executor.profiling.configurations import (
-    REQUIRED,
-    TOKENS,
-    Configuration,
-    ranked_configurations,
-)
+from executor.profiling.configurations import REQUIRED, TOKENS, Configuration, ranked_configurations
 from executor.profiling.loop_blocks import TOGETHER, LoopBlocks, cell_of
 from executor.profiling.measure_steps import MARGIN, fit_schedule
 from executor.profiling.profile_settings import Measuring

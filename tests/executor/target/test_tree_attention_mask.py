@@ -4,14 +4,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
 
-from executor.target.tree_attention_mask import (
-    TreeMasks,
-    additive,
-    fold_heads,
-    tree_blocks,
-    tree_seen,
-    tree_table,
-)
+from executor.target.tree_attention_mask import TreeMasks, additive, fold_heads, tree_blocks, tree_seen, tree_table
 from executor.verification.tree_tensors import Topology
 
 PARENTS = torch.tensor([[0, 0, 1, 1, 2, 4, 5, 0], [0, 0, 0, 2, 3, 4, 5, 6]])

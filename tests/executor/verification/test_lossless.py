@@ -24,6 +24,7 @@ from executor.verification.acceptance_rules import Greedy, Rule
 from executor.verification.multi_round_rejection import BlockVerification, Leviathan, Rounds, Sequoia, SpecInfer
 from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft, Topology
+from tests.helpers.slow_params import slow_unless
 from treeopt.tree import Tree
 
 CPU = torch.device("cpu")
@@ -413,24 +414,27 @@ def noticed(rule: Rule, tree: Tree, *, draws: Draws | None = None, **sampled: An
     assert p_value(rule, tree, flat=0.5, **sampled) < 1e-9
 
 
-@pytest.mark.parametrize("kind", [Leviathan, BlockVerification, SpecInfer, Sequoia])
+@pytest.mark.parametrize(
+    "kind", slow_unless(lambda kind: kind is Sequoia, [Leviathan, BlockVerification, SpecInfer, Sequoia])
+)
 def test_a_drafter_at_another_temperature_is_noticed(kind):
     tree = Tree.chain(2) if issubclass(kind, Leviathan) else Tree.cartesian((3,))
     noticed(rule_of(kind), tree, drawn_by=rule_of(kind, Warp(temperature=2.0), 1))
 
 
-@pytest.mark.parametrize("kind", [SpecInfer, Sequoia])
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind is Sequoia, [SpecInfer, Sequoia]))
 def test_a_missing_renormalisation_of_p_is_noticed(kind, monkeypatch):
     mutant(monkeypatch, multi_round_rejection, "rounds", "mass = torch.addcmul(", "torch.addcmul(")
     noticed(rule_of(kind), WIDE)
 
 
+@pytest.mark.slow
 def test_a_missing_renormalisation_of_q_is_noticed(monkeypatch):
     mutant(monkeypatch, multi_round_rejection, "rounds", "undrawn = left.sum(-1, keepdim=True)", "pass")
     noticed(rule_of(Sequoia), WIDE)
 
 
-@pytest.mark.parametrize("kind", [SpecInfer, Sequoia])
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind is SpecInfer, [SpecInfer, Sequoia]))
 def test_a_residual_of_which_q_is_not_taken_is_noticed(kind, monkeypatch):
     mutant(monkeypatch, multi_round_rejection, "Rounds", "(p - spent * q).clamp(min=0)", "p")
     faulty = type("Faulty", (multi_round_rejection.Rounds,), {"replacement": kind.replacement})
@@ -449,6 +453,7 @@ def test_a_block_residual_without_its_prefix_is_noticed(monkeypatch):
     noticed(rule_of(multi_round_rejection.BlockVerification), Tree.chain(2), draws=put_back)
 
 
+@pytest.mark.slow
 def test_siblings_in_another_order_are_noticed():
     """Without replacement the first draw is the only one that has the law q."""
     noticed(
@@ -459,10 +464,12 @@ def test_siblings_in_another_order_are_noticed():
     )
 
 
+@pytest.mark.slow
 def test_draws_without_replacement_are_noticed_by_the_rule_for_those_with():
     noticed(rule_of(SpecInfer), WIDE, draws=kept_out, drawn_by=rule_of(Sequoia))
 
 
+@pytest.mark.slow
 def test_repeated_siblings_are_noticed_under_sample_and_match():
     noticed(rule_of(SampleAndMatch), WIDE, draws=put_back, drawn_by=rule_of(SpecInfer))
 

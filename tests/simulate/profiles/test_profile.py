@@ -92,9 +92,9 @@ def between(measured, size):
 @given(profile=profiles())
 def test_measured_sizes_cost_exactly_what_was_measured(profile):
     for times in profile.batches:
-        for depth, draft_s in times.draft:
-            for tokens, rest_s in times.rest:
-                assert profile.step_s([shape(times.batch, tokens, depth)]).tolist() == [draft_s + rest_s]
+        shapes = [shape(times.batch, tokens, depth) for depth, _ in times.draft for tokens, _ in times.rest]
+        due = [draft_s + rest_s for _, draft_s in times.draft for _, rest_s in times.rest]
+        assert profile.step_s(shapes).tolist() == due
         assert profile.plain_s(batch=times.batch) == times.plain_s
 
 

@@ -3,6 +3,7 @@
 Each test that starts Ray runs the command in a process of its own, as people do.
 """
 
+import json
 import os
 import signal
 import socket
@@ -10,7 +11,9 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -19,8 +22,12 @@ import pytest
 from tests.helpers.command_line import refused, run
 from tests.helpers.command_line import tiny as tiny
 from treeopt.api import ray_workers
-from treeopt.api.ray_workers import RaySetup
+from treeopt.api.ray_workers import RaySetup, on_ray
+from treeopt.api.search_trace import _blocks
 from treeopt.errors import UsageError
+from treeopt.traces.resumable_shards import Shards, note
+from treeopt.traces.trace import RANKS
+from treeopt.traces.trace_files import load_trace
 
 ROOT = Path(__file__).parent.parent.parent.parent
 MAIN = "from treeopt.cli import main; main()"
@@ -129,6 +136,27 @@ def test_self_distilled_texts_of_workers_one_of_which_is_killed_equal_those_of_o
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_ray")
+def test_a_search_of_shards_whose_worker_is_killed_equals_that_of_one_process(tmp_path):
+    whole, folder = load_trace(ROOT / "data/traces/medusa-t0.npz", arrays=RANKS), tmp_path / "shards"
+    shards = Shards.begin(folder, {**whole.meta, "repeated_4grams": {}}, {}, whole.requests)
+    for start in range(0, whole.requests, 50):
+        part = whole.select(np.arange(start, start + 50))
+        shards.add(replace(part, meta=note(["text"], 1, 0)))
+    plans = []
+    for more in ((), LOCAL):
+        words = ("search", "--trace", folder, "--batch", "1,4,16", "--objective", "latency", "--json", *more)
+        with started(*words) as (process, known):
+            if more:
+                worker_of(process, known).kill()
+        assert process.returncode == 0, process.err
+        plans.append(json.loads(process.out))
+        assert plans[-1]["meta"].pop("provenance")
+    assert plans[0] == plans[1]
+    assert plans[0]["meta"]["trace"]["text_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_ray")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_an_end_of_the_command_ends_all_and_it_resumes(tmp_path, sent):
     words = (*COLLECT, "--output", tmp_path / "t.npz")
@@ -216,6 +244,42 @@ def test_setups_that_mean_nothing():
     ):
         with pytest.raises(UsageError, match=message):
             RaySetup(**words)
+
+
+@pytest.mark.parametrize("more", [(), ("--policy", "eagle2")])
+def test_a_search_on_ray_of_anything_but_ranks_in_shards_is_refused(tmp_path, more):
+    Shards.begin(tmp_path, {}, {}, 1)
+    trace = tmp_path if more else ROOT / "data/traces/medusa-t0.npz"
+    result = run("search", "--trace", trace, "--batch", "1", *more, *LOCAL)
+    refused(result, "--ray searches a folder of shards (`trace collect --parts`) for static trees", code=2)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            "Version mismatch: The cluster was started with:\n  Python: 3.12",
+            "The cluster was started with: Python: 3.12",
+        ),
+        ("Failed to connect to Ray cluster at 10.0.0.1:1", "a cluster that asks for a token needs RAY_AUTH_MODE=token"),
+    ],
+)
+def test_another_python_and_a_missing_token(monkeypatch, capfd, error, words):
+    def init(*_, **__):
+        os.write(2, b"remarks of Ray\n")
+        raise RuntimeError(error)
+
+    ray = SimpleNamespace(init=init, shutdown=lambda: None, exceptions=SimpleNamespace(RayError=KeyError))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    setup, match = RaySetup(ray="local"), rf"--ray local: cannot connect: {error[:10]}.*{words}"
+    with pytest.raises(UsageError, match=match), on_ray(setup, None, setup):
+        raise AssertionError("connected")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_worker_that_does_not_see_the_shards(tmp_path):
+    with pytest.raises(UsageError, match=r"gone is not on .*: --ray reads shards by their path, on all nodes"):
+        _blocks(tmp_path / "gone")
 
 
 def test_without_ray_one_line_says_how_to_install_it(tiny, tmp_path, monkeypatch):

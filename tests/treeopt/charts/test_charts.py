@@ -14,18 +14,7 @@ from tests.helpers.small_plans import choice, entry, plan_of
 from tests.helpers.strategies import drawn_trace
 from treeopt import draw_speedups, draw_tau
 from treeopt.api.device_charts import profile_chart
-from treeopt.charts.marks import (
-    DARK,
-    LIGHT,
-    SHAPES,
-    Figure,
-    Palette,
-    as_svg,
-    line,
-    points,
-    series_of,
-    titled,
-)
+from treeopt.charts.marks import DARK, LIGHT, SHAPES, Figure, Palette, as_svg, line, points, series_of, titled
 from treeopt.charts.marks import Axis as ChartAxis
 from treeopt.charts.speed_charts import (
     agreement,

@@ -12,7 +12,7 @@ from treeopt.storage.user_files import shipped
 
 COMMANDS = dict(commands())
 LONG = {("profile",), ("report",), ("train",), ("decode",), ("validate",), ("whatif",), ("verdict",)}
-LONG |= {("trace", "collect")}
+LONG |= {("trace", "collect"), ("doctor",)}
 # Serves a page until it is interrupted, watches a server, launches an engine: each has tests of its own.
 ENDLESS = (("explore",), ("watch",), ("tune",))
 

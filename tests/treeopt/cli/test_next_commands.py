@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command_line import done
+from tests.helpers.command_line import done, small_trace
+from treeopt.cli.commands import doctor
+from treeopt.traces.trace_files import save_trace
 
 ROOT = Path.cwd()
 FILLED = {
@@ -61,14 +63,15 @@ def test_search_leads_to_an_export():
     follow("search", "--trace", ROOT / "data/traces/eagle3-t0.npz", "--batch", 1, "--for", "vllm", *QUICK)
 
 
-def test_compare_leads_to_a_search():
+def test_compare_leads_to_a_search(trace_file, profile_file, tmp_path):
     shapes = ("--shapes", "chain:2")
-    follow("compare", MEDUSA, ROOT / "data/traces/eagle-t0.npz", *shapes)
+    save_trace(small_trace(lengths=24), tmp_path / "second.npz")
+    follow("compare", trace_file, tmp_path / "second.npz", *shapes)
     follow("compare", "--acceptance", "0.6", "--acceptance", "0.75", *shapes)
 
 
-def test_simulate_leads_to_a_search_or_an_export(times):
-    follow("simulate", "--trace", MEDUSA, "--tree", 1, "--batch", 4)
+def test_simulate_leads_to_a_search_or_an_export(times, trace_file, profile_file):
+    follow("simulate", "--trace", trace_file, "--tree", 1, "--batch", 4)
     follow("simulate", "--acceptance", "0.7", "--profile", times, "--tree", 3, "--batch", 4)
 
 
@@ -90,7 +93,10 @@ def test_a_recorded_trace_leads_to_a_search():
     follow("trace", "info", "medusa.npz")
 
 
-def test_the_doctor_leads_to_a_search():
+def test_the_doctor_leads_to_a_search(monkeypatch):
+    """The device was tried: see test_doctor.py."""
+    sound = {"name": "cpu, 1 threads", "free_bytes": None, "bf16_products": False}
+    monkeypatch.setattr(doctor, "_device", lambda _: {"device": sound, "trials": []})
     follow("doctor")
 
 

@@ -68,7 +68,7 @@ def test_a_profile_without_time_is_refused(tiny, tmp_path, unchanged):
     refused(measure(tiny, tmp_path / "profile.json", "--budget", "1e-3"), "the smallest profile takes", code=2)
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_smallest_trees_can_be_profiled(tiny, tmp_path, nodes):
     result = measure(tiny, tmp_path / "profile.json", "--max-nodes", nodes)
     assert result.exit_code == 0, result.stderr

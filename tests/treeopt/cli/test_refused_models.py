@@ -9,13 +9,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from executor.drafters.medusa.drafter import MEDUSA_FILE
-from tests.helpers.command_line import (
-    COLLECT,
-    collect,
-    config,
-    inputs,
-    refused,
-)
+from tests.helpers.command_line import COLLECT, collect, config, inputs, refused
 from treeopt.cli import main
 
 

@@ -10,16 +10,7 @@ from dataclasses import replace
 import pytest
 
 from simulate.profiles.profile import save_profile
-from tests.helpers.command_line import (
-    MODELS,
-    TREEOPT,
-    done,
-    read_json,
-    refused,
-    run,
-    small_profile,
-    small_trace,
-)
+from tests.helpers.command_line import MODELS, TREEOPT, done, read_json, refused, run, small_profile, small_trace
 from treeopt.plans import load_plan, to_json
 from treeopt.traces.trace_files import save_trace
 

@@ -8,15 +8,7 @@ import pytest
 from executor.checkpoints import save_drafter
 from executor.drafters.ngram.drafter import NGram
 from executor.target.tokenizer import load_tokenizer
-from tests.helpers.command_line import (
-    COLLECT,
-    TEXTS,
-    VOCABULARY,
-    inputs,
-    refused,
-    run,
-    write_target,
-)
+from tests.helpers.command_line import COLLECT, TEXTS, VOCABULARY, inputs, refused, run, write_target
 from tests.helpers.policy_replay import replay_policy
 from treeopt.planning.learning_curve import learning_curves
 from treeopt.policies import DynamicTree
@@ -83,7 +75,7 @@ def test_of_rules_that_draw_candidates_what_is_kept_is_told(tiny, tmp_path, rule
     assert found["points"][-1]["held_out"]["value"] == due[0].points[-1].held_out.value
 
 
-def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
+def test_typical_acceptance_is_recorded_described_and_searched(tiny, profile_file, tmp_path):
     more = ("--rule", "typical", "--temperature", "0.7", "--tree", "[[0,0],[0,1],[1,0],[2]]")
     trace = collected(tiny, tmp_path / "t.npz", *more)
     assert trace.tree_kept.shape == (trace.anchors, 6)
@@ -92,6 +84,8 @@ def test_typical_acceptance_is_recorded_described_and_searched(tiny, tmp_path):
     assert "accepted by" in head
     assert "recorded" in head
     assert "trees are replayed on text that was written with the recorded tree" in told.stdout
+    words = ("search", "--trace", tmp_path / "t.npz", "--profile", profile_file, "--batch", "1")
+    assert "written with the recorded tree" in run(*words, "--json").stdout
     refused(
         run("trace", "info", tmp_path / "t.npz", "--learning-curve"), "rank paths do not determine acceptance", code=1
     )

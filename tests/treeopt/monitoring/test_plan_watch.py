@@ -1,5 +1,6 @@
 """Watching servers: the rate of false alarms and the delay of detection on simulated servers, and what scrapes do."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -201,6 +202,17 @@ def test_one_of_two_replicas_that_falls_is_found_and_shown():
     assert by_url["b"] < by_url["a"]
 
 
+def test_a_figure_outside_its_band_is_not_as_planned():
+    server, watch = Served(0), watched()
+    for number in range(10):
+        watch.add("a", server.scrape(acceptance=0.6), number * SCRAPE_S)
+        watch.close_block()
+    rows = {row["name"]: row for row in watch.record("now")["tests"]}
+    assert rows["position 1"]["blocks"] > 2
+    assert rows["position 1"]["ratio"] < 0.7
+    assert rows["position 1"]["verdict"] == "too few"
+
+
 def test_an_idle_server_changes_nothing():
     server, watch = Served(9), watched()
     totals = server.scrape()
@@ -257,8 +269,9 @@ vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 2
 """
 
 
-def test_counters_are_summed_over_engines():
-    totals = totals_of(METRICS, None)
+@pytest.mark.parametrize("prefix", ["vllm:", "vllm_", "ray_vllm_"])
+def test_counters_are_summed_over_engines(prefix):
+    totals = totals_of(METRICS.replace("vllm:", prefix), None)
     assert totals == Totals((28.0, 14.0), 40, 0.5, 40.0, 20.0, 5.0)
     assert totals.running == 2.0
 
@@ -268,6 +281,7 @@ def test_counters_are_summed_over_engines():
     [
         ("<html>", "not Prometheus text"),
         ("up 1\n", "must hold one engine's counters of speculative decoding, found none"),
+        (re.sub("(?m)^.*per_pos.*$", "", METRICS), "it has totals, but no accepted tokens by position"),
         (METRICS + METRICS.replace('"m"', '"n"'), "several models, m, n: name one with --model"),
     ],
 )

@@ -17,7 +17,6 @@ from treeopt.constraints import ChainOnly, DepthAtLeast, DepthAtMost, NodesAtMos
 from treeopt.cost_model import CostParts, StepShape, covered_limits
 from treeopt.engines import ENGINES
 from treeopt.errors import CostError, EngineError, InfeasibleError, TraceError, UsageError
-from treeopt.planning import search_pipeline
 from treeopt.planning.baselines import STATIC, Rivals
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.search_pipeline import BASELINES, search
@@ -34,20 +33,10 @@ from treeopt.searchers.hydra_growth import grow
 from treeopt.searchers.local_search import improve
 from treeopt.searchers.step_prices import Prices
 from treeopt.statistics import Estimate, paired_difference, ratio
-from treeopt.storage.provenance import this_run
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import published_trees
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_git():
-    """Provenance runs git, 0.1 s a search; one test below looks at the real one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search_pipeline, "this_run", lambda: {"commit": "none"})
-        yield
-
 
 # --- cost models
 
@@ -784,7 +773,7 @@ def test_drawing_trees_anew_is_paid_for():
     assert paid.step_s == pytest.approx(free.step_s + 0.01 * free.grown.depth)
     assert other.name != "eagle2"
     assert dear.grown.depth == 1
-    plan = search(sure_or_not(), Cost(token=0.05, anew=0.01), max_nodes=16, policies=("eagle2", "opt-tree"))
+    plan = search(sure_or_not(), Cost(token=0.05, anew=0.01), max_nodes=16, policies=("opt-tree",))
     assert UNPRICED.format("opt-tree") in plan.warnings
 
 
@@ -812,8 +801,7 @@ def test_batch_sizes_do_not_influence_one_another():
     assert list(together) == alone
 
 
-def test_a_plan_says_where_it_comes_from(monkeypatch):
-    monkeypatch.setattr(search_pipeline, "this_run", this_run)  # what the other tests do without
+def test_a_plan_says_where_it_comes_from():
     trace = replace(MIXED, meta={"target": "byte model"})
     meta = search(trace, Cost(), max_nodes=7, max_depth=99, context=5, seed=8, engine="sglang").meta
     assert meta["search"] == {

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from treeopt.errors import TraceError
-from treeopt.statistics import (
-    Estimate,
-    evidence,
-    group_factor,
-    paired_difference,
-    quantile,
-    ratio,
-)
+from treeopt.statistics import Estimate, evidence, group_factor, paired_difference, quantile, ratio
 
 counts = st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), min_size=1, max_size=20)
 numbers = st.floats(-1e6, 1e6).filter(lambda x: x == 0 or abs(x) > 1e-6)

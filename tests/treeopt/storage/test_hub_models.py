@@ -12,12 +12,14 @@ from threading import Thread
 
 import pytest
 
+from tests.helpers.command_line import done, refused, run, small_trace
 from treeopt.storage.hub_models import folder_name, hub_hint, model_folder
+from treeopt.traces.trace_files import save_trace
 
 ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 COMMAND = ("-c", "from treeopt.cli import main; main()")
-TRACE = ("--trace", "data/traces/smollm2-eagle-t0.npz", "--hardware", "h100", "--batch", "1", "--max-nodes", "3")
+TRACE = ("--trace", "small.npz", "--hardware", "h100", "--batch", "1", "--max-nodes", "3")
 WRITES = ("--prompt", "def f(", "--new-tokens", "4", "--json")
 
 
@@ -65,12 +67,13 @@ def hub(tmp_path):
     """A server, whose `run` starts a command that uses it and an empty cache; `sent` are the files that it sent."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     server.models, server.sent = ROOT / "data/models", set()
+    save_trace(small_trace(), tmp_path / "small.npz")
     variables = {"HF_HOME": str(tmp_path / "cache"), "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
 
     def run(*words, **more):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", **variables, **more}
         command = [sys.executable, *COMMAND, *map(str, words)]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
     server.run = run
     Thread(target=server.serve_forever, daemon=True).start()
@@ -84,7 +87,8 @@ def test_whatif_fetches_configurations_alone_and_needs_no_network_again(hub, tmp
     first = hub.run(*asked, "hf:org/stdlib-llama")
     assert first.returncode == 0, first.stderr
     assert hub.sent == {("stdlib-llama", f"{name}config.json") for name in ("", "generation_", "tokenizer_")}
-    assert json.loads(first.stdout)["cells"] == json.loads(hub.run(*asked, "data/models/stdlib-llama").stdout)["cells"]
+    local = done(*asked[:2], tmp_path / asked[2], *asked[3:], ROOT / "data/models/stdlib-llama")
+    assert json.loads(first.stdout)["cells"] == json.loads(local.stdout)["cells"]
     cached = next(tmp_path.glob("cache/hub/models--org--*"))
     assert folder_name(model_folder(cached)) == "stdlib-llama"
     offline = hub.run(*asked, "hf:org/stdlib-llama", HF_HUB_OFFLINE="1")
@@ -97,7 +101,8 @@ def test_target_and_drafter_are_fetched_and_decode_as_their_folders_do(hub):
     fetched = hub.run("decode", "--target", "hf:org/stdlib-llama", "--drafter", "hf:org/stdlib-medusa", *WRITES)
     assert fetched.returncode == 0, fetched.stderr
     assert {name for _, name in hub.sent} >= {"model.safetensors", "tokenizer.json", "config.json"}
-    local = hub.run("decode", "--target", "data/models/stdlib-llama", "--drafter", "data/models/stdlib-medusa", *WRITES)
+    folders = [ROOT / "data/models" / name for name in ("stdlib-llama", "stdlib-medusa")]
+    local = hub.run("decode", "--target", folders[0], "--drafter", folders[1], *WRITES)
     one, other = json.loads(fetched.stdout), json.loads(local.stdout)
     assert [request["text"] for request in one["requests"]] == [request["text"] for request in other["requests"]]
     assert one["meta"]["target"] == other["meta"]["target"]
@@ -109,7 +114,6 @@ def test_target_and_drafter_are_fetched_and_decode_as_their_folders_do(hub):
         ("hf:org/none", {}, "hf:org/none: the hub has no such model"),
         ("hf:org/stdlib-llama", {"HF_HUB_OFFLINE": "1"}, "not in the cache, and the hub cannot be reached; connect"),
         ("hf:org/stdlib-llama", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "not in the cache, and the hub cannot be"),
-        ("org/llama", {}, "; a model of the Hugging Face hub is named hf:org/llama"),
     ],
 )
 def test_what_cannot_be_fetched_is_said_in_one_line(hub, target, more, said):
@@ -120,6 +124,8 @@ def test_what_cannot_be_fetched_is_said_in_one_line(hub, target, more, said):
     assert not hub.sent
 
 
-def test_only_two_words_without_a_file_may_be_a_model_of_the_hub():
+def test_only_two_words_without_a_file_may_be_a_model_of_the_hub(tmp_path):
+    asked = run("whatif", TRACE[0], tmp_path / "none.npz", *TRACE[2:], "--target", "org/llama")
+    refused(asked, "; a model of the Hugging Face hub is named hf:org/llama", code=None)
     assert hub_hint("org/Name-1.5B") == "; a model of the Hugging Face hub is named hf:org/Name-1.5B"
     assert not any(map(hub_hint, ("data/models", "./llama", "/org/llama", "llama", "a/b/c", "../x/y")))

@@ -1,8 +1,10 @@
 """Shards: an interrupted collection goes on and equals an uninterrupted one; damaged folders are refused; merging."""
 
 import json
+import pickle
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,6 @@ from tests.helpers.strategies import assert_equal_traces, trace_of, traces
 from tests.treeopt.traces.test_trace import rows
 from treeopt.errors import TraceError, UsageError
 from treeopt.policies import DynamicTree
-from treeopt.searchers import best_first
 from treeopt.traces import resumable_shards
 from treeopt.traces import trace as trace_module
 from treeopt.traces.merge_split import concatenate_traces, halves, merge_traces
@@ -278,7 +279,7 @@ def test_a_search_reads_many_shards_one_by_one_and_finds_the_same(tmp_path, monk
 
     expected = found(read)
     monkeypatch.setattr(resumable_shards, "MANY", 1)
-    for module in (trace_module, best_first):
+    for module in (trace_module, resumable_shards):
         monkeypatch.setattr(module, "PART", 2000)
     split = load_file_or_shards(tmp_path / "s", ranks_only=True, to_split=True)
     assert isinstance(split, resumable_shards.ShardedTrace)
@@ -286,6 +287,11 @@ def test_a_search_reads_many_shards_one_by_one_and_finds_the_same(tmp_path, monk
     assert len(read._view(0, read.requests).parts) == 5
     fit, held = split.split(share=0.5, rng=np.random.default_rng(3))
     for part, one in zip((fit, held), read.split(share=0.5, rng=np.random.default_rng(3)), strict=True):
-        assert (part.rank == one.rank).all()
+        assert (part.select(np.arange(part.requests)).rank == one.rank).all()
         assert part.meta == one.meta
     assert (split.lengths == read.lengths).all()
+
+    def call(*arguments):  # as a worker that was just started: nothing is kept from one call to the next
+        return resumable_shards.Blocks(shards)(*pickle.loads(pickle.dumps(arguments)))
+
+    assert found(resumable_shards.ShardedTrace(shards, partial(map, call))) == expected

@@ -12,7 +12,6 @@ from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.trace_or_figure import trace_source
 from treeopt.cli.options.value_types import LIMITING, NamedTree
 from treeopt.planning.search_pipeline import baselines
-from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans import to_json
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -35,7 +34,7 @@ EXAMPLES = examples(
     "The recorded acceptance: .npz, or the folder of `trace collect --parts`.",
     times="Measured step times",
 )
-@options_of(SearchSettings, types={"engine": LIMITING}, required=("batch",))
+@options_of(search_trace.TraceSearch, types={"engine": LIMITING}, required=("batch",))
 @click.option(
     "--compare",
     "compared",
@@ -49,7 +48,7 @@ EXAMPLES = examples(
 def search(
     trace_file: Path | Trace,
     profile_file: Path | None,
-    settings: SearchSettings,
+    settings: search_trace.TraceSearch,
     files: ResultFiles,
     compared: tuple[tuple[str, Tree], ...],
     published: bool,

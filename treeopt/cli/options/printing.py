@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELD = "treeopt.held_warnings"  # key in a context's meta
 PATIENCE_S = 2.0  # work that is done sooner shows no bar
-LINES_S = 5.0  # seconds between lines of progress where there is no terminal
+LINES_S, RARELY_S = 5.0, 60.0  # seconds between lines of progress where there is no terminal: at first, and later
 
 
 def is_set(flag: str) -> bool:
@@ -94,8 +94,8 @@ def show(kind: "ResultKind | str", value: Any, **beside: Any) -> None:
 def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a bar with the time left on stderr, from `PATIENCE_S` on; call what it yields with finished pieces.
 
-    A line every `LINES_S` takes its place where stderr is no terminal. Nothing is shown from other processes than the
-    first, and with --quiet.
+    Lines take its place where stderr is no terminal, `LINES_S` apart at first and later `RARELY_S`. Nothing is shown
+    from other processes than the first, and with --quiet.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -123,11 +123,13 @@ def progress(label: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def _lines(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Print a line with the finished pieces every `LINES_S`; see `progress`."""
+    """Print lines with the finished pieces; see `progress`."""
     pieces_done, over = [0], Event()
 
     def lines() -> None:
-        while not over.wait(LINES_S):
+        pause_s = LINES_S
+        while not over.wait(pause_s):
+            pause_s = min(2 * pause_s, RARELY_S)
             done = sum(pieces_done)
             planned = f" of {total}" if done <= total else f", {done - total} more than planned"
             click.echo(f"{label}: {done}{planned}", err=True)

@@ -9,13 +9,7 @@ from treeopt.errors import TraceError
 from treeopt.replay.static_tree import replay_tree, visit
 from treeopt.statistics import Estimate, ratio
 from treeopt.traces.importers import chain_counts
-from treeopt.traces.importers.chain_counts import (
-    Chain,
-    chain_from_counts,
-    chain_from_steps,
-    chain_trace,
-    with_windows,
-)
+from treeopt.traces.importers.chain_counts import Chain, chain_from_counts, chain_from_steps, chain_trace, with_windows
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -246,7 +246,7 @@ def totals_by_engine(samples: Mapping[Key, float]) -> tuple[str, int, list[int]]
     """Return the engine of a scrape, its steps that drafted, and those that accepted position 0, 1, ...
 
     Raises:
-        TraceError: no counters of an engine known here, or those of several engines.
+        TraceError: no counters of an engine known here, those of several engines, or totals without positions.
     """
     counts = _totals(samples)
     engine = _engine(counts)
@@ -255,7 +255,10 @@ def totals_by_engine(samples: Mapping[Key, float]) -> tuple[str, int, list[int]]
     if names.steps is None:
         drafted = by_position(counts, f"{names.prefix}{names.drafted}", names.position)
         return engine, drafted[0] if drafted else 0, accepted
-    return engine, total(counts, f"{names.prefix}{names.steps}"), accepted
+    steps = total(counts, f"{names.prefix}{names.steps}")
+    if steps and not accepted:
+        raise TraceError("it has totals, but no accepted tokens by position")
+    return engine, steps, accepted
 
 
 def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:

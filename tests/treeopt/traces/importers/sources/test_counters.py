@@ -4,15 +4,7 @@ import json
 
 import pytest
 
-from tests.helpers.source_texts import (
-    LOG,
-    METRICS,
-    PROMETHEUS,
-    bring,
-    chain_of,
-    reading,
-    turned_away,
-)
+from tests.helpers.source_texts import LOG, METRICS, PROMETHEUS, bring, chain_of, reading, turned_away
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import replay_tree
 from treeopt.traces.importers.chain_counts import Chain
