@@ -96,6 +96,11 @@ CASES = {
     "dflash-7-vllm": dflash(7),
     "suffix-3-vllm": suffix(3),
     "suffix-8-vllm": suffix(8),
+    # treeopt train --recipe eagle3 --set depths=4 --length 64 --batch 4 --steps 150 --learning-rate 2e-3 --seed 7
+    # --held-out 0.005 --target data/models/stdlib-llama --data data/prompts/stdlib.jsonl --output DIR
+    "eagle3-other-vllm": Case(
+        "vllm", SHIPPED, "", ENGINES / "models" / "eagle3-other", "eagle3-vllm", "eagle3", servers=None
+    ),
     "eagle3-llama.cpp": Case("llama.cpp", SHIPPED, "gguf", EAGLE3, "gguf", "draft-eagle3", "", 6),
     "eagle3-openvino": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None),
     "eagle3-openvino-trees": Case("openvino", SHIPPED, "openvino", EAGLE3, "openvino", None, trees=TREES),

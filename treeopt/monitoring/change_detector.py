@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 BETS = (1.0, 0.5, 0.25, 0.125)
 FADING = 0.9  # weight of all earlier blocks in recent figures, after one more block
 SCALE_FADING = 0.95
-FEWEST = 100  # accepted and rejected tokens in a block: fewer are skewed
+FEWEST = 100  # tokens in a block that are accepted and rejected as planned: fewer are skewed
 REFERENCE_BLOCKS = 30
 
 
@@ -110,10 +110,8 @@ class RatioTest:
 
     @property
     def verdict(self) -> str:
-        """`fell`, `rose`, `as planned`, or `too few` before the second block."""
-        if self.fall.alarm or self.rise.alarm:
-            return "fell" if self.fall.alarm else "rose"
-        return "as planned" if self.blocks > 1 else "too few"
+        """`fell` or `rose` while there is an alarm, else ``."""
+        return "fell" if self.fall.alarm else "rose" if self.rise.alarm else ""
 
     def add(self, sums: Sums) -> None:
         """Add sums to the block that is not full yet."""
@@ -129,8 +127,8 @@ class RatioTest:
             own_reference: take the mean of the first blocks for a ratio of 1.
         """
         block, self.hours = self.pending, self.hours + hours
-        left = block.steps - block.observed if self.share else block.steps
-        if min(block.observed if self.share else block.steps, left) < FEWEST:
+        likely = (block.expected, block.steps - block.expected) if self.share else (block.steps,)
+        if min(likely) < FEWEST:
             return
         if own_reference and self.blocks < REFERENCE_BLOCKS:
             self.reference.add(block)

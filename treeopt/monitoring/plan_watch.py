@@ -241,14 +241,13 @@ class PlanWatch:
 
     def _row(self, name: str, test: RatioTest) -> dict[str, Any]:
         recent, known = test.recent, bool(test.recent.steps)
-        # Outside the band, but not surely so.
-        unsure = not known or abs(recent.ratio - 1) > self.tolerance[name.startswith("step")]
+        near = known and test.blocks > 1 and abs(recent.ratio - 1) <= self.tolerance[name.startswith("step")]
         return {
             "name": name,
             "planned": recent.expected / recent.steps if known else None,
             "observed": recent.observed / recent.steps if known else None,
             "ratio": recent.ratio if known else None,
-            "verdict": "too few" if unsure and test.verdict == "as planned" else test.verdict,
+            "verdict": test.verdict or ("as planned" if near else "too few"),
             "blocks": test.blocks,
         }
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import TraceError, UsageError, counted
-from treeopt.storage.json_records import RecordError, parse
+from treeopt.storage.json_records import parse, reading
 from treeopt.storage.provenance import look
 from treeopt.storage.typed_records import Integer, Record, read_field, read_record
 from treeopt.storage.user_files import checksum, read_text, why, write_text
@@ -105,12 +105,8 @@ class Shards:
             TraceError: no such folder, or a manifest that breaks its format.
         """
         path = folder / MANIFEST
-        try:
+        with reading(path, TraceError):
             manifest = read_record(parse(read_text(path), SCHEMA), _Manifest)
-        except (OSError, UnicodeDecodeError) as error:
-            raise TraceError(f"{path}: {why(error)}") from error
-        except RecordError as error:
-            raise TraceError(f"{path}: {error}") from error
         shards = cls(folder, manifest.meta, manifest.settings, manifest.requests)
         shards.checksums = [part.sha256 for part in manifest.shards]
         return shards
@@ -201,11 +197,9 @@ class Shards:
         Raises:
             TraceError: they do not fit together.
         """
-        try:
+        with reading(self.folder, TraceError):
             notes = summed_notes([trace.meta for trace in traces])
             return concatenate_traces(traces, whole_meta(self.meta, notes) if all_of_them else notes)
-        except (TraceError, RecordError) as error:
-            raise TraceError(f"{self.folder}: {error}") from error
 
     def check_done(self) -> None:
         """Raise TraceError if the shards that were read do not hold all requests."""

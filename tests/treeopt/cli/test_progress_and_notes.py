@@ -34,8 +34,8 @@ def worked(monkeypatch):
     return seen
 
 
-def work():
-    with printing.progress("measuring", 4) as advance:
+def work(total=4):
+    with printing.progress("measuring", total) as advance:
         for pieces in (1, 1, 1):
             sleep(0.15)
             advance(pieces)
@@ -67,6 +67,8 @@ def test_a_file_gets_lines_of_long_work_and_none_with_quiet(capsys, monkeypatch)
     work()
     out, err = capsys.readouterr()
     assert (out, err.splitlines()[-1]) == ("", "measuring: 3 of 4")
+    work(2)
+    assert capsys.readouterr().err.splitlines()[-1] == "measuring: 3, 1 more than planned"
     with click.Context(main) as context:
         context.meta["treeopt.quiet"] = True
         work()

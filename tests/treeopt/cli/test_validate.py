@@ -163,7 +163,7 @@ def test_a_replay_does_the_work_of_a_rule(sources, tmp_path, monkeypatch):
         assert cell["measured"]["tau"]["value"] == pytest.approx(replay_tree(tree, part).tau)
 
 
-@pytest.mark.parametrize("longer", [0, 16])
+@pytest.mark.parametrize("longer", [pytest.param(0, marks=pytest.mark.slow), 16])
 def test_texts_of_another_length_than_the_trace_s_are_warned_of(sources, tmp_path, longer):
     trace, path, profile = sources
     recorded = 8 + longer

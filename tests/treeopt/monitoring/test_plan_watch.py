@@ -202,6 +202,14 @@ def test_one_of_two_replicas_that_falls_is_found_and_shown():
     assert by_url["b"] < by_url["a"]
 
 
+def test_a_drafter_that_is_never_right_any_more_is_found():
+    server, watch = Served(0), watched()
+    for number in range(160):
+        watch.add("a", server.scrape(acceptance=0.0 if number >= 80 else 1.0), number * SCRAPE_S)
+        watch.close_block()
+    assert verdicts(watch)["position 1"] == verdicts(watch)["tau"] == "fell"
+
+
 def test_a_figure_outside_its_band_is_not_as_planned():
     server, watch = Served(0), watched()
     for number in range(10):

@@ -150,7 +150,7 @@ def test_damage_is_named(models, tmp_path, monkeypatch):
         with pytest.raises(TraceError, match=rf"manifest\.json: .*{word}"):
             Shards.listed(tmp_path).whole()
     manifest.unlink()
-    with pytest.raises(TraceError, match=r"manifest\.json: No such file"):
+    with pytest.raises(TraceError, match=r"manifest\.json: cannot be read: No such file"):
         Shards.listed(tmp_path).whole()
 
 

@@ -14,6 +14,7 @@ from treeopt.traces.importers.sources.llama_trace import holds_lines as holds_st
 from treeopt.traces.importers.trace_source import Content, Output, TraceSource
 
 ROUNDING = 5e-4  # largest error of a printed rate
+MEAN_ROUNDING = 0.01  # of a printed mean, of two decimals
 ROUNDED = "rates have three decimals"
 UNEVEN = (
     "drafts had different lengths, {:.1%} of the tokens that full drafts would have were not drafted: they count as "
@@ -24,6 +25,7 @@ _RATES = r"((?:\d\.\d+|nan)(?:,\s*(?:\d\.\d+|nan))*)"
 _INTERVAL = re.compile(rf"SpecDecoding metrics:.*Per-position acceptance rate: {_RATES}")
 _TIME = re.compile(r"\d\d:\d\d:\d\d")
 _ACCEPTED, _DRAFTED = (re.compile(rf"{word}: (\d{{1,15}}) tokens") for word in ("Accepted", "Drafted"))
+_MEAN = re.compile(r"Mean acceptance length: (\d{1,4}\.\d+)")  # with the bonus token
 # llama.cpp: statistics of the whole run by drafter, printed after each request (calls to begin, draft and accept).
 _WHOLE = re.compile(
     r"statistics\s+(?P<drafter>\S+?):? *#calls\(b,g,a\) =\s*\d+\s+(?P<calls>\d{1,15})\s+(?P<steps>\d{1,15}),"
@@ -109,6 +111,12 @@ def _of_intervals(lines: Sequence[tuple[list[float], str]]) -> tuple[list[Printe
         accepted, drafted = (int(match[1]) for match in counts if match)
         if drafted == 0:
             continue
+        mean, due = _MEAN.search(line), 1 + sum(rates)
+        if mean is not None and abs(float(mean[1]) - due) > MEAN_ROUNDING + len(rates) * ROUNDING:
+            raise TraceError(
+                f"a line states a mean acceptance length of {mean[1]}, but its rates by position make {due:.2f}: "
+                "import counters instead"
+            )
         steps = drafted / len(rates)
         if abs(steps * sum(rates) - accepted) > steps * len(rates) * ROUNDING + 1:
             full_steps, steps = steps, accepted / sum(rates) if sum(rates) else 0.0

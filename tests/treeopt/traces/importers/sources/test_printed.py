@@ -36,7 +36,9 @@ INFO 05-03 18:51:15 [metrics.py:101] SpecDecoding metrics: Mean acceptance lengt
     with pytest.raises(TraceError, match="a line has no numbers of accepted and drafted tokens"):
         chain_of(text.replace("Drafted: 387 tokens, ", ""))
     with pytest.raises(TraceError, match="it has results of 2 to 3 positions"):
-        chain_of(text.replace(", 0.264", "").replace("387", "258").replace("150", "116"))
+        chain_of(text.replace(", 0.264", "").replace("387", "258").replace("150", "116").replace("2.16", "1.90"))
+    with pytest.raises(TraceError, match=r"states a mean acceptance length of 3\.90, but its rates .* make 2\.16"):
+        chain_of(text.replace("2.16", "3.90"))
 
 
 LLAMA_WHOLE = (
