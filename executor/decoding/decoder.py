@@ -289,16 +289,7 @@ class Decoder:
                 unseen_s += admit_s + draft_s + rest_s
                 continue
             timer.pause()
-            yield Step(
-                emitted.requests,
-                emitted.committed,
-                emitted.accepted,
-                emitted.drafted,
-                emitted.ended,
-                draft_s,
-                rest_s,
-                admit_s + unseen_s,
-            )
+            yield Step(**vars(emitted), draft_s=draft_s, rest_s=rest_s, admit_s=admit_s + unseen_s)
             timer.resume()
             unseen_s = 0.0
 

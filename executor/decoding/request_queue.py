@@ -28,8 +28,8 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step of the batch.
+class Emitted:
+    """The output of each row in a step, cut at the end of its request.
 
     Attributes:
         requests: the request of each row, -1 for an idle one.
@@ -37,6 +37,20 @@ class Step:
         accepted: drafted tokens accepted in each row; idle rows 0.
         drafted: tokens drafted in each row, the nodes of its tree; idle rows 0.
         ended: True for each row whose request ended with this step.
+    """
+
+    requests: tuple[int, ...]
+    committed: tuple[tuple[int, ...], ...]
+    accepted: tuple[int, ...]
+    drafted: tuple[int, ...]
+    ended: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Step(Emitted):
+    """A step of the batch, with its times.
+
+    Attributes:
         draft_s: seconds of drafting, taking in the last step's outcome included.
         rest_s: seconds of verifying, accepting and committing, and of the host's bookkeeping.
         admit_s: seconds before the step: of prefilling the requests that joined, of capturing CUDA graphs, and of
@@ -47,11 +61,6 @@ class Step:
     last request ends.
     """
 
-    requests: tuple[int, ...]
-    committed: tuple[tuple[int, ...], ...]
-    accepted: tuple[int, ...]
-    drafted: tuple[int, ...]
-    ended: tuple[bool, ...]
     draft_s: float
     rest_s: float
     admit_s: float
@@ -142,17 +151,6 @@ class _Row:
     in_flight: int = 0
     idle_length: int = 0
     tokens: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """The output of each row in a step, cut at the end of its request; see `Step` for the fields."""
-
-    requests: tuple[int, ...]
-    committed: tuple[tuple[int, ...], ...]
-    accepted: tuple[int, ...]
-    drafted: tuple[int, ...]
-    ended: tuple[bool, ...]
 
 
 class RequestQueue:

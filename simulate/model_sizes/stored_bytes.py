@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from simulate.model_sizes.hf_config import MODEL_DATA, positive, text_part
+from simulate.model_sizes.gguf_header import MODEL_DATA
+from simulate.model_sizes.hf_config import positive, text_part
 from treeopt.errors import CostError
 from treeopt.storage.user_files import shipped_json
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.model_sizes.layer_groups import Experts
+from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.measured_cells import Cell, CellTables, at_committed, commit_seconds, over_plain
 from simulate.profiles.profile import NORMAL_95, Profile
 from simulate.profiles.step_tables import BatchTimes, Growing, fit_growing

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.model_sizes.layer_groups import Experts
+from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.profiles.basis import Basis, fit_basis
 from simulate.profiles.profile import BatchTimes, Profile, over_basis
 from simulate.profiles.step_tables import Points, interpolate

@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.device_memory import HEAD_BYTES
 from simulate.model_sizes.forward_pass import Forward
-from simulate.roofline.data_sheets import Fitted, Hardware, Overheads, fitted_for
+from simulate.roofline.data_sheets import Fitted, Hardware, fitted_for
+from simulate.roofline.host_overhead import Overheads
 
 Floats = NDArray[np.float64]
 

@@ -18,8 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
-from simulate.roofline.data_sheets import MOST, ROWS_ERROR, Hardware, Overheads, load_hardware, stated_error
+from simulate.roofline.data_sheets import MOST, ROWS_ERROR, Hardware, load_hardware, stated_error
 from simulate.roofline.forward_time import Kernels, Split
+from simulate.roofline.host_overhead import Overheads
 from treeopt.cost_model import CostParts, StepShape
 from treeopt.errors import CostError
 

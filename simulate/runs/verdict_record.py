@@ -15,7 +15,8 @@ from simulate.profiles.profile import Profile
 from simulate.runs.batch_record import run_conditions
 from simulate.runs.draft_lengths import chain_tau, fixed_speeds, times_of
 from simulate.runs.length_server import LengthDecoding, length_decoding, run_lengths
-from simulate.runs.run_costs import PAD, PromptSettings
+from simulate.runs.run_costs import PAD
+from simulate.runs.simulate_settings import VerdictSettings
 from simulate.runs.timeline import Ints, Timeline
 from treeopt.cost_model import StepShape
 from treeopt.errors import UsageError
@@ -78,12 +79,8 @@ def compare_lengths(
     trace: Trace,
     profile: Profile,
     loads: Mapping[int, float | None],
-    asked: PromptSettings,
-    *,
-    pad: bool = True,
-    seed: int = 0,
+    settings: VerdictSettings,
     fixed: int | None = None,
-    **lengths: Any,
 ) -> dict[str, Any]:
     """Compare the four configurations at each load; return the verdict as JSON values.
 
@@ -91,16 +88,14 @@ def compare_lengths(
         trace: the requests, and what the drafter got right.
         profile: step times.
         loads: running requests -> share of time, or None where only a sweep is asked for.
-        asked: lengths and prefill times of prompts.
-        pad: batch sizes below the profile's smallest cost what that does.
-        seed: of the split and of drawn ranks.
+        settings: prompts, padding, seeds, seconds of adaptive verification.
         fixed: the fixed length; None: the best one.
-        lengths: settings of `length_decoding`.
 
     Raises:
         CostError: steps that the profile does not cover.
         UsageError: fewer than two requests.
     """
+    asked, pad, seed = settings.prompts, settings.pad, settings.seed
     assumed = confidences(trace) is None
     if assumed:
         trace = with_assumed_confidences(ranks_for_trees(trace, [Tree.chain(1)], seed), seed)
@@ -108,7 +103,7 @@ def compare_lengths(
         raise UsageError("a verdict needs at least 2 requests: lengths are chosen on other ones than it is reported on")
     fit, held = trace.split(share=0.5, rng=np.random.default_rng(seed))
     prompts = asked.on(held, profile)
-    how: dict[str, Any] = {"pad": pad, "seed": seed, "fit": fit, **lengths}
+    how: dict[str, Any] = {"pad": pad, "seed": seed, "fit": fit, "adaptive_s": settings.adaptive_s}
     probe, sentence = length_decoding(held, "adaptive", profile, rows=max(loads), **how)
     times = times_of(profile, probe.rule().depth, pad_to=PAD * max(loads) if pad else 0)
     tau = chain_tau(ranks_for_trees(fit, [Tree.chain(1)], seed), probe.rule().depth)

@@ -20,7 +20,7 @@ from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import StepShape, far
 from treeopt.defaults import VALIDATED_BATCHES
 from treeopt.errors import CostError, UsageError, counted
-from treeopt.planning.evaluator import hold_out
+from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.plans import Plan, load_plan
 from treeopt.statistics import Estimate

@@ -22,7 +22,8 @@ from simulate.model_sizes.hf_config import OWN_SWEEP, context_limit, parsed, tex
 from simulate.model_sizes.model_shape import SPREAD, Shape, llama_of, shape_by_hand
 from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
 from simulate.profiles.profile import Profile
-from simulate.roofline.data_sheets import Hardware, Link, Overheads, checked, constants_of, find_hardware, own_hardware
+from simulate.roofline.data_sheets import Hardware, Link, checked, constants_of, find_hardware, own_hardware
+from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.scenarios import Place
 from simulate.whatif.unmeasured_profiles import transfer

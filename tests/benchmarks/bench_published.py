@@ -16,7 +16,8 @@ import click
 
 from simulate.profiles.profile import Profile, load_profile
 from treeopt.cost_model import StepShape
-from treeopt.planning.evaluator import Judge, hold_out
+from treeopt.planning.evaluator import Judge
+from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.plans import Choice, Grown, Plan
 from treeopt.policies import DynamicTree

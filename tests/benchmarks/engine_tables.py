@@ -112,12 +112,13 @@ def cells() -> Iterator[Row]:
 def tuned() -> Iterator[Row]:
     """Yield a row per run and batch size: the length that `tune` chose beside the best of a sweep, and their costs."""
     for record in sorted(json.loads((FILE.parent / "tune.json").read_text("utf-8")), key=lambda one: one["case"]):
-        costs = [f"{record['tune_s']:.0f} s", str(record["launches"]), f"{record['sweep_of_launches_s']:.0f} s"]
+        sweep_s = record["sweep_of_servers_s" if record.get("server_launch_s") else "sweep_of_launches_s"]
+        costs = [f"{record['tune_s']:.0f} s", str(record["launches"]), f"{sweep_s:.0f} s"]
         for place, cell in enumerate(record["cells"]):
             yield [
                 f"`{record['case']}`",
                 str(cell["batch"]),
-                *(f"chain of {cell[name]}" for name in ("chosen", "best")),
+                *(f"chain of {cell[name]}" if cell[name] else "no speculation" for name in ("chosen", "best")),
                 interval(Estimate(**cell["chosen_over_best"])),
                 f"{100 * cell['blind']:.1f} %",
                 *(["", "", ""] if place else costs),

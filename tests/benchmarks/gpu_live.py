@@ -37,7 +37,7 @@ from tests.benchmarks.gpu_pieces import Pieces
 from tests.helpers.measured_profiles import measure_profile
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
-from treeopt.planning.evaluator import hold_out
+from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit

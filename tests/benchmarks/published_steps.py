@@ -20,7 +20,8 @@ from scipy.optimize import nnls
 from simulate.model_sizes.drafter_kinds import drafter_shape
 from simulate.model_sizes.hf_config import known_models
 from simulate.model_sizes.model_shape import Shape
-from simulate.roofline.data_sheets import Overheads, find_hardware
+from simulate.roofline.data_sheets import find_hardware
+from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from treeopt.cost_model import StepShape
 from treeopt.storage.user_files import shipped

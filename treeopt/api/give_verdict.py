@@ -45,25 +45,25 @@ def verdict(
     from simulate.runs.verdict_record import compare_lengths
 
     trace, trace_file = as_trace(trace)
-    how: dict[str, Any] = {name: getattr(settings, name) for name in ("pad", "adaptive_s", "seed")}
-    known: list[str] = []
+    known, fixed = list[str](), dict[str, Any]()
     if settings.arms is not None:
         if profile is not None:
             raise UsageError("give one of --profile and --arms")
         profile, known = profile_of_arms(settings.arms, trace)
-        how["fixed"] = profile.batches[0].deepest
+        fixed = {"fixed": profile.batches[0].deepest}
     profile = as_profile(profile, trace, trace_file)
     if settings.cost_table is not None:
         write_cost_table(profile, settings.cost_table)
     warn(model_warnings("trace and profile", trace.meta, profile.meta))
     sizes = sorted({*settings.batch} or {times.batch for times in profile.batches})
     loads = dict.fromkeys(sizes) if settings.running is None else read_running(settings.running)
-    record = compare_lengths(trace, profile, loads, settings.prompts, **how)
+    record = compare_lengths(trace, profile, loads, settings, **fixed)
     caveats = profile.caveats(trace=trace.meta, batches=tuple(loads))
     record["warnings"] = list(dict.fromkeys([*record["warnings"], *known, *assumption(trace.meta), *caveats]))
     running = None if settings.running is None else settings.running.name
+    how = {name: getattr(settings, name) for name in ("pad", "adaptive_s", "seed")}
     record["meta"] = {
-        "settings": settings.prompts.settings | {"batch": list(loads), "running": running} | how,
+        "settings": settings.prompts.settings | {"batch": list(loads), "running": running} | how | fixed,
         "trace": dict(trace.meta),
         "cost": dict(profile.meta),
         "provenance": this_run(),

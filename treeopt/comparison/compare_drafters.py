@@ -19,7 +19,8 @@ from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
 from treeopt.defaults import HELD_OUT
 from treeopt.errors import TraceError, UsageError
-from treeopt.planning.evaluator import Judge, hold_out
+from treeopt.planning.evaluator import Judge
+from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.planning.search_settings import context, deepest_tree, largest_tree
 from treeopt.planning.search_warnings import advice, reporting_warnings

@@ -8,7 +8,7 @@ from itertools import takewhile
 import numpy as np
 
 from treeopt.errors import TraceError, UsageError, counted
-from treeopt.planning.evaluator import check_requests
+from treeopt.planning.held_out_split import check_requests
 from treeopt.plans import Plan
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.best_first import count_prefixes, fit_strength

@@ -8,7 +8,8 @@ import numpy as np
 
 from treeopt.cost_model import CostModel, Measured, covered_limits, far
 from treeopt.errors import CostError, TraceError, counted
-from treeopt.planning.evaluator import MIN_REQUESTS, Judge, check_requests
+from treeopt.planning.evaluator import Judge
+from treeopt.planning.held_out_split import MIN_REQUESTS, check_requests
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans import PlanEntry
 from treeopt.replay.static_tree import ALL_STEPS, covers, plain_share, replay_tree

@@ -4,8 +4,8 @@ and the proof of a choice among them.
 Because every size and depth cap is enumerated, steps in the cost (kernel tiles, graph sizes) need no special care.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -39,27 +39,6 @@ SEARCHED, PROVED, NOT_PROVED = "Searched: ", "Proved: ", "Not proved: "
 CHOICE, STATIC_CHOICE = "the choice is", "the best static tree is"
 
 
-@dataclass(frozen=True, eq=False)
-class Options:
-    """Trees worth pricing, as a struct of arrays; `tree(i)` makes one.
-
-    Attributes:
-        tokens: float64 (n,), estimated tokens per step on the fitted requests.
-        nodes: int64 (n,), sizes.
-        widths: int64 (n, levels), fed widths of each, 0 below its deepest level.
-        exact: True if no other tree of the same size and depth has more position-averaged tokens.
-        closed: False if a tree with nodes outside the pool may have more.
-        tree: the i-th topology.
-    """
-
-    tokens: NDArray[np.float64]
-    nodes: NDArray[np.int64]
-    widths: NDArray[np.int64]
-    exact: bool
-    closed: bool
-    tree: Callable[[int], Tree]
-
-
 class Proposals:
     """Candidate trees that keep some rules, for any batch size, from one enumeration.
 
@@ -69,7 +48,7 @@ class Proposals:
         grown: True if trees are grown by replay, one node at a time.
         chains: all chains within the limits.
         pool: nodes that trees are made of, with the values that counts give them; None unless `counted`.
-        options: the trees that were enumerated.
+        options: the trees that were enumerated, with their estimated tokens per step on the fitted requests.
     """
 
     def __init__(self, judge: Judge, settings: SearchSettings, rules: Sequence[Constraint]) -> None:
@@ -213,7 +192,7 @@ class Proposals:
         self.judge.expect(Tree.from_paths([*likely, *(chain.paths[-1] for chain in self.chains)]))
         return pool
 
-    def _grow_trees(self) -> Options:
+    def _grow_trees(self) -> Fitting:
         """Return trees grown under every depth cap: levels that each add a little may cost more than they bring."""
         fit, early = self.judge.fit, [rule for rule in self.rules if hereditary(rule)]
         requests = {} if self.counted else {"requests": max(1, GROWN_ON * fit.requests // fit.anchors)}
@@ -235,15 +214,15 @@ class Proposals:
             row[: tree.depth] = tree.fed_widths
         tokens = np.array([self.judge.tokens(tree) for tree in trees])
         sizes = np.array([tree.nodes for tree in trees], dtype=np.int64)
-        return Options(tokens, sizes, widths, False, True, trees.__getitem__)
+        return Fitting(tokens, sizes, widths, False, True, trees.__getitem__)
 
-    def _enumerate_trees(self) -> Options:
+    def _enumerate_trees(self) -> Fitting:
         """Return the best position-averaged trees of every size and depth."""
         assert self.pool is not None
         if len(self.pool.value) == 0:
             self._fitting(self.pool)  # raises the error that names a rule which no tree keeps
             none = np.empty(0, dtype=np.int64)
-            return Options(np.empty(0), none, none[:, None], True, True, lambda i: self.chains[i])
+            return Fitting(np.empty(0), none, none[:, None], True, True, lambda i: self.chains[i])
         trees, size = self._fitting(self.pool), self.pool.limit
         while not trees.closed and size < MAX_NODES:
             size = min(WIDER * size, MAX_NODES)
@@ -255,7 +234,7 @@ class Proposals:
         for depth in np.unique(depths).tolist():
             rows = np.flatnonzero(depths == depth)
             tokens[rows] *= self._walk_ratios(trees, rows)
-        return Options(tokens, trees.nodes, trees.widths, trees.exact, trees.closed, trees.tree)
+        return replace(trees, tokens=tokens)
 
     def _fitting(self, pool: Frontier) -> Fitting:
         settings = self.settings

@@ -27,14 +27,13 @@ from treeopt.results.blocks import (
     warnings_of,
 )
 from treeopt.results.kinds import ResultKind
+from treeopt.results.next_commands import export_command, method_advice
 from treeopt.results.words import (
     CLUSTERED,
     describe_measurement,
     describe_models,
     describe_rule,
-    export_command,
     interval,
-    method_advice,
     never_ran,
     other_model,
     replayed_on,

@@ -25,7 +25,8 @@ from treeopt.results.blocks import (
     word,
 )
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import export_command, method_advice, never_ran, other_model, shape_words
+from treeopt.results.next_commands import export_command, method_advice
+from treeopt.results.words import never_ran, other_model, shape_words
 from treeopt.storage.provenance import look
 
 Cells = Sequence[Mapping[str, Any]]

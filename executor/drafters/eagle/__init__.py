@@ -26,7 +26,7 @@ from simulate.model_sizes.drafter_kinds import (
     decoder,
 )
 from simulate.model_sizes.hf_config import EXPERT_FIELDS, FIELDS, LATENT_FIELDS, positive
-from simulate.model_sizes.layer_groups import Experts
+from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
 from simulate.model_sizes.read_layers import DENSE
 from treeopt.errors import CostError

@@ -13,7 +13,8 @@ from safetensors import safe_open
 from executor.drafters.eagle import names_drafter
 from simulate.model_sizes.drafter_kinds import drafter_shape
 from simulate.model_sizes.model_shape import Shape, llama_of, shape_by_hand
-from simulate.roofline.data_sheets import Overheads, find_hardware
+from simulate.roofline.data_sheets import find_hardware
+from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
 from treeopt.errors import CostError

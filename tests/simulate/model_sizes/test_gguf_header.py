@@ -7,7 +7,8 @@ import pytest
 from simulate.model_sizes.device_memory import DeviceMemory
 from simulate.model_sizes.drafter_kinds import no_work
 from simulate.model_sizes.forward_pass import Forward
-from simulate.model_sizes.hf_config import MODEL_DATA, context_limit
+from simulate.model_sizes.gguf_header import MODEL_DATA
+from simulate.model_sizes.hf_config import context_limit
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 from treeopt.storage.user_files import shipped_json

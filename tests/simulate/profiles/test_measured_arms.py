@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simulate.profiles.sglang_cost_table import profile_of_arms
-from simulate.runs.run_costs import PromptSettings
+from simulate.runs.simulate_settings import VerdictSettings
 from simulate.runs.verdict_record import compare_lengths
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
@@ -41,7 +41,7 @@ def test_the_third_arm_has_the_published_sign():
     """All seven loads of vllm#52362, whose third arm set the two constants."""
     trace = acceptance(ACCEPTED)
     profile, _ = profile_of_arms(ARMS, trace)
-    record = compare_lengths(trace, profile, dict.fromkeys(PUBLISHED), PromptSettings(), fixed=7, adaptive_s=1e-3)
+    record = compare_lengths(trace, profile, dict.fromkeys(PUBLISHED), VerdictSettings(adaptive_s=1e-3), fixed=7)
     for load in record["loads"]:
         speeds = {arm["name"]: arm["tokens_s"]["value"] for arm in load["configurations"]}
         assert (speeds["adaptive"] > speeds["fixed"]) == (PUBLISHED[load["requests"]] > 0)

@@ -16,7 +16,7 @@ from executor.profiling.loop_blocks import PASSES, measure_prefill
 from executor.verification.acceptance_rules import Greedy
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.profiles.step_tables import Prefill, ladder
-from simulate.roofline.data_sheets import Overheads
+from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import PIECE
 from simulate.runs.batch_record import run
 from simulate.runs.run_costs import FREE

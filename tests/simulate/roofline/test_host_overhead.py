@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from simulate.roofline.data_sheets import NO_ROW_ERROR, Overheads, find_hardware
+from simulate.roofline.data_sheets import find_hardware
+from simulate.roofline.host_overhead import NO_ROW_ERROR, Overheads
 from simulate.roofline.roofline_model import SLOW_ROWS
 from tests.simulate.roofline.test_roofline_model import L3, medusa_shape, roofline
 from treeopt.engines import ENGINES

@@ -9,10 +9,11 @@ from executor.drafters.eagle import eagle_shape
 from executor.drafters.medusa import medusa_shape
 from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
-from simulate.model_sizes.layer_groups import Experts
+from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile
-from simulate.roofline.data_sheets import Link, Overheads, find_hardware, own_hardware, stated_error
+from simulate.roofline.data_sheets import Link, find_hardware, own_hardware, stated_error
+from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.unmeasured_profiles import transfer
 from tests.simulate.model_sizes.test_device_memory import memory, sequence, weights

@@ -10,7 +10,8 @@ from executor.drafters.medusa import medusa_shape
 from simulate.model_sizes.hf_config import shape_fields
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import load_profile
-from simulate.roofline.data_sheets import Overheads, find_hardware
+from simulate.roofline.data_sheets import find_hardware
+from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from treeopt.cost_model import StepShape
 from treeopt.tree import Tree

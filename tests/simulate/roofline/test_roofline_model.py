@@ -17,8 +17,9 @@ from simulate.model_sizes.drafter_kinds import DrafterShape, drafter_shape, no_w
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
-from simulate.roofline.data_sheets import Fitted, Hardware, Overheads, find_hardware, own_hardware, stated_error
+from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware, stated_error
 from simulate.roofline.forward_time import Kernels, tiled_rows
+from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.unmeasured_profiles import transfer
 from tests.benchmarks.published_speedups import published_speedups

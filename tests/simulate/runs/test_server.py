@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from simulate.runs.batch_record import run
 from simulate.runs.server import Switching
+from simulate.runs.server_figures import figures, replicate
 from simulate.runs.server_load import Slo, Workload, draw_requests, poisson, read_requests
-from simulate.runs.server_record import figures, replicate
 from tests.helpers.served_days import serve
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths

@@ -5,7 +5,7 @@ import pytest
 
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.runs import verdict_record as verdict_record_module
-from simulate.runs.run_costs import PromptSettings
+from simulate.runs.simulate_settings import VerdictSettings
 from simulate.runs.verdict_record import chosen, compare_lengths, with_assumed_confidences
 from tests.helpers.strategies import drawn_trace, with_lengths
 from treeopt.replay.static_tree import replay_tree
@@ -41,7 +41,7 @@ def made_trace(accepted):
     ],
 )
 def test_the_simplest_of_the_fastest_is_the_verdict(accepted, token_s, verdict):
-    record = compare_lengths(made_trace(accepted), profile_of(token_s), {1: 0.5, 8: 0.5}, PromptSettings())
+    record = compare_lengths(made_trace(accepted), profile_of(token_s), {1: 0.5, 8: 0.5}, VerdictSettings(adaptive_s=0))
     assert [load["verdict"] for load in record["loads"]] == [verdict] * 2
     assert record["overall"]["verdict"] == verdict
     assert RESULTS["verdict"].of_record(record | {"meta": {}}) is not None
@@ -54,7 +54,7 @@ def test_adaptive_verification_wins_where_steps_differ_and_verification_is_dear(
     known = type(trace)(
         trace.request, trace.position, trace.rank, 1, {"confidence": "head"}, confidence=right.astype(np.float16)
     )
-    record = compare_lengths(known, profile_of(0.4), {8: None}, PromptSettings())
+    record = compare_lengths(known, profile_of(0.4), {8: None}, VerdictSettings(adaptive_s=0))
     assert record["loads"][0]["verdict"] == "adaptive"
     assert record["warnings"] == []
     assert record["overall"] is None

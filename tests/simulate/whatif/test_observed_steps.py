@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.roofline.data_sheets import Overheads
+from simulate.roofline.host_overhead import Overheads
 from simulate.whatif.device_cost_models import ERROR, Observed, shifted
 from simulate.whatif.whatif_settings import WhatIfSettings
 from tests.benchmarks.published_steps import model_of, published_rows

@@ -16,7 +16,8 @@ from simulate.model_sizes.drafter_kinds import DRAFTERS, no_work
 from simulate.model_sizes.model_shape import Shape
 from simulate.paper_formulas import expected_tau
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
-from simulate.roofline.data_sheets import Overheads, find_hardware
+from simulate.roofline.data_sheets import find_hardware
+from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.scenarios import Scenario, break_even, limits
 from simulate.whatif.unmeasured_profiles import transfer

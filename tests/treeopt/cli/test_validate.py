@@ -23,7 +23,7 @@ from tests.helpers.command_line import (
     whole,
 )
 from tests.helpers.strategies import drawn_trace
-from treeopt.planning.evaluator import hold_out
+from treeopt.planning.held_out_split import hold_out
 from treeopt.plans import load_plan, save_plan
 from treeopt.replay.static_tree import replay_tree
 from treeopt.storage.user_files import checksum

@@ -14,7 +14,7 @@ from tests.helpers.strategies import drawn_trace
 from treeopt.comparison.compare_drafters import compare
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.errors import UsageError
-from treeopt.planning.evaluator import hold_out
+from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics import paired_ratio, ratio

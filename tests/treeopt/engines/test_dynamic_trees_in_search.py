@@ -11,7 +11,7 @@ from simulate.profiles.profile import BatchTimes, Profile
 from simulate.profiles.step_tables import Growing
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
-from treeopt.planning.evaluator import hold_out
+from treeopt.planning.held_out_split import hold_out
 from treeopt.policies import DynamicTree
 from treeopt.searchers.choose_policy import best_policy
 from treeopt.storage.user_files import shipped

@@ -9,7 +9,7 @@ from rich.console import Console
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.runs.batch_record import run
 from treeopt.defaults import HELD_OUT
-from treeopt.planning.evaluator import hold_out
+from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.static_tree import plain_share, replay_tree, step_seconds, upper_levels, visit

@@ -29,12 +29,10 @@ EXAMPLES = examples(
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES, renamed={"--engine": "--for"})
-@trace_source(general.FOLDER, "The recorded acceptance: .npz, or the folder of `trace collect --parts`.")
-@click.option(
-    "--profile",
-    "profile_file",
-    type=general.FILE,
-    help="Measured step times; default the profile of the trace's models, beside the trace or shipped.",
+@trace_source(
+    general.FOLDER,
+    "The recorded acceptance: .npz, or the folder of `trace collect --parts`.",
+    times="Measured step times",
 )
 @options_of(search_trace.TraceSearch, types={"engine": LIMITING}, required=("batch",))
 @click.option(

@@ -26,13 +26,7 @@ EXAMPLES = examples(
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
-@trace_source(general.FILE, "The requests and the recorded acceptance (.npz).")
-@click.option(
-    "--profile",
-    "profile_file",
-    type=general.FILE,
-    help="Step times; default the profile of the trace's models, beside the trace or shipped.",
-)
+@trace_source(general.FILE, "The requests and the recorded acceptance (.npz).", times="Step times")
 @options_of(SimulateSettings, types={"plan": general.FILE})
 @output_files.result_options()
 def simulate(

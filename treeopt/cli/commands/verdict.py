@@ -25,12 +25,8 @@ EXAMPLES = examples(
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
-@trace_source(general.FILE, "The requests and the recorded acceptance (.npz), best with confidences.")
-@click.option(
-    "--profile",
-    "profile_file",
-    type=general.FILE,
-    help="Step times; default the profile of the trace's models, beside the trace or shipped.",
+@trace_source(
+    general.FILE, "The requests and the recorded acceptance (.npz), best with confidences.", times="Step times"
 )
 @options_of(VerdictSettings)
 @output_files.result_options()

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from treeopt.cli.options import general
 from treeopt.errors import CostError, UsageError
 from treeopt.storage.provenance import from_figure
 from treeopt.traces.trace import Trace
@@ -64,11 +65,14 @@ def options_of_source(source: Path | Trace, meta: Any, profile: Path | None = No
     return named
 
 
-def trace_source(kind: click.Path, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def trace_source(kind: click.Path, text: str, *, times: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the decorator that gives a command `--trace`, `--acceptance` and `--accepted-length`.
 
-    The command gets the file, or the trace that a figure stands for, as `trace_file`.
+    The command gets the file, or the trace that a figure stands for, as `trace_file`; where `times` are named also
+    `--profile`, as `profile_file`.
     """
+    found = f"{times}; default the profile of the trace's models, beside the trace or shipped."
+    profile = click.option("--profile", "profile_file", type=general.FILE, help=found)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -82,6 +86,7 @@ def trace_source(kind: click.Path, text: str) -> Callable[[Callable[..., Any]], 
             return command(trace_file=sources[0], **rest)
 
         for option in (
+            *([profile] if times else []),
             click.option("--accepted-length", type=Figure(length=True), help=LENGTH),
             click.option("--acceptance", type=Figure(), help=FIGURE),
             click.option("--trace", "trace_file", type=kind, help=text),
