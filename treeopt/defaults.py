@@ -48,6 +48,17 @@ def new_tokens() -> Any:
     return setting(NEW_TOKENS, least=1, form="tokens", help="Tokens to write after each prompt.")
 
 
+def max_tpot() -> Any:
+    """Return the setting of the limit on the time per output token."""
+    return setting(
+        None,
+        above=0,
+        option="--max-tpot-ms",
+        scale=1e-3,
+        help="Recommend a batch size that takes at most this much time per output token (TPOT).",
+    )
+
+
 def graphs() -> Any:
     """Return the setting of CUDA graphs."""
     return setting("auto", choices=("auto", "on", "off"), help="Replay steps from CUDA graphs; auto: where that works.")

@@ -42,13 +42,7 @@ class TuneSettings(Settings):
     new_tokens: int = defaults.new_tokens()
     batch: tuple[int, ...] = setting((1, 2, 4, 8), least=1, help="Requests in flight; 1-16 doubles from 1 to 16.")
     max_depth: int = setting(LENGTH, least=1, most=64, help="Longest draft.")
-    max_tpot_s: float | None = setting(
-        None,
-        above=0,
-        option="--max-tpot-ms",
-        scale=1e-3,
-        help="Recommend a batch size that takes at most this much time per output token (TPOT).",
-    )
+    max_tpot_s: float | None = defaults.max_tpot()
     launches: int = setting(LAUNCHES, least=2, help="Most launches of an engine that runs one draft length per launch.")
     budget_s: float = setting(
         BUDGET_S,

@@ -58,13 +58,7 @@ class SearchSettings(Settings):
         choices=tuple(OBJECTIVES),
         help="Tokens over all requests, request by request, or in the worst domain.",
     )
-    max_tpot_s: float | None = setting(
-        None,
-        above=0,
-        option="--max-tpot-ms",
-        scale=1e-3,
-        help="Recommend a batch size that takes at most this much time per output token (TPOT).",
-    )
+    max_tpot_s: float | None = defaults.max_tpot()
     near: float = setting(
         0.01,
         least=0,
