@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from treeopt.errors import CostError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.planning.search_warnings import (
-    FEW_REQUESTS,
-)
+from treeopt.planning.search_warnings import FEW_REQUESTS
 from treeopt.planning.tree_candidates import Proposals
 from treeopt.tree import Tree
 

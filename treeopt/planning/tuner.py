@@ -1,9 +1,9 @@
 """The choice of a draft length by measuring: an object that is asked for the next setting and told its result.
 
 Settings are measured in rounds. A round measures, at each batch size that is not decided, plain decoding, the fastest
-draft so far, and every draft that may still be faster than it by more than `NEAR`, in random order, all on the same
-prompts. What is compared is the ratio of tokens per second: tokens per step paired by request, and step times paired
-by round, so that a machine whose speed changes changes both alike.
+draft so far, and every draft that is not decided, in random order, all on the same prompts. What is compared is the
+ratio of tokens per second: tokens per step paired by request over all batch sizes, and step times paired by round, so
+that a machine whose speed changes changes both alike.
 
 A batch size is decided when each other draft is not faster by more than `NEAR` with 95 % confidence, or by no more than
 `LOSS` on average (the expectation of its lead, if it has one): equally fast drafts are not told apart. If every

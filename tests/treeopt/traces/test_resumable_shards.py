@@ -1,8 +1,8 @@
 """Shards: an interrupted collection goes on and equals an uninterrupted one; damaged folders are refused; merging."""
 
 import json
-import pickle
 import tempfile
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -292,6 +292,6 @@ def test_a_search_reads_many_shards_one_by_one_and_finds_the_same(tmp_path, monk
     assert (split.lengths == read.lengths).all()
 
     def call(*arguments):  # as a worker that was just started: nothing is kept from one call to the next
-        return resumable_shards.Blocks(shards)(*pickle.loads(pickle.dumps(arguments)))
+        return resumable_shards.Blocks(shards)(*deepcopy(arguments))
 
     assert found(resumable_shards.ShardedTrace(shards, partial(map, call))) == expected

@@ -42,10 +42,11 @@ RESULT = "tuning.json"
 def tune(settings: TuneSettings, output: Path | None, *, dry_run: bool, as_json: bool, force: bool) -> None:
     """Launch an engine, measure its draft lengths until the fastest is known, and write its configuration.
 
-    Each round measures plain decoding, the fastest length so far, and every length that may still be 3 % faster, in
-    random order on the same prompts. It ends when there is none, at --budget, or after 12 rounds. Engines that run one
-    length per launch begin with plain decoding and the longest draft; each further launch goes to the length that is
-    predicted to be the fastest.
+    Each round measures plain decoding, the fastest length so far, and every undecided length, in random order on the
+    same prompts. A length is decided when it is not 3 % faster, with 95 % confidence, or leads by at most 1 % on
+    average. Measuring ends when all are, at --budget, or after 12 rounds. Engines that run one length per launch begin
+    with plain decoding and the longest draft; each further launch goes to the length that is predicted to be the
+    fastest.
 
     Finished settings stay in OUTPUT/tuning.json.work until the result is written: after an interruption the same
     command resumes there.
