@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from treeopt.errors import PlanError, TraceError, UsageError
+from treeopt.errors import PlanError, UsageError
 from treeopt.monitoring.change_detector import RatioTest, Sums
 from treeopt.plans import Plan, PlanEntry
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.typed_records import read_record
 from treeopt.storage.user_files import read_text, why, write_text
-from treeopt.traces.importers.sources.prometheus_counters import counter_names, of_model, totals_by_engine
+from treeopt.traces.importers.sources.prometheus_counters import all_samples, counter_names, of_model, totals_by_engine
 
 SCHEMA, STATE = "treeopt.watch/1", "treeopt.watch-state/1"
 TURNOVER = 4  # requests that finish in a block, per running request
@@ -72,14 +72,7 @@ def totals_of(text: str, model: str | None) -> Totals:
     Raises:
         TraceError: no Prometheus text, no counters of speculative decoding, or several models and none named.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
-    try:
-        families = list(text_string_to_metric_families(text))
-    except (ValueError, KeyError, IndexError) as error:  # the parser's of damaged lines
-        raise TraceError(f"the answer is not Prometheus text: {error}") from error
-    read = [sample for family in families for sample in family.samples]
-    samples = of_model({(s.name, tuple(sorted(s.labels.items()))): s.value for s in read}, model)
+    samples = of_model(all_samples(text), model)
     engine, steps, accepted = totals_by_engine(samples)
     names = counter_names()[engine]
 

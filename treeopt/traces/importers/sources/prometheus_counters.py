@@ -8,8 +8,8 @@ line) and the objects of vLLM's `LLM.get_metrics()` as JSON. Names are as the te
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from treeopt.errors import TraceError
 from treeopt.registry import load
@@ -61,7 +61,7 @@ class CounterNames:
 def holds_samples(content: Content) -> bool:
     """Return True if samples of speculative decoding are in the content, and not their names alone."""
     if content.values is None:
-        return any(_sample(line) is not None for _, line in _lines(content.text) if PART in line)
+        return any(_sample(line) for _, line in _lines(content.text) if PART in line)
     return PART in content.text and bool(_of_get_metrics(content))
 
 
@@ -84,25 +84,31 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _sample(line: str) -> Any:
-    """Return the sample that a line holds, or None."""
+def all_samples(text: str) -> Samples:
+    """Return all samples of Prometheus text; raise TraceError if it is none."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    match = _LINE.fullmatch(line.strip())
     try:
-        families = list(text_string_to_metric_families(match[1] + "\n")) if match else []
-    except (ValueError, KeyError, IndexError):  # the parser's of damaged lines
-        return None
-    return families[0].samples[0] if families and families[0].samples else None
+        read = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except (ValueError, KeyError, IndexError) as error:  # the parser's of damaged lines
+        raise TraceError(f"the answer is not Prometheus text: {error}") from error
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in read}
+
+
+def _sample(line: str) -> Samples:
+    """Return the sample that a line holds; empty if it holds none."""
+    match = _LINE.fullmatch(line.strip())
+    with suppress(TraceError):
+        return all_samples(f"{match[1]}\n") if match else {}
+    return {}
 
 
 def _of_text(text: str) -> Samples:
     samples: Samples = {}
     for number, line in _lines(text):
-        sample = _sample(line)
-        if sample is None:
+        if not (sample := _sample(line)):
             raise TraceError(f"line {number} is not a sample of Prometheus text: {line[:60]!r}")
-        _add(samples, (sample.name, tuple(sorted(sample.labels.items()))), sample.value, f"line {number}")
+        _add(samples, *sample.popitem(), f"line {number}")
     return samples
 
 
@@ -118,12 +124,9 @@ def _of_get_metrics(content: Content) -> Samples:
             if type(value) not in (int, float) or abs(value) >= 2**63:
                 raise TraceError(f"`{name}` must be a count, found {value!r:.40}")
             more = {"position": str(position)} if vector else {}
-            _add(samples, _key(f"{name.removesuffix('_total')}_total", labels | more), value, "it")
+            key = tuple(sorted((str(label), str(word)) for label, word in (labels | more).items()))
+            _add(samples, (f"{name.removesuffix('_total')}_total", key), value, "it")
     return samples
-
-
-def _key(name: str, labels: Any) -> Key:
-    return name, tuple(sorted((str(label), str(word)) for label, word in labels.items()))
 
 
 def _add(samples: Samples, key: Key, value: float, where: str) -> None:
