@@ -12,7 +12,7 @@ from tests.helpers.command_line import done
 from treeopt.errors import UsageError
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics import ratio
-from treeopt.traces.importers.acceptance_figures import (
+from treeopt.traces.importers.acceptance_curves import (
     acceptance,
     from_positions,
     from_sum,

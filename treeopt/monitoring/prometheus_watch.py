@@ -20,7 +20,7 @@ from treeopt.plans import Plan, PlanEntry
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.typed_records import read_record
 from treeopt.storage.user_files import read_text, why, write_text
-from treeopt.traces.importers.sources.counters import counter_names, of_model, totals_by_engine
+from treeopt.traces.importers.sources.prometheus_counters import counter_names, of_model, totals_by_engine
 
 SCHEMA, STATE = "treeopt.watch/1", "treeopt.watch-state/1"
 TURNOVER = 4  # requests that finish in a block, per running request

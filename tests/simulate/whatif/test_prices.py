@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from simulate.whatif.price_per_token import Cheapest, Offer, cheapest
+from simulate.whatif.prices import Cheapest, Offer, cheapest
 from simulate.whatif.scenarios import Scenario
 from tests.helpers.command_line import done
 from tests.simulate.whatif.test_whatif import files, words  # noqa: F401 - a fixture

@@ -1,10 +1,10 @@
-"""How well the law of `acceptance_figures` completes published curves of models that it was not fitted to.
+"""How well the law of `acceptance_curves` completes published curves of models that it was not fitted to.
 
 Every curve of `data/published/acceptance.json` is predicted at all its lengths from its accepted length at one, and
 those of eight lengths at the last from the first four, with the slope that the curves of other models have. Prints the
 tables of docs/results/acceptance_law.md.
 
-    python -m tests.benchmarks.acceptance_law
+    python -m tests.benchmarks.fit_acceptance_curves
 """
 
 import json
@@ -15,8 +15,8 @@ from scipy.optimize import least_squares
 from scipy.stats import t as student
 
 from treeopt.storage.user_files import shipped
-from treeopt.traces.importers import acceptance_figures
-from treeopt.traces.importers.acceptance_figures import PUBLISHED, _falling, from_positions, from_sum, survival
+from treeopt.traces.importers import acceptance_curves
+from treeopt.traces.importers.acceptance_curves import PUBLISHED, _falling, from_positions, from_sum, survival
 
 ROUNDED = 0.02  # relative error of a published length: two digits of one run
 
@@ -40,11 +40,11 @@ def slope(lengths, accepted):
 @contextmanager
 def slopes_of(others, *, geometric=False):
     """Inside it the law has the slopes of these curves."""
-    before = acceptance_figures.SLOPE, acceptance_figures.SLOPE_HALF
+    before = acceptance_curves.SLOPE, acceptance_curves.SLOPE_HALF
     half = student.ppf(0.975, len(others) - 1) * np.std(others, ddof=1) * np.sqrt(1 + 1 / len(others))
-    acceptance_figures.SLOPE, acceptance_figures.SLOPE_HALF = 0.0 if geometric else float(np.median(others)), half
+    acceptance_curves.SLOPE, acceptance_curves.SLOPE_HALF = 0.0 if geometric else float(np.median(others)), half
     yield
-    acceptance_figures.SLOPE, acceptance_figures.SLOPE_HALF = before
+    acceptance_curves.SLOPE, acceptance_curves.SLOPE_HALF = before
 
 
 def predicted(published, given, others, *, geometric=False):

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.small_plans import entry, plan_of
 from treeopt.errors import PlanError, TraceError, UsageError
 from treeopt.monitoring.change_detector import BETS, Detector
-from treeopt.monitoring.plan_watch import PlanWatch, Totals, WatchState, totals_of
+from treeopt.monitoring.prometheus_watch import PlanWatch, Totals, WatchState, totals_of
 from treeopt.statistics import Estimate
 from treeopt.tree import Tree
 

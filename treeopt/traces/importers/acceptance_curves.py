@@ -9,7 +9,7 @@ The law: the k-th draft token, given that those before it were accepted, is acce
 logit h_k = a − b ln k. The slope b is the curves' own: over those of `data/published/acceptance.json` its median is
 `SLOPE`, and SLOPE ± `SLOPE_HALF` is as wide as the 95 % prediction interval of a further one (Student's t). b = 0 is
 the geometric law. What was fitted and how well curves of models that were left out are predicted:
-docs/results/acceptance_law.md (`python -m tests.benchmarks.acceptance_law`).
+docs/results/acceptance_law.md (`python -m tests.benchmarks.fit_acceptance_curves`).
 """
 
 import json
