@@ -160,7 +160,7 @@ def _move_kernel(
     tl.store(values + goal, value, mask=moved)
 
 
-def move_accepted(stores: tuple[Tensor, Tensor], lengths: Tensor, path: Tensor) -> None:
+def move_accepted(stores: tuple[Tensor, ...], lengths: Tensor, path: Tensor) -> None:
     """Move the entries of accepted paths to the end of each sequence, in all layers at once.
 
     Args:
@@ -168,10 +168,12 @@ def move_accepted(stores: tuple[Tensor, Tensor], lengths: Tensor, path: Tensor) 
         lengths: int64 (batch,), committed tokens before the step.
         path: int64 (batch, steps), contiguous, node of each path position, the root (0) first.
     """
-    layers, batch, heads, capacity, width = stores[0].shape
+    keys, values = stores
+    layers, batch, heads, capacity, width = keys.shape
     steps = path.shape[1]
     _move_kernel[layers * batch * heads,](
-        *stores,
+        keys,
+        values,
         lengths,
         path,
         heads,
