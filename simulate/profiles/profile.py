@@ -256,15 +256,35 @@ class Profile(ValueMethods):
 
         The difference between two runs on one machine is added, which no single run shows, unless times are predicted;
         for dynamic trees also the spread of the time that drafting them takes. Between measured batch sizes and
-        contexts the largest error around counts, and that of interpolating between batch sizes is added.
+        contexts the largest error around counts, and that of interpolating between batch sizes is added: of the device,
+        or of this profile's own sizes where that is larger.
         """
         tables = [times for _, times in self._at(shape.batch, shape.context)]
         errors = [error for times in tables if (error := times.error(shape.tokens)) is not None]
         spreads = [known.spread for times in tables for kind, known in times.growth.items() if kind == shape.growth]
-        between = error_between(str(look(self.meta, "device"))) if self.unmeasured([shape.batch]) else 0.0
+        between = self._error_between if self.unmeasured([shape.batch]) else 0.0
         runs = 0.0 if look(self.meta, "predicted") is not None else BETWEEN_RUNS
         measured = max(errors, default=self.relative_error)
         return math.hypot(measured, NORMAL_95 * max(spreads, default=0.0), runs, between)
+
+    def left_out_error(self, batch: int, low: int, high: int) -> float:
+        """Return the largest error of log(step / plain step) at a measured batch size, as two others around it give it.
+
+        The trees have all measured sizes and depths that every batch size has.
+        """
+        tables = tuple(times for times in self.batches if times.batch in (low, high))
+        around = replace(self, batches=tables, basis=None)
+        most, deepest = min(t.rest[-1][0] for t in self.batches), min(t.deepest for t in self.batches)
+        sizes = [size for times in self.batches if times.batch == batch for size, _ in times.rest if size <= most]
+        asked = [StepShape(batch, size, (1,) * depth) for size in sizes for depth in range(1, min(deepest + 1, size))]
+        ratios = [known.step_s(asked) / known.plain_s(batch=batch) for known in (around, self)]
+        return float(np.abs(np.log(ratios[0] / ratios[1])).max(initial=0.0))
+
+    @cached_property
+    def _error_between(self) -> float:
+        inner = zip(self._sizes, self._sizes[1:], self._sizes[2:], strict=False)
+        known = [self.left_out_error(size, low, high) for low, size, high in inner]
+        return max([error_between(str(look(self.meta, "device"))), *known])
 
     def frame(self) -> "pd.DataFrame":
         """Return a table with one row per measured time.

@@ -10,7 +10,7 @@ from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.replay.static_tree import replay_tree
 from treeopt.storage.user_files import shipped
-from treeopt.traces.importers.acceptance_figures import acceptance
+from treeopt.traces.importers.acceptance_curves import acceptance
 from treeopt.tree import Tree
 
 ACCEPTED = "0.80,0.62,0.46,0.33,0.24,0.17,0.12"
