@@ -59,7 +59,7 @@ SCHEMA = "treeopt.profile/2"
 DOUBTFUL = (
     0.9  # share of the growth of the batch by which a plain step may grow: reading weights does not grow or shrink
 )
-SHORT_S = 1e-4  # no plain step is shorter
+SHORT_S, LONG_S = 1e-4, 2.0  # no plain step is shorter; few are longer at the smallest batch
 NEW_FILE = "profile.json"  # named by the command that measures a profile again
 NORMAL_95 = 1.96
 # Standard deviation between measuring runs of step time / plain step time (README, "Predicted against measured").
@@ -165,6 +165,8 @@ class Profile(ValueMethods):
         smallest, largest = min(plain), max(plain)
         if plain[smallest] < SHORT_S:
             return (f"a plain step takes {1e3 * plain[smallest]:.3g} ms at batch {smallest}: were seconds given as ms",)
+        if plain[smallest] > LONG_S:
+            return (f"a plain step takes {plain[smallest]:.3g} s at batch {smallest}: were microseconds given as ms",)
         why = "in proportion or more: was tokens_s that of one request, not of all"
         if plain[largest] < plain[smallest] * DOUBTFUL:
             why = "less: was it divided by the batch"

@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from simulate.profiles.engine_times_csv import column_of
 from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import BatchTimes
 from treeopt.errors import CostError
@@ -155,6 +156,10 @@ def profile_of_arms(path: Path, trace: Trace) -> tuple[Profile, list[str]]:
     rates: dict[int, dict[int, float]] = {}
     try:
         reader = csv.DictReader(read_text(path).splitlines(), skipinitialspace=True)
+        reader.fieldnames = [column_of(name).holds for name in reader.fieldnames or ()]
+        if reader.fieldnames and (missing := {"batch", "drafted", "tokens_s"} - {*reader.fieldnames}):
+            shown = f"its columns are {', '.join(reader.fieldnames):.200}"
+            raise CostError(f"{path}: there is no column {', '.join(sorted(missing))}; {shown}")
         for row in reader:
             batch, drafted, rate = int(row["batch"]), int(row["drafted"]), float(row["tokens_s"])
             if batch < 1 or drafted < 0 or not 0 < rate < np.inf or batch in rates.get(drafted, {}):
@@ -163,10 +168,8 @@ def profile_of_arms(path: Path, trace: Trace) -> tuple[Profile, list[str]]:
             rates.setdefault(drafted, {})[batch] = rate
     except (OSError, UnicodeDecodeError) as error:
         raise CostError(f"{path}: cannot be read: {why(error)}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CostError(
-            f"{path}: line {reader.line_num}: {error!r:.80}; the columns are batch, drafted, tokens_s"
-        ) from error
+    except (ValueError, TypeError) as error:
+        raise CostError(f"{path}: line {reader.line_num}: each cell must be a number: {error}") from error
     lengths = sorted(rates)
     both = sorted(set.intersection(*map(set, rates.values()))) if rates else []
     if len(lengths) != 2 or lengths[0] != 0 or not both:
