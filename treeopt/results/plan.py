@@ -8,7 +8,7 @@ from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.planning.baselines import CHAIN
-from treeopt.planning.tree_candidates import NOT_PROVED, PROVED, SEARCHED
+from treeopt.planning.proofs import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans import Choice, Plan, PlanEntry
 from treeopt.results.blocks import (
     DEPTH,
