@@ -257,8 +257,8 @@ class Profile(ValueMethods):
         The difference between two runs on one machine is added, which no single run shows, unless times are predicted;
         for dynamic trees also the spread of the time that drafting them takes. Between measured batch sizes and
         contexts the largest error around counts, and that of interpolating between batch sizes is added: of the device,
-        or that of this profile's own inner sizes, left out, where it is larger. This is taken to grow with the logarithm
-        of the factor between two sizes; on an H200 it grows at least as fast (test_batches_between.py).
+        or that of this profile's own inner sizes, left out, where it is larger. This is taken to grow with the
+        logarithm of the factor between two sizes; on an H200 it grows at least as fast (test_batches_between.py).
         """
         tables = [times for _, times in self._at(shape.batch, shape.context)]
         errors = [error for times in tables if (error := times.error(shape.tokens)) is not None]
