@@ -26,8 +26,8 @@ from treeopt.results.blocks import (
     ranged,
     warnings_of,
 )
+from treeopt.results.export_command import export_command, method_advice
 from treeopt.results.kinds import ResultKind
-from treeopt.results.next_commands import export_command, method_advice
 from treeopt.results.words import (
     CLUSTERED,
     describe_measurement,
