@@ -26,7 +26,7 @@ from treeopt.results.blocks import (
     ranged,
     warnings_of,
 )
-from treeopt.results.export_command import export_command, method_advice
+from treeopt.results.export_commands import export_command, method_advice
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import (
     CLUSTERED,

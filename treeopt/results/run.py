@@ -5,7 +5,7 @@ from typing import Any
 
 from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Column, Line, Row, Table, ranged, word
-from treeopt.results.export_command import export_command
+from treeopt.results.export_commands import export_command
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import unsure, with_shape
 from treeopt.storage.provenance import look

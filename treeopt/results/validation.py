@@ -21,7 +21,7 @@ from treeopt.results.blocks import (
     number,
     ranged,
 )
-from treeopt.results.export_command import export_command
+from treeopt.results.export_commands import export_command
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import describe_measurement, with_shape
 from treeopt.storage.provenance import look, rule_in

@@ -24,7 +24,7 @@ from treeopt.results.blocks import (
     ranged,
     word,
 )
-from treeopt.results.export_command import export_command, method_advice
+from treeopt.results.export_commands import export_command, method_advice
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import never_ran, other_model, shape_words
 from treeopt.storage.provenance import look
