@@ -8,7 +8,7 @@ from pathlib import Path
 
 from simulate.model_sizes.hf_config import known_models, text_part
 from simulate.model_sizes.model_shape import Shape
-from tests.simulate.model_sizes.test_read_layers import CARDS, covered, real_counts
+from tests.simulate.model_sizes.test_hf_config_parameters import CARDS, covered, real_counts
 
 PAGE = Path(__file__).parent / "reference" / "model_sizes.md"
 OPENING = """# Sizes of models

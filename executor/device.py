@@ -1,9 +1,9 @@
 """The device that models run on: its clock, its free memory within the limits of containers, uploads to it."""
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,24 @@ from treeopt.errors import ExecutorError
 Mark = float | torch.cuda.Event
 
 
-@dataclass(frozen=True)
 class Clock:
-    """Makes timestamps of a device; on CUDA a timestamp is an event on the stream, and making it does not wait."""
+    """Makes timestamps of a device; on CUDA a timestamp is an event on a stream, and making it does not wait.
 
-    device: torch.device
+    Attributes:
+        queued: True if the device runs behind the host, so that work of the host meanwhile takes none of its time.
+    """
 
-    @property
-    def queued(self) -> bool:
-        """True if the device runs behind the host, so that work of the host meanwhile takes none of its time."""
-        return self.device.type == "cuda"
+    def __init__(self, device: torch.device) -> None:
+        """Take the device's current stream."""
+        self.queued = device.type == "cuda"
+        self._stream = torch.cuda.current_stream(device) if self.queued else None
 
     def mark(self) -> Mark:
         """Return the host's time; on CUDA an event that is reached when all work submitted so far is done."""
         if not self.queued:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
+        event.record(self._stream)
         return event
 
 
@@ -46,6 +47,18 @@ def elapsed_s(start: Mark, end: Mark) -> float:
         return float(start.elapsed_time(end)) / 1e3
     assert isinstance(end, float)
     return end - start
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector from running: one pass over all objects takes as long as many steps."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

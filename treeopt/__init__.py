@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from treeopt.replay.static_tree import replay_tree as replay_tree
     from treeopt.results.kinds import Record as Record
     from treeopt.results.kinds import Validation as Validation
-    from treeopt.traces.importers.acceptance_figures import acceptance as acceptance
-    from treeopt.traces.importers.acceptance_figures import published_acceptance as published_acceptance
+    from treeopt.traces.importers.acceptance_curves import acceptance as acceptance
+    from treeopt.traces.importers.acceptance_curves import published_acceptance as published_acceptance
     from treeopt.traces.trace import Trace as Trace
     from treeopt.traces.trace_files import save_trace as save_trace
     from treeopt.tree import Tree as Tree
@@ -88,7 +88,7 @@ _NAMES = {
     "treeopt.plans": "Plan save_plan",
     "treeopt.replay.static_tree": "replay_tree",
     "treeopt.results.kinds": "Record Validation",
-    "treeopt.traces.importers.acceptance_figures": "acceptance published_acceptance",
+    "treeopt.traces.importers.acceptance_curves": "acceptance published_acceptance",
     "treeopt.traces.trace": "Trace",
     "treeopt.traces.trace_files": "save_trace",
     "treeopt.tree": "Tree",

@@ -33,7 +33,6 @@ from transformers import (
 from data.make import stdlib_corpus
 from executor.checkpoints import load_drafter
 from executor.drafters.base.recipe import recipes, replaced
-from executor.prompts.prompt_files import write_prompts
 from executor.target.load_hf_model import load_target, prepare
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
@@ -130,7 +129,8 @@ def build_target(data: Path, *, steps: int = TARGET_STEPS) -> None:
     train_target(folder, config, train, held_out, steps=steps, meta=meta)
     (data / "prompts").mkdir(exist_ok=True)
     drawn = stdlib_corpus.prompts(tokenizer, sources, count=PROMPTS, shortest=32, longest=96, seed=SEED)
-    write_prompts(data / "prompts" / "stdlib.jsonl", drawn)
+    lines = (json.dumps({"domain": prompt.domain, "text": prompt.text}, ensure_ascii=False) for prompt in drawn)
+    write_text(data / "prompts" / "stdlib.jsonl", "".join(line + "\n" for line in lines))
 
 
 def train_drafter(data: Path, name: str, *, steps: int | None = None, features: Path | None = None) -> Trained:

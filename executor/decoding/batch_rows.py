@@ -136,9 +136,15 @@ class Rows:
 
     def _move(self, outputs: Outputs, before: Tensor, path: Tensor) -> None:
         """Move the entries of accepted paths to the end of the cache, and their features to where the drafter reads."""
-        assert self.target.cache is not None
-        if not self.growth.in_place:
-            self.target.cache.compact(before, path)
+        cache = self.target.cache
+        assert cache is not None
+        if not self.growth.in_place and self.target.fused is None:
+            cache.compact(before, path)
+        elif not self.growth.in_place:
+            from executor.kernels.accepted_path import move_accepted
+
+            with torch.cuda.device_of(path):
+                move_accepted(cache.stores, before, path.contiguous())
         if self.taps is not None:
             nodes = path[:, :, None].expand(-1, -1, outputs.features.shape[2])
             torch.gather(outputs.features, 1, nodes, out=self.committed.features)

@@ -52,7 +52,9 @@ class Graphs:
             self._views[view] = self._captured(view, strict=strict)
         except Exception as error:  # torch's, a driver's, a compiler's
             reason = f"{type(error).__name__}: {error}".split("\n")[0].split(". GPU")[0]
-            raise ExecutorError(f"a step cannot be captured (experts may ask the host): {reason}: {ADVICE}") from error
+            raise ExecutorError(
+                f"a step cannot be captured (experts may ask the host, suffix decoding does): {reason}: {ADVICE}"
+            ) from error
         self.seconds += time.perf_counter() - started
         return True
 
@@ -89,8 +91,8 @@ class Graphs:
         if generator is not None:
             generator.set_state(generator_state)
         capture = self._capture or self._cuda
-        # Without a drafter no kernel drafts: the tree is the root, where it stands.
-        return draft if rows.drafter is None else capture(draft), capture(verify), drafts[0]
+        # Without a drafter nothing is drafted: the tree is the root, where it stands.
+        return (lambda: None) if rows.drafter is None else capture(draft), capture(verify), drafts[0]
 
     def _cuda(self, work: Callable[[], None]) -> Replay:
         device = self.rows.root.device

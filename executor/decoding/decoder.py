@@ -112,16 +112,17 @@ class StepTimer:
         self._away = None if self._paused is None else (self._paused, self.clock.mark())
 
 
-def copy_to_host(outcome: Tensor, *, queued: bool, late: bool) -> Tensor:
+def copy_to_host(outcome: Tensor, read: list[Tensor], *, queued: bool, late: bool) -> Tensor:
     """Return the outcome where it survives the next step; on a device with a queue the copy does not wait.
 
     Args:
         outcome: int64 (batch, depth + 4), overwritten by the next step.
+        read: earlier copies that were read: their memory is used again.
         queued: the device runs after the host.
         late: the outcome is read after the next step was launched.
     """
     if queued:
-        pinned = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
+        pinned = read.pop() if read else torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
         pinned.copy_(outcome, non_blocking=True)
         return pinned
     return outcome.clone() if late else outcome
@@ -192,6 +193,7 @@ class Decoder:
         self.late = (0 if on_cpu or self._history is not None else 1) if late is None else late
         self.bucket = BUCKETS.get(target.device.type, BUCKET)
         self._graphs: Graphs | None = None
+        self._read: list[Tensor] = []
         adaptive = on_cpu and not self.late
         self.growth = self._growth(tree, adaptive=adaptive, trim=adaptive and trim)
 
@@ -276,6 +278,8 @@ class Decoder:
             step = launched.popleft()
             arrived = time.perf_counter()
             outcome = step.read()
+            if clock.queued:
+                self._read.append(step.outcome)
             if self.late == 0:
                 last = _LastStep(1 + max(count for count, *_ in outcome), all(fed >= 0 for _, fed, *_ in outcome))
             emitted = queue.settle(step.requests, outcome)
@@ -313,7 +317,7 @@ class Decoder:
             drafted = timer.clock.mark()
             self._graphs.verify(view=view)
         queue.launch()
-        outcome = copy_to_host(rows.outcome, queued=timer.clock.queued, late=self.late > 0)
+        outcome = copy_to_host(rows.outcome, self._read, queued=timer.clock.queued, late=self.late > 0)
         return LaunchedStep(requests, outcome, timer.finish(begun, started, drafted))
 
     def memory(self, prompts: Sequence[Tokens], *, new_tokens: NewTokens) -> str:
@@ -347,7 +351,7 @@ class Decoder:
                     f"caches for {self.batch} sequences of {capacity} tokens need {needed / 2**30:.2f} GiB, "
                     f"{self.target.device} has {free / 2**30:.2f} GiB free"
                 )
-        self._graphs = None  # the last run's graphs hold memory
+        self._graphs, self._read = None, []  # the last run's graphs hold memory
         rows = Rows(self.target, self.drafter, self.growth, self.rule, self.batch, length, capacity)
         self._graphs = Graphs(rows) if self.graphs else None
         return rows

@@ -168,7 +168,7 @@ class RequestQueue:
             stop: tokens that end a request.
             path_tokens: most tokens that a step commits per row.
         """
-        self.stop, self.path_tokens = stop, path_tokens
+        self.stop, self.path_tokens = frozenset(stop), path_tokens
         self._waiting = deque(_Waiting(*one) for one in zip(range(len(prompts)), prompts, limits, strict=True))
         self._rows = [_Row() for _ in range(batch)]
 
@@ -227,14 +227,15 @@ class RequestQueue:
         """Return the request, committed tokens, accepted and drafted tokens, and True if the request ended."""
         if request < 0 or request != row.request:  # idle, or its end was read after this step had been launched
             return -1, (), 0, 0, False
-        accepted, _, drafted, *path = outcome
+        accepted, _, drafted = outcome[:3]
         row.length += accepted + 1
-        row.in_flight -= len(path)
-        tokens = tuple(path[: accepted + 1])[: row.limit - len(row.tokens)]
-        stop = next((i for i, token in enumerate(tokens) if token in self.stop), None)
-        tokens = tokens if stop is None else tokens[: stop + 1]
+        row.in_flight -= self.path_tokens
+        tokens = tuple(outcome[3 : 4 + min(accepted, row.limit - len(row.tokens) - 1)])
+        stopped = not self.stop.isdisjoint(tokens)
+        if stopped:
+            tokens = tokens[: 1 + next(i for i, token in enumerate(tokens) if token in self.stop)]
         row.tokens.extend(tokens)
-        ended = stop is not None or len(row.tokens) >= row.limit
+        ended = stopped or len(row.tokens) >= row.limit
         if ended:
             row.request, row.length, row.in_flight = -1, row.idle_length, 0
         return request, tokens, min(accepted, len(tokens)), drafted, ended

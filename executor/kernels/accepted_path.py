@@ -1,4 +1,4 @@
-"""The end of a greedy step in one kernel: the longest accepted path, and what is committed of it."""
+"""The end of a step: the longest accepted path and what is committed of it, and its entries of the cache."""
 
 import torch
 import triton
@@ -126,3 +126,63 @@ def commit_longest(
         **launch_options(tokens.device),
     )
     return starts, path
+
+
+@triton.jit
+def _move_kernel(
+    keys,
+    values,
+    lengths,
+    path,
+    heads,
+    batch,
+    capacity,
+    steps,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    BLOCK_STEPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    line = tl.program_id(0).to(tl.int64)  # of layers * batch * heads
+    row = line // heads % batch
+    step, width = tl.arange(0, BLOCK_STEPS), tl.arange(0, BLOCK_WIDTH)
+    node = tl.load(path + row * steps + step, mask=step < steps, other=0)
+    moved = ((step < steps) & (node != step))[:, None] & (width < WIDTH)[None, :]
+    start = line * capacity + tl.load(lengths + row)
+    source = (start + node)[:, None] * WIDTH + width[None, :]
+    goal = (start + step)[:, None] * WIDTH + width[None, :]
+    key, value = tl.load(keys + source, mask=moved), tl.load(values + source, mask=moved)
+    tl.debug_barrier()  # all are read before one is written
+    tl.store(keys + goal, key, mask=moved)
+    tl.store(values + goal, value, mask=moved)
+
+
+def move_accepted(stores: tuple[Tensor, ...], lengths: Tensor, path: Tensor) -> None:
+    """Move the entries of accepted paths to the end of each sequence, in all layers at once.
+
+    Args:
+        stores: keys and values, (layers, batch, heads, capacity, width), contiguous.
+        lengths: int64 (batch,), committed tokens before the step.
+        path: int64 (batch, steps), contiguous, node of each path position, the root (0) first.
+    """
+    keys, values = stores
+    layers, batch, heads, capacity, width = keys.shape
+    steps = path.shape[1]
+    _move_kernel[layers * batch * heads,](
+        keys,
+        values,
+        lengths,
+        path,
+        heads,
+        batch,
+        capacity,
+        steps,
+        WIDTH=width,
+        BLOCK_WIDTH=triton.next_power_of_2(width),
+        BLOCK_STEPS=max(2, triton.next_power_of_2(steps)),
+        num_warps=4,
+        **launch_options(path.device),
+    )

@@ -66,7 +66,8 @@ def ranked_configurations(
     """Return all configurations with the importance of each, the most important (`REQUIRED`) first.
 
     First come the bounds of a profile, everywhere: plain steps, the shortest and the deepest chain, the largest tree.
-    With `policies` dynamic trees come with them, since policies can only be compared if all of them are priced. Then
+    With `policies` dynamic trees come with them, since policies can only be compared if all of them are priced, and the
+    widest static tree, without which they cannot be. Then
     come both sides of the sizes at which kernels change; trees of wide levels and imposed acceptance; the sizes
     between. Contexts after the first get only a few sizes. Trees that are not `verified`, by the rule in use, are left
     out.
@@ -75,13 +76,14 @@ def ranked_configurations(
     prefixes = {tree.nodes + 1: tree for tree in _prefixes(max_nodes, max_depth) if verified(tree)}
     chains = [Tree.chain(depth) for depth in range(1, min(max_depth, max_nodes) + 1)]
     largest = prefixes[max(prefixes)]
+    wide = [tree for tree in _wide(max_nodes, max_depth) if verified(tree)]
     for place, context in enumerate(contexts):
         for batch in batches:
             trees = [(REQUIRED, tree) for tree in (EMPTY, chains[0], chains[-1], largest)]
             if place == 0:
                 edges = {n for edge in EDGES for n in (edge // batch, edge // batch + 1)}
                 trees += [(1, prefixes[n]) for n in sorted(edges & set(prefixes))]
-                trees += [(2, tree) for tree in _wide(max_nodes, max_depth) if verified(tree)]
+                trees += [(REQUIRED if policies and tree is wide[-1] else 2, tree) for tree in wide]
                 trees += [(3, prefixes[n]) for n in TOKENS if n in prefixes] + [(3, chain) for chain in chains]
             else:
                 trees += [(3, prefixes[n]) for n in FEWER if n in prefixes]
@@ -108,12 +110,14 @@ def _prefixes(max_nodes: int, max_depth: int) -> Iterator[Tree]:
         yield Tree.from_paths(paths[:nodes])
 
 
-def _wide(max_nodes: int, max_depth: int) -> Iterator[Tree]:
-    """Yield trees that feed every level after the first with the same width."""
-    for width in WIDTHS:
-        depth = min(max_depth, 4, max_nodes // width)
-        if depth >= 2:
-            yield Tree.from_paths([(rank, *(0,) * level) for rank in range(width) for level in range(depth)])
+def _wide(max_nodes: int, max_depth: int) -> list[Tree]:
+    """Return trees that feed every level after the first with the same width, the widest last."""
+    depths = {width: min(max_depth, 4, max_nodes // width) for width in WIDTHS}
+    return [
+        Tree.from_paths([(rank, *(0,) * level) for rank in range(width) for level in range(depth)])
+        for width, depth in depths.items()
+        if depth >= 2
+    ]
 
 
 def first_rank_depth(tree: Tree) -> int:
@@ -172,9 +176,10 @@ def dynamic_trees(*, max_nodes: int, max_depth: int) -> tuple[DynamicTree, ...]:
 def unstopped_policies(max_nodes: int, max_depth: int) -> list[Policy]:
     """Return the same few policies for each of `treeopt.policies.growths`: shallow and deep, narrow and wide.
 
-    None is deeper than the deepest chain of `max_nodes` nodes, against which its steps are priced.
+    None is deeper or wider than the static trees of `max_nodes` nodes, against which its steps are priced.
     """
     max_depth = min(max_depth, max_nodes)
+    widest = max((tree.fed_widths[-1] for tree in _wide(max_nodes, max_depth)), default=1)
     sizes = (  # nodes, depth, beam
         (1, 1, 1),
         (8, max_depth, 1),
@@ -186,6 +191,6 @@ def unstopped_policies(max_nodes: int, max_depth: int) -> list[Policy]:
     policies: dict[Policy, None] = {}
     for make in (make for kind in POLICIES.values() for make in kind.growths.values()):
         for nodes, depth, beam in sizes:
-            drafting = Drafting(min(depth, max_depth), beam, max(beam, POLICY_WIDTH))
+            drafting = Drafting(min(depth, max_depth), min(beam, widest), max(beam, POLICY_WIDTH))
             policies[make(min(nodes, max_nodes, drafting.candidates), drafting)] = None
     return list(policies)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from executor.decoding.decoder import Decoder, NewTokens
 from executor.decoding.request_queue import Step
+from executor.device import no_collection
 from executor.drafters.base.drafter import Drafter, usual_depth
 from executor.models import clock_mhz
 from executor.profiling.configurations import Configuration, first_rank_depth, ranked_configurations
@@ -43,6 +44,7 @@ from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import Prefill, ladder
 from treeopt.defaults import ROUNDS
 from treeopt.errors import ExecutorError, TreeoptError, UsageError, counted
+from treeopt.policies import DynamicTree
 from treeopt.statistics import TRIMMED_ERROR, trimmed_mean
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
@@ -90,10 +92,10 @@ class LoopBlocks(Timing):
 
     @property
     def ranked(self) -> list[tuple[int, Configuration]]:
-        """All configurations with their importance, the most important first."""
+        """All configurations with their importance, the most important first; with CUDA graphs those that never ask."""
         settings = self.settings
         assert settings.max_depth is not None
-        return ranked_configurations(
+        found = ranked_configurations(
             settings.batch,
             settings.context or (None,),
             max_nodes=settings.max_nodes,
@@ -101,6 +103,7 @@ class LoopBlocks(Timing):
             policies=settings.policies,
             verified=self._verified_tokens,
         )
+        return [one for one in found if not self.runner.graphs or isinstance(one[1].tree, Tree | DynamicTree)]
 
     def _verified_tokens(self, tree: Tree) -> bool:
         try:
@@ -275,8 +278,6 @@ def _with_depth(runner: LoopRunner, drafter: Drafter, prompts: Sequence[Tokens],
         raise UsageError(f"max-depth must be in 1..{drafter.max_depth} (the drafter's), got {settings.max_depth}")
     if not settings.context and len(prompts) < settings.batch[-1]:
         raise UsageError(f"batch {settings.batch[-1]} needs at least that many prompts, got {len(prompts)}")
-    if settings.policies and runner.graphs:
-        raise UsageError("some policies ask the host at each step, CUDA graphs cannot: give --graphs off")
     if settings.policies and runner.rule.sampled_candidates:
         name = rule_meta(runner.rule)["verification"]
         raise UsageError(f"rule {name} draws its candidates, which policies would bias: measure without policies")
@@ -310,12 +311,13 @@ def run_block(
     """
     full = (step for step in decoder.steps(prompts, new_tokens=new_tokens) if step.full)
     timed, took_s = list[Step](), 0.0
-    for number, step in enumerate(islice(full, steps + WARM_UP)):
-        if number >= WARM_UP:
-            timed.append(step)
-            took_s += step.draft_s + step.rest_s
-        if took_s > long_s:
-            break
+    with no_collection():
+        for number, step in enumerate(islice(full, steps + WARM_UP)):
+            if number >= WARM_UP:
+                timed.append(step)
+                took_s += step.draft_s + step.rest_s
+            if took_s > long_s:
+                break
     if not timed:
         longest = new_tokens if isinstance(new_tokens, int) else max(new_tokens)
         raise UsageError(

@@ -27,7 +27,6 @@ from executor.prompts.conversation_forms import (
 from executor.prompts.data_files import items
 from executor.prompts.message_parts import Report
 from treeopt.errors import ExecutorError
-from treeopt.storage.user_files import write_text
 
 # The date that templates print as today, so that tokens do not depend on the day: Llama 3's own default.
 TODAY = date(2024, 7, 26)
@@ -307,9 +306,3 @@ def encoded(
         except ExecutorError as error:
             report.skip(error)
     return pairs
-
-
-def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
-    """Write texts to continue as JSON lines, whole or not at all."""
-    lines = (json.dumps({"domain": p.domain, "text": p.text}, ensure_ascii=False) for p in prompts)
-    write_text(path, "".join(line + "\n" for line in lines))

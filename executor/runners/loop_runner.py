@@ -9,6 +9,7 @@ import torch
 
 from executor.decoding.decoder import Decoder
 from executor.decoding.request_queue import Step
+from executor.device import no_collection
 from executor.drafters.base.drafter import Drafter
 from executor.models import device_name, identity, run_provenance
 from executor.runners.runner import Requests, RequestSteps, Run, Runner, Shape
@@ -121,7 +122,8 @@ class LoopRunner(Runner):
     def run(self, shape: Shape, batch: int, requests: Requests) -> Run:
         """Decode the requests to their end; steps with idle rows count, and are not timed."""
         decoder = self.decoder(shape, batch, requests)
-        steps = list(decoder.steps(requests.prompts, new_tokens=requests.limits, stop=requests.stop))
+        with no_collection():
+            steps = list(decoder.steps(requests.prompts, new_tokens=requests.limits, stop=requests.stop))
         wall_s = sum(step.draft_s + step.rest_s + step.admit_s for step in steps)
         return run_of(steps, context=requests.context, wall_s=wall_s, first=requests.first)
 

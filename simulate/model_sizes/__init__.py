@@ -2,9 +2,9 @@
 
 * `hf_config`: a Hugging Face config.json or a GGUF header, context limit and quantisation; shapes such as `8b`.
 * `gguf_header`: the header of a GGUF file as fields of a config.json, and the bytes of its tensors.
-* `read_layers`: the layers that it describes.
+* `hf_config_parameters`: the layers and parameters that it describes.
 * `stored_bytes`: the bytes of its weights as stored.
-* `layer_groups`: what like layers multiply, read and keep.
+* `layer_weights_and_kv`: what like layers multiply, and what they keep and read in the K/V cache.
 * `mixture_of_experts`: the experts that the tokens of a batch need between them.
 * `model_shape`: the parameters, K/V bytes and FLOP of a decoder-only transformer of these sizes.
 * `forward_pass`: the matrices and attention of one forward, also divided over several devices (tensor and expert

@@ -10,10 +10,13 @@ Values under a header, separated by commas, tabs, semicolons or bars (Markdown),
   takes tpot_ms x committed);
 * `context`, mean tokens per request in the cache; optional.
 
-Other columns are ignored. Lines of the same batch, chain and context are repetitions. Several files count as one table.
-Results of engines' benchmarks in JSON are read where they hold as much:
+Times may also be in s, us or ns (`step_us`). Spellings that mean nothing else are read (`bs`, `Step time (ms)`), and
+any name that `columns` gives. It may also give `accepted`, drafted tokens kept per step, or `acceptance`, accepted over
+drafted tokens, in place of `committed`. Other columns are ignored. Lines of the same batch, chain and context are
+repetitions. Several files count as one table. The same in JSON: a list of objects with these fields.
+Results of engines' benchmarks are read where they hold as much:
 
-* `vllm bench serve --save-result` and `vllm bench sweep serve`: batch from `max_concurrency`, the step from
+* `vllm bench serve --save-result` and `vllm bench sweep serve`, CSV too: batch from `max_concurrency`, the step from
   `mean_itl_ms` (the time between a request's outputs), drafted tokens from the counts of drafts and of their tokens.
 * SGLang's `bench_speculative`: chains (`topk` 1) and plain steps, `step_time` in seconds.
 * SGLang's `bench_one_batch`: plain steps, from the median latency of decoding.
@@ -26,10 +29,11 @@ The profile is one of chains, see `engine_profile`.
 import csv
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,10 +45,20 @@ from treeopt.storage.json_records import reading
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import checksum, read_text
 
-ALWAYS = ("batch", "drafted")
-STEP = ("step_ms",)
-RATE = ("tokens_s", "committed")
-TPOT = ("tpot_ms", "committed")
+NAMES = {  # a column -> further spellings that mean nothing else; case and marks between words do not count
+    "batch": ("batch_size", "bs", "concurrency", "max_concurrency"),
+    "drafted": ("k", "gamma", "spec_len", "draft_len", "draft_length", "speculative_tokens", "num_speculative_tokens"),
+    "step_ms": ("step", "step_time", "step_latency"),
+    "tpot_ms": ("tpot", "mean_tpot", "time_per_output_token"),
+    "tokens_s": ("tok_s", "tokens_per_s", "tokens_per_sec", "tokens_per_second"),
+    "committed": ("tau",),
+    "context": (),
+}
+UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}  # of a time -> milliseconds
+GIVEN = ("accepted", "acceptance")  # read if `columns` names them: these words have several meanings
+KINDS = dict.fromkeys(("step_ms", "tpot_ms", "tokens_s"), "time") | dict.fromkeys(GIVEN, "committed")
+NO_TOKENS = ("", "-", "0", "0.0", "nan", "none", "n/a")  # `committed` of plain decoding, which is 1
+NEEDED = "batch, drafted, and step_ms (or step_us, step_s), or tokens_s or tpot_ms with committed"
 FASTER = 0.95  # of a plain step: measurements are noisy, but a step that drafts and verifies takes no less
 SHORTER, MUCH = 0.99, 3  # of a step with fewer drafts; of a plain step, for one draft: beyond are doubts
 MOST = {
@@ -55,9 +69,22 @@ MOST = {
     "tpot_ms": 1e9,
     "tokens_s": 1e12,
     "committed": 513,
+    "accepted": 512,
+    "acceptance": 1,
 }
 LEAST_S = 1e-9  # shortest step that is accepted
 HERE = ("processor", "cores", "software")  # provenance of the machine that reads the table; not recorded
+
+
+class Column(NamedTuple):
+    """What a column holds, the name of the column, and the factor to the unit that is read."""
+
+    holds: str
+    name: str
+    factor: float = 1.0
+
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -70,19 +97,22 @@ class _Line:
     context: float | None
 
 
-def read_times(*paths: Path, device: str, context: tuple[int, int] | None = None) -> Profile:
+def read_times(
+    *paths: Path, device: str, context: tuple[int, int] | None = None, columns: Mapping[str, str] | None = None
+) -> Profile:
     """Read a table of step times and return the profile that it makes.
 
     Args:
         paths: the table, or its parts.
         device: the device that was measured, in words.
         context: fewest and most tokens per request in the cache; None if the table has a column for it.
+        columns: quantities, such as `step_us`, to the names of their columns, where the names do not tell.
 
     Raises:
         CostError: names file, line and column; or a batch size and context without plain decoding, or a chain of 1.
         UsageError: the context is given nowhere, or twice.
     """
-    path, lines = paths[0], [line for part in paths for line in _lines(part, contexts=context is None)]
+    path, lines = paths[0], [line for part in paths for line in _lines(part, columns or {}, contexts=context is None)]
     low, high = _context_range(path, lines, context)
     cells = _cells(lines, middle=(low + high) / 2)
     meta: dict[str, Any] = {
@@ -163,141 +193,152 @@ def _check_steps(path: Path, lines: Sequence[_Line]) -> str:
     return doubt
 
 
-def _lines(path: Path, *, contexts: bool) -> list[_Line]:
+def _lines(path: Path, given: Mapping[str, str], *, contexts: bool) -> list[_Line]:
     """Read the measurements of a table, or of results, whose mean contexts count only with `contexts`."""
     with reading(path, CostError):
         text = read_text(path)
-    if text.lstrip().startswith(("{", "[")):
-        rows = enumerate(rows_of(path, text, contexts=contexts), start=1)
-        return [_line(row, f"{path}: result {number}", STEP) for number, row in rows]
+    is_json = text.lstrip().startswith(("{", "["))
+    records = list(enumerate(_records(path, text), start=1)) if is_json else _table(path, text)
+    named = [(f"{path}: {'result' if is_json else 'line'} {number}", record) for number, record in records]
+    rows = named if given else [(at, row) for at, record in named if (row := _row(record, at)) is not None]
+    if not rows:
+        raise CostError(f"{path}: holds no chain and no plain step: {COLUMNS}")
+    if rows[0][1] is not records[0][1] and (not contexts or len({frozenset(row) for _, row in rows}) > 1):
+        rows = [(at, {name: value for name, value in row.items() if name != "context"}) for at, row in rows]
+    columns = _columns(path, [*rows[0][1]], given)
+    return [_line(row, at, columns) for at, row in rows]
+
+
+def _table(path: Path, text: str) -> list[tuple[int, Row]]:
+    """Return the lines of a table by their numbers."""
     table = [line.strip().strip("|") if "|" in line else line for line in text.splitlines()]
     mark = next((mark for mark in "|\t;" if table and mark in table[0]), ",")
     reader = csv.DictReader(table, skipinitialspace=True, delimiter=mark)
     names = [name.strip() for name in reader.fieldnames or ()]
     reader.fieldnames = names
-    columns = _columns(path, names)
-    lines = []
+    if twice := [name for name in names if names.count(name) > 1 and column_of(name).holds in NAMES]:
+        raise CostError(f"{path}: there are {len(twice)} columns `{twice[0]}`")
+    rows: list[tuple[int, Row]] = []
     try:
         for row in reader:
             if None in row:
                 count = len(names) + len(row[None])
                 raise CostError(f"{path}: line {reader.line_num} has {count} cells, the header {len(names)} columns")
             if any(cell and cell.strip("-: ") for cell in row.values()):
-                lines.append(_line(row, f"{path}: line {reader.line_num}", columns))
+                if {*row} >= SERVED:  # results hold numbers
+                    row = {
+                        name: float(c) if re.fullmatch(r"[\d.]*\d", c or "") else c or None for name, c in row.items()
+                    }
+                rows.append((reader.line_num, row))
     except csv.Error as error:
         raise CostError(f"{path}: line {reader.line_num}: {error}") from error
-    if not lines:
-        raise CostError(
-            f"{path}: holds no measurement: add lines of batch, drafted, step_ms, or let "
-            "`treeopt profile --engine` measure"
-        )
-    return lines
+    return rows
 
 
-def _columns(path: Path, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that give a step's time; raise CostError if a column is missing or appears twice."""
-    columns = next((columns for columns in (STEP, TPOT) if columns[0] in names), RATE)
-    if missing := [name for name in (*ALWAYS, *columns) if name not in names]:
-        shown = ", ".join(names) or "nothing"
-        wanted = f"{', '.join(ALWAYS)} and {STEP[0]}, or committed and {RATE[0]} or {TPOT[0]}, separated by commas"
+def column_of(name: str) -> Column:
+    """Return what the name of a column says that it holds; itself, if that is open.
+
+    >>> column_of("Step time (us)"), column_of("BS").holds, column_of("accept").holds
+    (Column(holds='step_ms', name='Step time (us)', factor=0.001), 'batch', 'accept')
+    """
+    words = re.sub(r"[\W_]+", " ", re.sub("[\u00b5\u03bc]", "u", name.lower())).split()
+    for holds, spellings in NAMES.items():
+        unit = UNITS.get(words[-1], 0.0) if words and holds.endswith("_ms") else 1.0
+        if unit and "_".join(words[:-1] if holds.endswith("_ms") else words) in (holds.removesuffix("_ms"), *spellings):
+            return Column(holds, name, unit)
+    return Column(name, name)
+
+
+def _columns(path: Path, names: Sequence[str], given: Mapping[str, str]) -> dict[str, Column]:
+    """Return the columns by kind: the given ones, else those with a name of this module, else with a known spelling.
+
+    Raises:
+        CostError: a column is missing, or two could be meant.
+    """
+    if any(column_of(what).holds not in (*NAMES, *GIVEN) or not name for what, name in given.items()):
+        raise UsageError(f"--columns must be like batch=bs,step_us=latency, with {', '.join((*NAMES, *GIVEN))}")
+    known = [column for column in map(column_of, names) if column.holds in NAMES]
+    named = [(1 + (re.sub("_[un]?s$", "_ms", c.name) not in (c.holds, "tokens_ms")), c) for c in known]
+    named += [(0, column_of(what)._replace(name=name)) for what, name in given.items()]
+    ranked = [(KINDS.get(column.holds, column.holds), rank, column) for rank, column in named]
+    columns: dict[str, Column] = {}
+    for kind in dict.fromkeys(kind for kind, _, _ in ranked):
+        first = min(rank for other, rank, _ in ranked if other == kind)
+        columns[kind], *others = (column for other, rank, column in ranked if (other, rank) == (kind, first))
+        if others:
+            both = f"`{columns[kind].name}` and `{others[0].name}`"
+            raise CostError(f"{path}: {both} both give the {kind}: keep one, or name one with --columns")
+    time = columns.get("time")
+    needed = ["batch", "drafted", "step_ms" if time is None else "time" if time.holds == "step_ms" else "committed"]
+    shown = f"the columns are {', '.join(names):.300}"
+    if absent := [name for name in given.values() if name not in names]:
+        raise CostError(f"{path}: there is no column {absent[0]!r:.40}; {shown}")
+    if missing := [name for name in needed if name not in columns]:
+        options = ",".join(f"{name}=NAME" for name in missing)
+        tokens = ", or accepted=NAME if the bonus is left out, or acceptance=NAME for accepted over drafted"
         raise CostError(
-            f"{path}: there is no column {', '.join(missing)}; it needs {wanted}, its header is {shown:.80}"
+            f"{path}: which column is {', '.join(missing)}? {shown}; between commas must stand {NEEDED}: rename yours, "
+            f"or give --columns {options}{tokens if 'committed' in missing else ''}"
         )
-    if len(several := [name for name in (STEP[0], RATE[0], TPOT[0]) if name in names]) > 1:
-        raise CostError(f"{path}: {' and '.join(f'`{name}`' for name in several)} give the time of a step: keep one")
-    for name in (*ALWAYS, *columns, "context"):
-        if names.count(name) > 1:
-            raise CostError(f"{path}: there are {names.count(name)} columns `{name}`")
     return columns
 
 
-def _line(row: Mapping[str, Any], where: str, columns: tuple[str, ...]) -> _Line:
+def _line(row: Row, where: str, columns: Mapping[str, Column]) -> _Line:
     """Return the measurement of a row; `where` starts the messages of its errors."""
-    batch, drafted = (int(_number(row, name, where, whole=True)) for name in ALWAYS)
-    if batch < 1:
-        raise CostError(f"{where}: `batch` must be at least 1, found {batch}")
-    if drafted < 0:
-        raise CostError(f"{where}: `drafted` must be 0 or more, found {drafted}")
-    context = _number(row, "context", where) if "context" in row else None
-    if context is not None and context < 0:
-        raise CostError(f"{where}: `context` must be 0 or more, found {context:g}")
-    if columns == STEP:
-        return _Line(batch, drafted, _plausible(_positive(row, STEP[0], where) / 1e3, where), context)
-    committed = 1.0 if drafted == 0 and not (row[RATE[1]] or "").strip() else _number(row, RATE[1], where)
-    if not 1 <= committed <= drafted + 1:
-        raise CostError(f"{where}: `committed` must be 1 to {drafted + 1}, bonus counted, found {committed:g}")
-    value = _positive(row, columns[0], where)
-    step_s = value / 1e3 * committed if columns == TPOT else batch * committed / value
-    return _Line(batch, drafted, _plausible(step_s, where), context)
-
-
-def _plausible(step_s: float, where: str) -> float:
-    """Return the seconds if a step could take them; raise CostError otherwise."""
+    batch, drafted = (int(_number(row, columns[name], where, whole=True)) for name in ("batch", "drafted"))
+    context = _number(row, columns["context"], where) if "context" in columns else None
+    time, value = columns["time"], _number(row, columns["time"], where)
+    if value == 0:
+        raise CostError(f"{where}: `{time.name}` must be above 0, found 0")
+    tokens, kept = 1.0, columns.get("committed", time)
+    if time.holds != "step_ms" and (drafted or str(row.get(kept.name) or "").strip().lower() not in NO_TOKENS):
+        found = _number(row, kept, where)
+        tokens = {"accepted": 1 + found, "acceptance": 1 + found * drafted}.get(kept.holds, found)
+    if not 1 <= tokens <= drafted + 1:
+        raise CostError(f"{where}: `{kept.name}` must be 1 to {drafted + 1}, bonus counted, found {tokens:g}")
+    step_s = batch * tokens / value if time.holds == "tokens_s" else value / 1e3 * tokens
     if not LEAST_S <= step_s < math.inf:
         raise CostError(f"{where}: a step of {step_s:g} seconds is not possible")
-    return step_s
+    return _Line(batch, drafted, step_s, context)
 
 
-def _positive(row: Mapping[str, Any], name: str, where: str) -> float:
-    """Return a number of a row that must be above 0."""
-    value = _number(row, name, where)
-    if value <= 0:
-        raise CostError(f"{where}: `{name}` must be above 0, found {value:g}")
-    return value
-
-
-def _number(row: Mapping[str, Any], name: str, where: str, *, whole: bool = False) -> float:
-    """Return a finite number of a row, `whole`: an integer."""
-    text = (row[name] or "").strip()
+def _number(row: Row, column: Column, where: str, *, whole: bool = False) -> float:
+    """Return a finite number of a row in the unit of `NAMES`, `whole`: an integer."""
+    found = row.get(column.name)
+    text = "" if found is None else str(found).strip()
     try:
-        value = float(int(text)) if whole else float(text)
-    except (ValueError, OverflowError):
+        value = float(text) * column.factor
+    except ValueError:
         value = np.nan
-    if not np.isfinite(value):
-        raise CostError(f"{where}: `{name}` must be {'an integer' if whole else 'a number'}, found {text!r:.40}")
-    if value > MOST[name]:
-        raise CostError(f"{where}: `{name}` must be at most {MOST[name]:g}, found {value:g}")
+    if not np.isfinite(value) or (whole and not value.is_integer()):
+        unit = "; a unit belongs into the column's name, such as step_us" if re.search(r"\d\s*[nuµm]?s$", text) else ""
+        raise CostError(
+            f"{where}: `{column.name}` must be {'an integer' if whole else 'a number'}, found {text!r:.40}{unit}"
+        )
+    least, most = int(column.holds == "batch"), MOST[column.holds]
+    if not least <= value <= most:
+        raise CostError(f"{where}: `{column.name}` must be {least} to {most:g}, found {value:g}")
     return value
 
 
-Record = Mapping[str, Any]
 COLUMNS = (
     "write a CSV with a line per measurement and the columns batch, drafted and step_ms (the time between a request's "
     "outputs, such as mean ITL), or tokens_s (of all requests) and committed"
 )
+SERVED = {"mean_itl_ms", "max_concurrency"}  # fields of results of `vllm bench serve`
 LACKING = {  # a field that only this program writes -> the program, and what its results lack
     "speed_tg": ("llama-batched-bench", "times plain steps of the target alone, without a drafter"),
     "avg_latency": ("vllm bench latency", "has neither the batch size nor the tokens of what it timed"),
     "world_info": ("trtllm-bench", "has means over requests of different load, and no time of a step"),
+    "avg_ts": ("llama-bench", "times the target alone, without a drafter"),
+    "t/s": ("llama-bench", "times the target alone, without a drafter"),
+    "Metric": ("AIPerf", "has neither the batch size nor the tokens that are drafted"),
+    "Run Info": ("GuideLLM", "does not say how many tokens are drafted"),
     "accept_length": ("sglang.bench_serving", "does not say how many tokens are drafted"),
 }
 
 
-def rows_of(path: Path, text: str, *, contexts: bool) -> list[dict[str, str]]:
-    """Return the rows of a table that benchmark results in JSON or JSON lines make, as a CSV reader would.
-
-    Args:
-        path: the file, for messages.
-        text: its content.
-        contexts: rows have the mean context of a result where all results state it.
-
-    Raises:
-        CostError: no JSON, or results that lack what a row needs; says what to write instead.
-    """
-    rows = []
-    for number, record in enumerate(_records(path, text), start=1):
-        where = f"{path}: result {number}"
-        row = _row(record, where)
-        if row is not None:
-            rows.append({name: str(value) for name, value in row.items()})
-    if not rows:
-        raise CostError(f"{path}: holds no chain and no plain step: {COLUMNS}")
-    if not contexts or len({frozenset(row) for row in rows}) > 1:  # only some state a context
-        rows = [{name: value for name, value in row.items() if name != "context"} for row in rows]
-    return rows
-
-
-def _records(path: Path, text: str) -> Sequence[Record]:
+def _records(path: Path, text: str) -> Sequence[Row]:
     """Return the objects of a JSON file or of JSON lines."""
     try:
         try:
@@ -312,9 +353,9 @@ def _records(path: Path, text: str) -> Sequence[Record]:
     return records
 
 
-def _row(record: Record, where: str) -> dict[str, Any] | None:
-    """Return the row of a result; None for a tree, which has no place in a profile of chains."""
-    if "mean_itl_ms" in record and "max_concurrency" in record:
+def _row(record: Row, where: str) -> Row | None:
+    """Return the row of a result, any other record itself; None for a tree: a profile of chains has no place for it."""
+    if {*record} >= SERVED:
         return _served(record, where)
     if "step_time" in record and "topk" in record:  # bench_speculative
         if record["topk"] not in (0, 1):
@@ -324,13 +365,15 @@ def _row(record: Record, where: str) -> dict[str, Any] | None:
         context = _figure(record, "input_len", where) + _figure(record, "output_len", where) / 2
         row = {"batch": record.get("batch_size"), "drafted": 0, **_ms(record["median_decode_latency"], where)}
         return row | {"context": context}
-    program, why = next((LACKING[name] for name in LACKING if name in record), ("", "is no benchmark's that is read"))
-    raise CostError(f"{where}: {f'{program} {why}' if program else why}: {COLUMNS}")
+    for name, (program, why) in LACKING.items():
+        if name in record:
+            raise CostError(f"{where}: {program} {why}: {COLUMNS}")
+    return record
 
 
-def _served(record: Record, where: str) -> dict[str, Any]:
+def _served(record: Row, where: str) -> dict[str, Any]:
     """Return the row of a result of `vllm bench serve`."""
-    asked = next((record[n] for n in ("num_speculative_tokens", "speculative_tokens") if record.get(n) is not None), 0)
+    asked = next((record[n] for n in ("drafted", *NAMES["drafted"]) if record.get(n) is not None), 0)
     if record.get("spec_decode_num_drafts"):
         tokens, drafts = (_figure(record, f"spec_decode_{n}", where) for n in ("draft_tokens", "num_drafts"))
         asked = round(tokens / drafts)
@@ -353,7 +396,7 @@ def _ms(seconds: Any, where: str) -> dict[str, float]:
     return {"step_ms": 1e3 * _figure({"seconds": seconds}, "seconds", where)}
 
 
-def _figure(record: Record, name: str, where: str) -> float:
+def _figure(record: Row, name: str, where: str) -> float:
     """Return a positive number of a record."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:

@@ -59,7 +59,7 @@ SCHEMA = "treeopt.profile/2"
 DOUBTFUL = (
     0.9  # share of the growth of the batch by which a plain step may grow: reading weights does not grow or shrink
 )
-SHORT_S = 1e-4  # no plain step is shorter
+SHORT_S, LONG_S = 1e-4, 2.0  # no plain step is shorter; few are longer at the smallest batch
 NEW_FILE = "profile.json"  # named by the command that measures a profile again
 NORMAL_95 = 1.96
 # Standard deviation between measuring runs of step time / plain step time (README, "Predicted against measured").
@@ -165,6 +165,8 @@ class Profile(ValueMethods):
         smallest, largest = min(plain), max(plain)
         if plain[smallest] < SHORT_S:
             return (f"a plain step takes {1e3 * plain[smallest]:.3g} ms at batch {smallest}: were seconds given as ms",)
+        if plain[smallest] > LONG_S:
+            return (f"a plain step takes {plain[smallest]:.3g} s at batch {smallest}: were microseconds given as ms",)
         why = "in proportion or more: was tokens_s that of one request, not of all"
         if plain[largest] < plain[smallest] * DOUBTFUL:
             why = "less: was it divided by the batch"
@@ -254,15 +256,41 @@ class Profile(ValueMethods):
 
         The difference between two runs on one machine is added, which no single run shows, unless times are predicted;
         for dynamic trees also the spread of the time that drafting them takes. Between measured batch sizes and
-        contexts the largest error around counts, and that of interpolating between batch sizes is added.
+        contexts the largest error around counts, and that of interpolating between batch sizes is added: of the device,
+        or that of this profile's own inner sizes, left out, where it is larger. This is taken to grow with the
+        logarithm of the factor between two sizes; on an H200 it grows at least as fast (test_batches_between.py).
         """
         tables = [times for _, times in self._at(shape.batch, shape.context)]
         errors = [error for times in tables if (error := times.error(shape.tokens)) is not None]
         spreads = [known.spread for times in tables for kind, known in times.growth.items() if kind == shape.growth]
-        between = error_between(str(look(self.meta, "device"))) if self.unmeasured([shape.batch]) else 0.0
+        between = self._error_between(shape.batch) if self.unmeasured([shape.batch]) else 0.0
         runs = 0.0 if look(self.meta, "predicted") is not None else BETWEEN_RUNS
         measured = max(errors, default=self.relative_error)
         return math.hypot(measured, NORMAL_95 * max(spreads, default=0.0), runs, between)
+
+    def left_out_error(self, batch: int, low: int, high: int) -> float:
+        """Return the largest error of log(step / plain step) at a measured batch size, as two others around it give it.
+
+        The trees have all measured sizes and depths that every batch size has.
+        """
+        tables = tuple(times for times in self.batches if times.batch in (low, high))
+        around = replace(self, batches=tables, basis=None)
+        most, deepest = min(t.rest[-1][0] for t in self.batches), min(t.deepest for t in self.batches)
+        sizes = [size for times in self.batches if times.batch == batch for size, _ in times.rest if size <= most]
+        asked = [StepShape(batch, size, (1,) * depth) for size in sizes for depth in range(1, min(deepest + 1, size))]
+        ratios = [known.step_s(asked) / known.plain_s(batch=batch) for known in (around, self)]
+        return float(np.abs(np.log(ratios[0] / ratios[1])).max(initial=0.0))
+
+    @cached_property
+    def _left_out(self) -> list[tuple[float, float]]:
+        """Of each inner batch size the factor between its neighbours, and the error at it if it is left out."""
+        inner = zip(self._sizes, self._sizes[1:], self._sizes[2:], strict=False)
+        return [(high / low, self.left_out_error(size, low, high)) for low, size, high in inner]
+
+    def _error_between(self, batch: int) -> float:
+        (_, low), (_, high) = batch_shares(batch, self._sizes)
+        own = [error * math.log(min(high / low, factor), factor) for factor, error in self._left_out]
+        return max([error_between(str(look(self.meta, "device"))), *own])
 
     def frame(self) -> "pd.DataFrame":
         """Return a table with one row per measured time.

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from simulate.model_sizes.device_memory import SHARE
 from simulate.profiles.profile import Profile
-from simulate.whatif.price_per_token import Cheapest, Offer, cheapest
+from simulate.whatif.prices import Cheapest, Offer, cheapest
 from simulate.whatif.scenarios import Fit, Scenario, fits, limits
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt.engines import ENGINES

@@ -14,8 +14,12 @@ PLACES = ("batch 1", "batch 4", "batch 16", "batch 1, unfused")
 LAYERS = {"queries, keys, values": "qkv", "attention output": "o", "gate and up": "gate_up", "down": "down"}
 CONTEXTS = ((512, 1), (512, 16), (4096, 1), (4096, 8), (16384, 4))
 CELLS = {"plain step": "plain1", "4 tokens": "chain1", "64 tokens": "tree1", "128 tokens": "tree2"}
-LIVE = {"H100, fp32": "h100", "H200, fp32": "h200-live-fp32", "H200, bf16": "h200-live-bf16"}  # file, by conditions
-CASES = ("medusa-t0", "medusa-t1", "eagle3-t0", "eagle3-t1")
+LIVE = {  # file and part, by conditions
+    "H200, bf16": ("h200-live", "live"),
+    "H200, bf16, first run": ("h200-live", "live_first"),
+    "H100, fp32, before": ("h100", "live"),
+}
+CASES = tuple(f"{drafter}-t{heat}" for drafter in ("medusa", "eagle3", "dflash", "mtp", "p-eagle") for heat in (0, 1))
 
 Row = list[str]
 
@@ -102,10 +106,11 @@ def attention() -> Iterator[Row]:
 
 def live() -> Iterator[Row]:
     """Yield a row per card, type, drafter and temperature, and one of all: cells, errors, intervals that hold."""
-    for conditions, file in LIVE.items():
-        found = pieces("live", file)
+    for conditions, (file, part) in LIVE.items():
+        found = pieces(part, file)
         by_case = {
-            case: [c for n, p in found.items() if n.startswith(f"{case}, batch") for c in p["cells"]] for case in CASES
+            case: [c for n, p in found.items() if n.startswith(f"{case}, batch") for c in p["cells"]]
+            for case in (*CASES, "eagle-candidates-t0")
         }
         for case, cells in {**by_case, "all": [cell for some in by_case.values() for cell in some]}.items():
             if not cells:

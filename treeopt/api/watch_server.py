@@ -22,7 +22,7 @@ from treeopt.storage.work_file import check_same_settings
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
     from treeopt.engines.connections.completions_client import CompletionsClient
-    from treeopt.monitoring.plan_watch import PlanWatch, Reference
+    from treeopt.monitoring.prometheus_watch import PlanWatch, Reference
 
 SCRAPE_S = 10.0  # longest wait for an answer
 
@@ -87,7 +87,7 @@ def watch(plan: Plan | Path | str, *, settings: WatchSettings) -> Iterator[dict[
         EngineError: an address is none, or with `once` no server answers.
     """
     from treeopt.engines.connections.completions_client import CompletionsClient
-    from treeopt.monitoring.plan_watch import PlanWatch, WatchState
+    from treeopt.monitoring.prometheus_watch import PlanWatch, WatchState
 
     plan = plan if isinstance(plan, Plan) else load_plan(plan)
     profile = load_profile(settings.profile) if isinstance(settings.profile, Path | str) else settings.profile
@@ -126,7 +126,7 @@ def watch(plan: Plan | Path | str, *, settings: WatchSettings) -> Iterator[dict[
 
 def _scrape(watched: "PlanWatch", url: str, client: "CompletionsClient", model: str | None) -> str | None:
     """Add a scrape of a server; return why it failed, or None."""
-    from treeopt.monitoring.plan_watch import totals_of
+    from treeopt.monitoring.prometheus_watch import totals_of
 
     try:
         text = client.text(url)

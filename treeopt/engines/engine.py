@@ -26,7 +26,7 @@ from treeopt.plans import Plan, PlanEntry
 from treeopt.registry import load
 from treeopt.searchers.choose_policy import CannotRun
 from treeopt.storage.provenance import look
-from treeopt.traces.importers.sources.counters import CounterNames
+from treeopt.traces.importers.sources.prometheus_counters import CounterNames
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

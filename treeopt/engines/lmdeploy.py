@@ -9,7 +9,7 @@ import shlex
 from treeopt.constraints import ChainOnly
 from treeopt.engines.engine import Engine, ExportJob, Method
 from treeopt.engines.export import DRAFTER, Export
-from treeopt.traces.importers.sources.counters import CounterNames
+from treeopt.traces.importers.sources.prometheus_counters import CounterNames
 
 TITLE = "LMDeploy 0.18.0"
 

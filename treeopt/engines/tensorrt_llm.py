@@ -23,7 +23,7 @@ from treeopt.engines.dynamic_trees import DynamicTrees
 from treeopt.engines.engine import Engine, ExportJob, Method, Option
 from treeopt.engines.export import DRAFTER, Export, Fit, batch_sizes, tiers
 from treeopt.errors import EngineError, UsageError
-from treeopt.traces.importers.sources.counters import CounterNames
+from treeopt.traces.importers.sources.prometheus_counters import CounterNames
 
 Bounds = Literal["lower", "upper"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 from marimo import Html, accordion, as_html, callout, plain_text, vstack
 
-from simulate.whatif.price_per_token import Offer, cheapest
+from simulate.whatif.prices import Offer, cheapest
 from simulate.whatif.scenarios import Scenario
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
 from treeopt.charts.speed_charts import speedups, throughput_and_latency

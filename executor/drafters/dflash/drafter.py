@@ -4,9 +4,7 @@ Context features c_s = norm(W [h^{l1}_s; ...; h^{lm}_s]) stand for the text's po
 embeddings of the last token x_{n+1} and of masks, at their true positions; in every layer they see the keys and values
 of c_0 .. c_n and those of the whole block, in both directions. Slot k scores x_{n+1+k}.
 
-DSpark (arXiv 2607.05147) also lets the slot of the last token score: slot k - 1 scores x_{n+1+k}. Its Markov head adds
-W2 W1[x_{n+k}] to the scores, so that they depend on the drafted token before. Its confidence head predicts from the
-slot and W1[x_{n+k}] whether the token is accepted; it changes no draft.
+DSpark also lets the slot of the last token score: slot k - 1 scores x_{n+1+k}. Its heads: `executor.drafters.dspark`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +21,7 @@ from executor.drafters.base.decoder_layer import LayerCache, PlainLayer, layer_c
 from executor.drafters.base.drafter import Admitted, Committed, Forced, mask_token
 from executor.drafters.base.recipe import Frequent, Recipe
 from executor.drafters.dflash import LAYERS
+from executor.drafters.dspark.heads import Heads
 from executor.target.causal_model import pick_rows
 from executor.target.target_model import Target
 
@@ -39,8 +38,8 @@ class BlockState:
     level: int = 0
 
 
-class DFlash(nn.Module):
-    """DFlash, and DSpark's backbone and heads.
+class DFlash(Heads):
+    """DFlash, and DSpark.
 
     Attributes:
         taps: the target's layers that are read, numbered as Hugging Face's `hidden_states`.
@@ -74,10 +73,7 @@ class DFlash(nn.Module):
         confidence: int = 0,
         confidence_bias: bool = True,
     ) -> None:
-        """Make an untrained drafter, see the attributes; `markov` is the rank of DSpark's head, 0 without.
-
-        `confidence` is the width that the confidence head reads, with or without W1[x]; 0 without the head.
-        """
+        """Make an untrained drafter, see the attributes and `Heads.make_heads`."""
         super().__init__()
         self.configs, self.taps, self.vocabulary = tuple(configs), tuple(taps), vocabulary
         self.mask, self.slots, self.from_anchor = mask, slots, from_anchor
@@ -94,9 +90,7 @@ class DFlash(nn.Module):
         rows = vocabulary if draft_ids is None else len(draft_ids)
         self.lm_head = nn.Linear(hidden, rows, bias=False) if own_head or draft_ids is not None else None
         self.embed_tokens = nn.Embedding(vocabulary, hidden) if own_embeddings else None
-        self.markov_w1 = nn.Embedding(vocabulary, markov) if markov else None
-        self.markov_w2 = nn.Linear(markov, rows, bias=False) if markov else None
-        self.confidence_head = nn.Linear(confidence, 1, bias=confidence_bias) if confidence else None
+        self.make_heads(vocabulary, rows, markov=markov, confidence=confidence, bias=confidence_bias)
         self.register_buffer("draft_ids", draft_ids, persistent=False)
 
     @property
@@ -140,9 +134,7 @@ class DFlash(nn.Module):
     def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> BlockState:
         """See `Drafter.begin`."""
         like = self.fc.weight[:1]
-        self._head(
-            target, like[:, : self.config.hidden_size]
-        )  # measures the head's scaling now, so that no step has to
+        self._head(target, like[:, : self.config.hidden_size])  # measures its scaling now, so that no step has to
         return BlockState(target, LayerCache(self._attentions, batch, capacity + self.slots, like))
 
     def lasting(self, state: BlockState) -> Sequence[Tensor]:
@@ -190,7 +182,7 @@ class DFlash(nn.Module):
         hidden = torch.cat(blocks, 1)
         for k in range(1, depth + 1):
             before, at = pick_rows(tokens, (anchors + k).clamp(max=length - 1)), hidden[:, :, self._slot(k)]
-            yield replace(self._forced(target, at, before), confidence=self._confidence(at, before))
+            yield replace(self._forced(target, at, before), confidence=self.confidence(at, before))
 
     @torch.no_grad()
     def confidences(self, state: BlockState, before: Tensor) -> Tensor:
@@ -198,18 +190,9 @@ class DFlash(nn.Module):
 
         `before`, int64 (batch, depths), is the token before each: the root, then those drafted. Needs the head.
         """
-        logits = self._confidence(state.block[:, self._slot(1) :][:, : before.shape[1]], before)
+        logits = self.confidence(state.block[:, self._slot(1) :][:, : before.shape[1]], before)
         assert logits is not None
         return logits.sigmoid()
-
-    def _confidence(self, hidden: Tensor, before: Tensor) -> Tensor | None:
-        """Return log-odds of acceptance: (b, n, hidden), int64 (b, n) -> (b, n); None without the head."""
-        if self.confidence_head is None:
-            return None
-        if self.markov_w1 is not None and self.confidence_head.in_features > hidden.shape[-1]:
-            hidden = torch.cat([hidden, self.markov_w1(before)], -1)
-        logits: Tensor = self.confidence_head(hidden)[..., 0]
-        return logits
 
     def _slot(self, depth: int) -> int:
         """Return the slot that scores depth 1, 2, ...."""
@@ -246,10 +229,7 @@ class DFlash(nn.Module):
 
     def _forced(self, target: Target, hidden: Tensor, before: Tensor) -> Forced:
         """Return the scores of a slot, given the token before what it scores: (b, n or 1, hidden), int64 (b, n)."""
-        scores = self._head(target, hidden)
-        if self.markov_w1 is not None and self.markov_w2 is not None:
-            scores = scores + self.markov_w2(self.markov_w1(before))
-        return Forced(scores, None, self.draft_ids, self.vocabulary)
+        return Forced(self.with_markov(self._head(target, hidden), before), None, self.draft_ids, self.vocabulary)
 
 
 def block_attention(

@@ -1,4 +1,7 @@
-"""DSpark: DFlash's block with a Markov and a confidence head; network and files stand in `executor.drafters.dflash`."""
+"""DSpark: DFlash's block and files (`executor.drafters.dflash`) with two heads.
+
+* `heads`: the Markov head and the confidence head.
+"""
 
 from dataclasses import replace
 

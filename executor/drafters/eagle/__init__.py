@@ -26,9 +26,9 @@ from simulate.model_sizes.drafter_kinds import (
     decoder,
 )
 from simulate.model_sizes.hf_config import EXPERT_FIELDS, FIELDS, LATENT_FIELDS, positive
+from simulate.model_sizes.hf_config_parameters import DENSE
 from simulate.model_sizes.mixture_of_experts import Experts
 from simulate.model_sizes.model_shape import Shape
-from simulate.model_sizes.read_layers import DENSE
 from treeopt.errors import CostError
 
 NESTED = ("transformer_layer_config", "model")  # where speculators and vLLM have the layer's fields

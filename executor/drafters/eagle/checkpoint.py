@@ -52,7 +52,8 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
     """
     stored = without_frequencies(plain(stored))
     _check_one_layer(stored)
-    norms = [entry.key for name, entry in stored.entries.items() if _is_norm(name)]
+    last = f"{STORED_LAYER}post_attention_layernorm.weight"
+    norms = [entry.key for name, entry in stored.entries.items() if "norm" in name and name != last]
     if norms:
         raise ExecutorError(f"{stored.path}: {shorten(norms)}: EAGLE with these norms is not supported")
     if taps := [name for part in (stored.config, eagle_fields(stored)) for name in TAPS if part.get(name)]:
@@ -108,10 +109,6 @@ def _unfolded(stored: Stored, target: Target) -> Stored:
     entries = {name: entry for name, entry in stored.entries.items() if name != EMBEDDINGS}
     entries[BIAS] = Entry(stored.entries[EMBEDDINGS].key, tuple(bias.shape), bias.dtype, bias.clone)
     return replace(stored, entries=entries)
-
-
-def _is_norm(name: str) -> bool:
-    return "norm" in name and name != f"{STORED_LAYER}post_attention_layernorm.weight"
 
 
 def _check_shared(stored: Stored, target: Target) -> None:

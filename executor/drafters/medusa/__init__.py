@@ -62,13 +62,10 @@ MEDUSA1 = Recipe("medusa1", "medusa", depths=5, hard_ce_weight=1.0, decay=0.8)
 
 # §2.2.2, and the settings of its second stage: heads at four times the rate, LoRA on every linear layer.
 # For self-distilled text the settings are coefficient 0.01, ramp sine, lm_kl, learning rate 1e-4, warm-up 20.
-MEDUSA2 = Recipe(
-    "medusa2",
-    "medusa",
-    depths=5,
-    hard_ce_weight=1.0,
+MEDUSA2 = replace(
+    MEDUSA1,
+    name="medusa2",
     coefficient=0.2,
-    decay=0.8,
     lm_weight=1.0,
     learning_rate=5e-4,
     heads_factor=4.0,

@@ -167,7 +167,11 @@ def test_runs_that_no_graph_can_hold_are_refused(monkeypatch):
     [
         ("verify", type("OutOfResources", (Exception,), {})("shared memory"), "shared memory: take a smaller batch,"),
         ("verify", torch.OutOfMemoryError("Tried 2 MiB. GPU 0 has a"), "Tried 2 MiB: take a smaller batch, shorter"),
-        ("capture", RuntimeError("refused\nwhen capturing"), "(experts may ask the host): RuntimeError: refused: give"),
+        (
+            "capture",
+            RuntimeError("refused\nwhen capturing"),
+            "(experts may ask the host, suffix decoding does): RuntimeError: refused: give",
+        ),
     ],
 )
 def test_what_a_device_cannot_do_is_told_in_one_line(monkeypatch, place, error, told):

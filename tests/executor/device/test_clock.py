@@ -1,5 +1,6 @@
 """Clocks: the host's, and that of a device behind it."""
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from executor.decoding.cuda_graphs import Graphs
 from executor.decoding.decoder import Decoder
 from executor.decoding.request_queue import Step
-from executor.device import Clock, elapsed_s
+from executor.device import Clock, elapsed_s, no_collection
 from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.tree import Tree
 
@@ -38,6 +39,17 @@ def test_marks_on_cuda_lie_in_the_queue_of_the_device(monkeypatch):
     assert one.stream == "stream of cuda:1"
     assert elapsed_s(one, two) == pytest.approx(0.003)
     assert elapsed_s(two, three) == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_no_garbage_is_collected_while_steps_are_timed(monkeypatch, before):
+    state = [before]
+    for name, value in {"isenabled": lambda: state[-1], "disable": lambda: state.append(False)}.items():
+        monkeypatch.setattr(gc, name, value)
+    monkeypatch.setattr(gc, "enable", lambda: state.append(True))
+    with no_collection():
+        assert not state[-1]
+    assert state[-1] == before
 
 
 class Queue:

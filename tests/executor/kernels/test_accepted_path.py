@@ -10,6 +10,8 @@ import torch
 from executor.decoding import batch_rows
 from executor.decoding.batch_rows import Rows
 from executor.drafters.base.drafter import Committed
+from executor.kernels.accepted_path import move_accepted
+from executor.target.kv_cache import Layout, TreeCache
 from executor.verification.acceptance_rules import Greedy, follow
 from executor.verification.tree_tensors import Draft, Topology
 
@@ -68,3 +70,19 @@ def test_trees_that_would_compile_for_minutes_are_committed_by_the_loop(monkeypa
     monkeypatch.setattr(rows, "commit", Mock(), raising=False)
     rows.settle(draft, SimpleNamespace(logits=torch.randn(BATCH, draft.topology.count, 2)))
     assert rows.commit.call_count == 1
+
+
+@pytest.mark.parametrize(("width", "steps"), [(64, 1), (80, 3), (128, 6)])
+def test_entries_of_accepted_paths_are_moved_as_the_cache_moves_them(width, steps):
+    torch.manual_seed(steps)
+    cache = TreeCache(Layout(2, 3, width, width, torch.float32), BATCH, 40, torch.device("cpu"))
+    for store in cache.stores:
+        store.normal_()
+    before, moved = cache.stores[0].clone(), tuple(store.clone() for store in cache.stores)
+    path = 1 + torch.rand(BATCH, 12).argsort(1)[:, :steps].sort(1)[0]
+    path[:, 0] = 0
+    lengths = torch.tensor([0, 5, 27])
+    move_accepted(moved, lengths, path)
+    cache.compact(lengths, path)
+    assert all(found.equal(expected) for found, expected in zip(moved, cache.stores, strict=True))
+    assert moved[0].equal(before) == (steps == 1)

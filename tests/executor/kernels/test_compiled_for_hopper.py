@@ -107,10 +107,18 @@ def commit(entries):
     compiled(accepted_path._commit_kernel, arguments, constants, num_warps=4)
 
 
+def move():
+    arguments = dict.fromkeys(("keys", "values"), "*bf16") | dict.fromkeys(("lengths", "path"), "*i64")
+    arguments |= dict.fromkeys(("heads", "batch", "capacity", "steps"), "i32")
+    constants = {"WIDTH": 128, "BLOCK_WIDTH": 128, "BLOCK_STEPS": 16, "DEPENDENT": True}
+    compiled(accepted_path._move_kernel, arguments, constants, num_warps=4)
+
+
 """
 
 CALLS = [
     "small()",
+    "move()",
     f"commit({MOST_COMMITTED})",
     *(f"row({gated})" for gated in (False, True)),
     *(f"stream({rows}, {gated}, {splits})" for rows in (16, MOST_ROWS) for gated, splits in ((False, 2), (True, 1))),

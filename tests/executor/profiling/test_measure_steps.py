@@ -105,20 +105,23 @@ def test_ways_reach_every_size_depth_and_width():
 
 @pytest.mark.parametrize(("max_nodes", "max_depth"), [(63, 5), (63, 8), (7, 2), (63, 1), (1, 1), (1, 4), (3, 5)])
 def test_trees_drawn_anew_lie_within_the_profile(max_nodes, max_depth):
-    """All of them or none are measured, at each batch size; static trees are measured as without."""
+    """All of them or none are measured, at each batch size; static trees are those without them."""
     deepest = min(max_depth, max_nodes)  # of the chains
     given = ((1, 4), (None, 512))
     ranked = ranked_configurations(*given, max_nodes=max_nodes, max_depth=max_depth, policies=True)
     anew = [way for _, way in ranked if way.growth is not None]
-    assert [r for r in ranked if r[1].growth is None] == ranked_configurations(
-        *given, max_nodes=max_nodes, max_depth=max_depth
-    )
+    without = ranked_configurations(*given, max_nodes=max_nodes, max_depth=max_depth)
+    assert {way for _, way in ranked if way.growth is None} == {way for _, way in without}
+    required = [way for importance, way in ranked if importance == REQUIRED and way.growth is None]
+    widest = max(max(way.widths, default=1) for way in required)
+    assert widest == 16 or (max_nodes, deepest) != (63, 5)
     assert {importance for importance, way in ranked if way.growth is not None} == {REQUIRED}
     for growth in growths():
         for batch in (1, 4):
             mine = [way for way in anew if (way.growth, way.batch) == (growth, batch)]
             assert len(mine) >= 2
-            assert max(max(way.widths) for way in mine) == (16 if deepest > 1 else 1)
+            assert max(max(way.widths) for way in mine) <= widest
+            assert max(max(way.widths) for way in mine) == 16 or max_nodes < 63 or deepest == 1
             assert {1, deepest} <= {way.tree.depth for way in mine} <= set(range(1, deepest + 1))
             assert min(way.tree.nodes for way in mine) == 1
             assert max(way.tree.nodes for way in mine) <= max_nodes
@@ -157,6 +160,8 @@ def test_a_profile_prices_trees_drawn_anew(models, monkeypatch):
             known = times.growth[growth]
             due = [factor * times.batch * seconds for seconds in (1e-3, 5e-4, 1e-4, 1e-5)]
             assert [known.step_s, known.level_s, known.node_s, known.token_s] == pytest.approx(due, rel=1e-3)
+    from_graphs = measured(models, random_prompts([5] * 8), graphs=True, **WITH_POLICIES)
+    assert set(from_graphs.growths) == {"dynamic-tree", "calibrated-tree"}  # the others ask the host
 
 
 RANKED = ranked_configurations((1, 2), (None,), max_nodes=31, max_depth=4)

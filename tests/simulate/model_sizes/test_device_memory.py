@@ -9,7 +9,7 @@ from simulate.model_sizes.device_memory import DeviceMemory
 from simulate.model_sizes.drafter_kinds import DrafterShape, no_work
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import text_part
-from simulate.model_sizes.layer_groups import LayerAttention
+from simulate.model_sizes.layer_weights_and_kv import LayerAttention
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 from treeopt.storage.user_files import shipped

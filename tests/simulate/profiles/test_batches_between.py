@@ -31,31 +31,13 @@ TWO = Profile(
 )
 
 
-def shapes(batch, profile):
-    """Trees of all measured sizes and depths at a batch size, as far as every batch size measured them."""
-    sizes = [tokens for times in profile.batches if times.batch == batch for tokens, _ in times.rest]
-    most, deepest = (
-        min(of(times) for times in profile.batches) for of in (lambda t: t.rest[-1][0], lambda t: t.deepest)
-    )
-    depths = range(1, deepest + 1)
-    return [StepShape(batch, tokens, (1,) * depth) for tokens in sizes for depth in depths if depth < tokens <= most]
-
-
-def errors(profile, batch, low, high):
-    """|log(interpolated / measured)| of step / plain step at a batch size, from two others and their own basis."""
-    tables = tuple(times for times in profile.batches if times.batch in (low, high))
-    around, asked = replace(profile, batches=tables, basis=None), shapes(batch, profile)
-    ratios = [known.step_s(asked) / known.plain_s(batch=batch) for known in (around, profile)]
-    return np.abs(np.log(ratios[0] / ratios[1]))
-
-
 @cache
 def worst(device):
     """The largest error over all batch sizes left out, all pairs around them and all profiles of a device."""
     paths = [*shipped("profiles").glob("*.json"), *shipped("gpu").glob("h200-8b-*.profile.json")]
     profiles = [profile for profile in map(load_profile, paths) if profile.meta["device"] == device]
     found = [
-        errors(profile, size, low, high).max()
+        profile.left_out_error(size, low, high)
         for profile in profiles
         for low, size, high in combinations([times.batch for times in profile.batches], 3)
     ]
@@ -98,6 +80,19 @@ def test_a_basis_is_evaluated_at_the_rows_of_the_batch_size():
     assert between == pytest.approx(rest + drafts, rel=1e-12)
     ends = [profile.step_s([StepShape(size, 5, (1, 1))])[0] for size in (4, 16)]
     assert ends[0] < between < ends[1]
+
+
+def test_a_profile_whose_own_sizes_show_a_larger_error_says_it():
+    """A small model's step on a GPU is launches: between one row and many it is no straight line."""
+    small, large = (load_profile(shipped("gpu") / f"h200-{name}.profile.json") for name in ("live-medusa-t0", "8b-400"))
+    left_out = [small.left_out_error(*sizes) for sizes in ((4, 1, 16), (16, 4, 64), (4, 1, 64), (16, 1, 64))]
+    assert max(left_out[:2]) > 0.4 > OTHER_DEVICES
+    assert left_out[2] / left_out[0] == pytest.approx(1.5, rel=0.2)  # as the logarithms of 64 and 16
+    assert left_out[3] / left_out[1] > 1.5
+    for profile, due in ((small, left_out[0] / 2), (large, OTHER_DEVICES)):
+        ends, between = (profile.error(StepShape(batch, 4, (1, 1))) for batch in (16, 8))
+        assert between**2 >= due**2 + BETWEEN_RUNS**2 > ends**2
+        assert between < 1.1 * np.hypot(due, ends)
 
 
 def test_intervals_are_wider_between_and_what_is_interpolated_is_said():

@@ -75,7 +75,7 @@ def test_several_files_are_one_table_and_state_their_contexts(tmp_path):
         ({"pl": 2, "t_tg": 0.03, "speed_tg": 32.0}, f"result 1: llama-batched-bench times plain steps .*: {COLUMNS}"),
         ({"avg_latency": 1.9, "latencies": [1.9]}, f"vllm bench latency has neither .*: {COLUMNS}"),
         ({"world_info": {}, "performance": {}}, f"trtllm-bench has means .*: {COLUMNS}"),
-        ({"something": 1}, f"result 1: is no benchmark's that is read: {COLUMNS}"),
+        ({"something": 1}, "which column is batch, drafted, step_ms. the columns are something;"),
         ([3], f"is JSON, but no results of a benchmark: {COLUMNS}"),
         ([], f"holds no chain and no plain step: {COLUMNS}"),
         (served(64, 0, completed=8), "8 requests never fill max_concurrency"),

@@ -105,9 +105,20 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "there is no column batch, drafted, tokens_s, committed; it needs batch, drafted and step_ms, or"),
+        ("", "holds no chain and no plain step: write a CSV"),
+        ("bs,k,tok_s,accept\n1,0,9,\n", "which column is committed? the columns are bs, k, tok_s, accept; "),
+        ("bs,k,tok_s,accept\n1,0,9,\n", "--columns committed=NAME, or accepted=NAME if the bonus is left out"),
+        ("batch,drafted,tpot,tau\n1,0,9,1\n", "which column is step_ms? the columns are batch, drafted, tpot, tau"),
+        ("batch,drafted,step_ms (us)\n1,0,9\n", "which column is step_ms?"),
+        ("batch,drafted,STEP (us),Step [ms]\n1,0,9,9\n", "`STEP (us)` and `Step [ms]` both give the time: keep one"),
+        (
+            "batch,drafted,step_us\n1,0,9ms\n",
+            "`step_us` must be a number, found '9ms'; a unit belongs into the column's",
+        ),
+        ("batch,k,k\n1,0,9\n", "there are 2 columns `k`"),
+        ("test,t/s\ntg128,9 ± 1\n", "llama-bench times the target alone"),
         ("batch,drafted,step_ms\n1,0,2\n1,2.5,3", "line 3: `drafted` must be an integer, found '2.5'"),
-        ("batch drafted step_ms\n1 0 2", "separated by commas, its header is batch drafted step_ms"),
+        ("batch drafted step_ms\n1 0 2", "the columns are batch drafted step_ms; between commas"),
         ("batch;drafted;step_ms\n1;0;10,5", "line 2: `step_ms` must be a number, found '10,5'"),
         ("batch,drafted,tpot_ms,committed\n1,0,10,\n1,1,6.6,0.8", "`committed` must be 1 to 2, bonus counted"),
         ("batch,drafted,step_ms\n1,0,1e-9", "line 2: a step of 1e-12 seconds is not possible"),
@@ -161,6 +172,7 @@ def test_pasted_tables_are_read(tmp_path):
         ("8,0,12\n8,1,12.5\n8,3,11.8\n", "11.8 ms with 3 drafted, 12.5 ms with fewer"),
         ("8,0,11.4\n8,1,103\n", "103 ms with 1 drafted, 11.4 ms with fewer"),
         ("1,0,20\n1,1,24\n8,0,10\n8,1,12\n", "at batch 8, less: was it divided by the batch"),
+        ("1,0,7000\n1,1,8000\n", "takes 7 s at batch 1: were microseconds given as ms"),
     ],
 )
 def test_times_that_no_step_can_have_are_doubted(tmp_path, rows, doubt):
@@ -177,3 +189,39 @@ def test_a_plain_step_that_grows_faster_than_the_batch_is_doubted(tmp_path):
     assert profile.doubts[0] in profile.caveats()
     path.write_text("batch,drafted,tokens_s,committed\n1,0,100,\n1,1,150,1.8\n32,0,1600,\n32,1,2500,1.8\n")
     assert not read_times(path, device=DEVICE, context=(512, 512)).doubts
+
+
+ITL = "batch,drafted,step_ms\n1,0,10\n1,1,12\n1,3,14\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("batch,drafted,step_us\n1,0,10000\n1,1,12000\n1,3,14000\n", {}),
+        ("| BS | K | Step time (µs) |\n|---|---|---|\n| 1 | 0 | 1e4 |\n| 1 | 1 | 12000 |\n| 1 | 3 | 14000 |\n", {}),
+        ("batch_size,spec_len,step_s,mean_tpot_ms\n1,0.0,0.010,9\n1,1.0,0.012,9\n1,3.0,0.014,9\n", {}),
+        ("bs,gamma,tok/s,tau\n1,0,100,nan\n1,1,150,1.8\n1,3,200,2.8\n", {}),
+        ("n,l,x,y\n1,0,10,0\n1,1,6.66667,0.8\n1,3,5,0.6\n", "batch=n,drafted=l,tpot_ms=x,acceptance=y"),
+        ("n,l,step_ms,x,y\n1,0,1,.01,\n1,1,1,.00666667,.8\n1,3,1,.005,1.8\n", "batch=n,drafted=l,tpot_s=x,accepted=y"),
+        ('[{"bs":1,"k":0,"step_ns":1e7},{"bs":1,"k":1,"step_ns":12e6},{"bs":1,"k":3,"step_ns":14e6}]', {}),
+        ("max_concurrency,k,mean_itl_ms\n1,0,10\n1,1,12\n1,3,14\n", {}),
+    ],
+)
+def test_own_names_and_units_tell_the_same(tmp_path, text, columns):
+    """By hand: 10, 12 and 14 ms of no, one and three drafted tokens; no unit is taken for another."""
+    (tmp_path / "itl.csv").write_text(ITL)
+    (tmp_path / "own.csv").write_text(text)
+    named = dict(part.split("=") for part in columns.split(",")) if columns else {}
+    one = read_times(tmp_path / "own.csv", device=DEVICE, context=(512, 512), columns=named)
+    other = read_times(tmp_path / "itl.csv", device=DEVICE, context=(512, 512))
+    assert [time for _, time in one.batches[0].rest] == pytest.approx([time for _, time in other.batches[0].rest])
+
+
+def test_columns_that_are_named_must_be_there(tmp_path):
+    (tmp_path / "own.csv").write_text(ITL)
+    with pytest.raises(CostError, match="there is no column 'lat'; the columns are batch, drafted, step_ms"):
+        read_times(tmp_path / "own.csv", device=DEVICE, context=(1, 2), columns={"step_us": "lat"})
+    with pytest.raises(
+        UsageError, match="--columns must be like batch=bs,step_us=latency, with batch, drafted, step_ms"
+    ):
+        read_times(tmp_path / "own.csv", device=DEVICE, context=(1, 2), columns={"step": "step_ms"})

@@ -10,7 +10,7 @@ from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.replay.static_tree import replay_tree
 from treeopt.storage.user_files import shipped
-from treeopt.traces.importers.acceptance_figures import acceptance
+from treeopt.traces.importers.acceptance_curves import acceptance
 from treeopt.tree import Tree
 
 ACCEPTED = "0.80,0.62,0.46,0.33,0.24,0.17,0.12"
@@ -57,8 +57,8 @@ def test_batch_sizes_of_one_arm_are_named(tmp_path):
 
 BAD = {
     "batch,drafted,tokens_s\n1,0,x\n": "line 2",
-    "batch,drafted\n1,0\n": "the columns are batch, drafted, tokens_s",
-    "batch,drafted,tokens_s\n1,0,9\n1,2,9\n1,3,9\n": "must be 0 and one length",
+    "batch,drafted\n1,0\n": "there is no column tokens_s; its columns are batch, drafted",
+    "bs,k,tok/s\n1,0,9\n1,2,9\n1,3,9\n": "must be 0 and one length",
     "batch,drafted,tokens_s\n1,0,9\n2,2,9\n": "at the same batch sizes",
     "batch,drafted,tokens_s\n1,0,9\n1,2,900\n": "takes less than a plain one",
     "": "must be 0 and one length",

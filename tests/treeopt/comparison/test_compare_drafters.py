@@ -18,7 +18,7 @@ from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics import paired_ratio, ratio
-from treeopt.traces.importers.acceptance_figures import acceptance
+from treeopt.traces.importers.acceptance_curves import acceptance
 from treeopt.traces.merge_split import halves, merge_traces
 from treeopt.traces.trace_files import save_trace
 from treeopt.tree import Tree

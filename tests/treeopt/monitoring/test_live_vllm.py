@@ -12,7 +12,7 @@ from tests.benchmarks.openvino_runs import prompts
 from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, ROOT, SETUPS
 from treeopt.engines.driver import DriverSettings, EngineRequest
 from treeopt.engines.vllm.driver import VLLM
-from treeopt.monitoring.plan_watch import totals_of
+from treeopt.monitoring.prometheus_watch import totals_of
 from treeopt.traces.importers.chain_counts import Chain, chain_trace
 
 LENGTH, TOKENS, TOGETHER, AT_ONCE = 3, 24, 16, 4

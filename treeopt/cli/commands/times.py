@@ -24,17 +24,25 @@ EXAMPLES = examples(
     help="Cached tokens per request while measuring: a range such as 512-2048, or one number such as 8k; or give a "
     "`context` column.",
 )
+@click.option(
+    "--columns",
+    metavar="NAMES",
+    help="The table's names of columns, such as batch=bs,step_us=latency; in place of committed also accepted=NAME, "
+    "without the bonus, or acceptance=NAME, accepted over drafted.",
+)
 @click.option("--output", type=general.FILE, required=True, help="Write the profile to this file (.json).")
 @general.force
-def times(tables: tuple[Path, ...], device: str, context: str | None, output: Path, *, force: bool) -> None:
+def times(
+    tables: tuple[Path, ...], device: str, context: str | None, columns: str | None, output: Path, *, force: bool
+) -> None:
     """Turn the step times in TABLE, measured on an engine, into a profile.
 
     TABLE is comma-separated; several files count as one. Columns: batch; drafted, tokens of the chain, 0 for plain
     decoding; step_ms (time between a request's outputs), or committed (tokens per request and step) with tokens_s (all
-    requests) or tpot_ms. Every batch size needs lines with 0 and 1 drafted tokens. JSON results of `vllm bench serve`
-    and of SGLang's bench_speculative and bench_one_batch are read as such lines. `treeopt export --replay` makes the
-    engine accept what a trace accepts while it is measured. The profile covers chains only: give `search` the engine's
-    name.
+    requests) or tpot_ms; times also as _us or _s. --columns names columns that are called otherwise. Every batch size
+    needs lines with 0 and 1 drafted tokens. JSON results of `vllm bench serve` and of SGLang's bench_speculative and
+    bench_one_batch are read as such lines. `treeopt export --replay` makes the engine accept what a trace accepts while
+    it is measured. The profile covers chains only: give `search` the engine's name.
     TABLE may also be the cost table of SGLang's DSpark planner (JSON), whose steps all draft, plain ones too.
     """
     output_files.check_output(output, force=force)
@@ -44,8 +52,9 @@ def times(tables: tuple[Path, ...], device: str, context: str | None, output: Pa
     from simulate.profiles.profile import save_profile
     from simulate.profiles.sglang_cost_table import read_cost_table
 
+    named = dict(part.partition("=")[::2] for part in columns.split(",")) if columns is not None else {}
     profile = read_cost_table(tables[0], device=device) if len(tables) == 1 else None
-    profile = profile or read_times(*tables, device=device, context=_range(context))
+    profile = profile or read_times(*tables, device=device, context=_range(context), columns=named)
     save_profile(profile, output)
     printing.warn(profile.doubts)
     sizes = ", ".join(dict.fromkeys(str(times.batch) for times in profile.batches))

@@ -35,7 +35,7 @@ def watch(settings: WatchSettings, plan: Path, textfile: Path | None, *, as_json
 
     With --once the exit code is 3 if something changed, 0 if not, 1 if no server answers.
     """
-    from treeopt.monitoring.plan_watch import write_gauges
+    from treeopt.monitoring.prometheus_watch import write_gauges
 
     output_files.check_output(textfile, "--textfile", force=True)
     output_files.check_output(settings.state, "--state", force=True)

@@ -30,7 +30,7 @@ class Figure(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the trace that the figure stands for."""
-        from treeopt.traces.importers.acceptance_figures import acceptance
+        from treeopt.traces.importers.acceptance_curves import acceptance
 
         if isinstance(value, Trace):
             return value
@@ -38,7 +38,7 @@ class Figure(click.ParamType):  # type: ignore[type-arg]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the names of published curves."""
-        from treeopt.traces.importers.acceptance_figures import published_acceptance
+        from treeopt.traces.importers.acceptance_curves import published_acceptance
 
         names = [] if self.length else list(published_acceptance())
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]

@@ -19,7 +19,7 @@ from treeopt.constraints import ChainOnly, Constraint, DepthAtLeast, DepthAtMost
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
 from treeopt.engines.export import DIGITS, DRAFTER, Export
 from treeopt.storage.provenance import look
-from treeopt.traces.importers.sources.counters import CounterNames
+from treeopt.traces.importers.sources.prometheus_counters import CounterNames
 from treeopt.traces.trace import Trace
 
 TITLE = "llama.cpp b11434"

@@ -27,7 +27,7 @@ from treeopt.constraints import ChainOnly
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
 from treeopt.engines.export import Export, Fit, tiers
 from treeopt.storage.provenance import look
-from treeopt.traces.importers.sources.counters import CounterNames
+from treeopt.traces.importers.sources.prometheus_counters import CounterNames
 
 TITLE = "vLLM 0.33.0"
 RATES = "acceptance by position needs vLLM 0.20 or later"

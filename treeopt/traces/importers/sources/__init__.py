@@ -1,7 +1,7 @@
 """Sources of acceptance: one kind of file each, with its `ENTRY`; they read files and run no model.
 
 * `table`: acceptance by depth and rank (`--format table`).
-* `counters`: counters of engines.
+* `prometheus_counters`: counters of engines (kind `counters`).
 * `responses`: histograms of each request in responses and logs.
 * `log`: log lines of vLLM, LMDeploy and llama.cpp.
 * `bench_serve`: results of `vllm bench serve` in JSON.
