@@ -66,7 +66,8 @@ NORMAL_95 = 1.96
 RUN = 0.018
 BETWEEN_RUNS = NORMAL_95 * math.sqrt(2) * RUN  # half-width of the 95 % interval of the difference of two runs
 # Largest error of step / plain step at a batch size that was left out and interpolated, the basis fitted without it:
-# over all sizes and all pairs around them in data/profiles and data/gpu (tests/simulate/profiles/test_batches_between).
+# over all sizes and all pairs around them in data/profiles and, of the 8B shape, in data/gpu: a small model's steps on
+# a GPU are launches, and off by more (tests/simulate/profiles/test_batches_between).
 ONE_THREAD = 0.092
 OTHER_DEVICES = 0.156  # a GPU, or several threads of a processor
 
@@ -270,14 +271,16 @@ class Profile(ValueMethods):
     def left_out_error(self, batch: int, low: int, high: int) -> float:
         """Return the largest error of log(step / plain step) at a measured batch size, as two others around it give it.
 
-        The trees have all measured sizes and depths that every batch size has.
+        The trees have all measured sizes and depths that every batch size has, and are not padded to captured sizes.
         """
-        tables = tuple(times for times in self.batches if times.batch in (low, high))
-        around = replace(self, batches=tables, basis=None)
+        alone = replace(self, captured=())
+        around = replace(alone, batches=tuple(t for t in self.batches if t.batch in (low, high)), basis=None)
+        least, shallowest = max(t.rest[0][0] for t in self.batches), max(t.draft[0][0] for t in self.batches)
         most, deepest = min(t.rest[-1][0] for t in self.batches), min(t.deepest for t in self.batches)
-        sizes = [size for times in self.batches if times.batch == batch for size, _ in times.rest if size <= most]
-        asked = [StepShape(batch, size, (1,) * depth) for size in sizes for depth in range(1, min(deepest + 1, size))]
-        ratios = [known.step_s(asked) / known.plain_s(batch=batch) for known in (around, self)]
+        sizes = [size for t in self.batches if t.batch == batch for size, _ in t.rest if least <= size <= most]
+        depths = range(shallowest, deepest + 1)
+        asked = [StepShape(batch, size, (1,) * depth) for size in sizes for depth in depths if depth < size]
+        ratios = [known.step_s(asked) / known.plain_s(batch=batch) for known in (around, alone)]
         return float(np.abs(np.log(ratios[0] / ratios[1])).max(initial=0.0))
 
     @cached_property

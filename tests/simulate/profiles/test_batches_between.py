@@ -93,6 +93,15 @@ def test_a_profile_whose_own_sizes_show_a_larger_error_says_it():
         assert between < 1.1 * np.hypot(due, ends)
 
 
+@pytest.mark.parametrize("change", [{}, {"rest": ((3, 0.02), (64, 0.03))}, {"draft": ((3, 0.01),)}])
+@pytest.mark.parametrize("captured", [(), (1, 16, 24, 512)])
+def test_sizes_that_only_some_batch_sizes_have_are_not_compared(change, captured):
+    """Nor sizes that are padded to more tokens than were measured."""
+    tables = (replace(TWO.batches[0], **change), TWO.batches[1], replace(TWO.batches[1], batch=9))
+    profile = replace(TWO, batches=tables, captured=captured)
+    assert profile.error(StepShape(2, 5, (1, 1, 1))) >= OTHER_DEVICES
+
+
 def test_intervals_are_wider_between_and_what_is_interpolated_is_said():
     assert TWO.error(StepShape(4, 2, (1,))) == pytest.approx(np.hypot(0.05, BETWEEN_RUNS))
     assert TWO.error(StepShape(2, 2, (1,))) == pytest.approx(np.sqrt(0.05**2 + BETWEEN_RUNS**2 + OTHER_DEVICES**2))
