@@ -85,9 +85,11 @@ def test_a_basis_is_evaluated_at_the_rows_of_the_batch_size():
 def test_a_profile_whose_own_sizes_show_a_larger_error_says_it():
     """A small model's step on a GPU is launches: between one row and many it is no straight line."""
     small, large = (load_profile(shipped("gpu") / f"h200-{name}.profile.json") for name in ("live-medusa-t0", "8b-400"))
-    left_out = [small.left_out_error(*sizes) for sizes in ((4, 1, 16), (16, 4, 64))]
-    assert max(left_out) > 0.4 > OTHER_DEVICES
-    for profile, due in ((small, max(left_out)), (large, OTHER_DEVICES)):
+    left_out = [small.left_out_error(*sizes) for sizes in ((4, 1, 16), (16, 4, 64), (4, 1, 64), (16, 1, 64))]
+    assert max(left_out[:2]) > 0.4 > OTHER_DEVICES
+    roots = np.sqrt(np.log(64) / np.log(16))  # a factor of 64 between the sizes around, and one of 16
+    assert min(left_out[2] / left_out[0], left_out[3] / left_out[1]) > roots
+    for profile, due in ((small, left_out[0] * np.sqrt(np.log(4) / np.log(16))), (large, OTHER_DEVICES)):
         ends, between = (profile.error(StepShape(batch, 4, (1, 1))) for batch in (16, 8))
         assert between**2 >= due**2 + BETWEEN_RUNS**2 > ends**2
         assert between < 1.1 * np.hypot(due, ends)
