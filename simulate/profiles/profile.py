@@ -293,7 +293,7 @@ class Profile(ValueMethods):
 
     def _error_between(self, batch: int) -> float:
         (_, low), (_, high) = batch_shares(batch, self._sizes)
-        own = [error * math.log(min(high / low, factor), factor) ** 0.5 for factor, error in self._left_out]
+        own = [error * math.sqrt(math.log(min(high / low, factor), factor)) for factor, error in self._left_out]
         return max([error_between(str(look(self.meta, "device"))), *own])
 
     def frame(self) -> "pd.DataFrame":
