@@ -50,7 +50,7 @@ from treeopt.traces.trace_files import save_trace
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TEXTS = [f"{'ab cd ef gh ij '[: 5 + 2 * n]}{n}" for n in range(5)] + ["a"]
-NEW = 12
+NEW = 8
 TREE = "[[0,0,0],[0,1],[1,0],[2]]"
 
 
