@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from executor.target.positions import FULL, RECURRENT, SLIDING, refused_positions
+from executor.target.positions import BOTH, FULL, RECURRENT, SLIDING, refused_positions
 from simulate.model_sizes import hf_config
 from treeopt.errors import ExecutorError
 from treeopt.policies import Policy
@@ -96,7 +96,7 @@ def refusal(config: Any) -> str | None:
     kinds = set(getattr(text, "layer_types", None) or (FULL,))
     if unknown := kinds - {FULL, SLIDING} - RECURRENT - WITHOUT_CACHE:
         return f"layers of type {', '.join(sorted(unknown))} are not supported"
-    if kinds.isdisjoint({FULL, SLIDING}):
+    if kinds.isdisjoint({FULL, SLIDING} | BOTH):
         return "none of its layers has attention"
     if text.model_type in _CLAMPED and text.time_step_min > _NO_STEP:
         return "transformers bounds time steps by time_step_min for several tokens, not for one: no chain is lossless"
