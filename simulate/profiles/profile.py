@@ -273,13 +273,13 @@ class Profile(ValueMethods):
     def left_out_error(self, batch: int, low: int, high: int) -> float:
         """Return the largest error of log(step / plain step) at a measured batch size, as two others around it give it.
 
-        The trees have all measured sizes and depths that every batch size has, and are not padded to captured sizes.
+        The trees have all measured sizes and depths that the three have, and are not padded to captured sizes.
         """
-        alone = replace(self, captured=())
-        around = replace(alone, batches=tuple(t for t in self.batches if t.batch in (low, high)), basis=None)
-        least, shallowest = max(t.rest[0][0] for t in self.batches), max(t.draft[0][0] for t in self.batches)
-        most, deepest = min(t.rest[-1][0] for t in self.batches), min(t.deepest for t in self.batches)
-        sizes = [size for t in self.batches if t.batch == batch for size, _ in t.rest if least <= size <= most]
+        alone, some = replace(self, captured=()), [t for t in self.batches if t.batch in (low, batch, high)]
+        around = replace(alone, batches=tuple(t for t in some if t.batch != batch), basis=None)
+        least, shallowest = max(t.rest[0][0] for t in some), max(t.draft[0][0] for t in some)
+        most, deepest = min(t.rest[-1][0] for t in some), min(t.deepest for t in some)
+        sizes = [size for t in some if t.batch == batch for size, _ in t.rest if least <= size <= most]
         depths = range(shallowest, deepest + 1)
         asked = [StepShape(batch, size, (1,) * depth) for size in sizes for depth in depths if depth < size]
         ratios = [known.step_s(asked) / known.plain_s(batch=batch) for known in (around, alone)]

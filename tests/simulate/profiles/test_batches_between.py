@@ -104,6 +104,13 @@ def test_sizes_that_only_some_batch_sizes_have_are_not_compared(change, captured
     assert profile.error(StepShape(2, 5, (1, 1, 1))) >= OTHER_DEVICES
 
 
+def test_a_batch_size_with_few_trees_hides_no_error_of_others():
+    slow = (TWO.batches[0], replace(TWO.batches[1], rest=((2, 0.02), (64, 0.5))), replace(TWO.batches[1], batch=8))
+    few = replace(TWO.batches[1], batch=16, rest=((2, 0.02), (3, 0.03)))
+    alone, beside = (replace(TWO, batches=batches).left_out_error(4, 1, 8) for batches in (slow, (*slow, few)))
+    assert alone == beside > 1
+
+
 def test_intervals_are_wider_between_and_what_is_interpolated_is_said():
     assert TWO.error(StepShape(4, 2, (1,))) == pytest.approx(np.hypot(0.05, BETWEEN_RUNS))
     assert TWO.error(StepShape(2, 2, (1,))) == pytest.approx(np.sqrt(0.05**2 + BETWEEN_RUNS**2 + OTHER_DEVICES**2))
