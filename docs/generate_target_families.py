@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from executor.target.architectures import REFUSED, refusal
+from executor.target.architectures import NO_ATTENTION, REFUSED, refusal
 from executor.target.positions import refused_positions
 from executor.target.target_model import Target
 from tests.helpers import model_families as small
@@ -164,6 +164,8 @@ def row(kind: str) -> str:
         if kind in REFUSED:
             return f"| {kind} | refused | {REFUSED[kind]} |"
         default = transformers.AutoConfig.for_model(kind)
+        if refusal(default) == NO_ATTENTION:  # hybrids' defaults leave it to a checkpoint which layers have it
+            default = small_config(kind, default)
         reason = refusal(default) or refused_positions(default)
         result, why = ("refused", reason) if reason else tried(kind, default)
     except Exception as error:  # noqa: BLE001

@@ -8,8 +8,8 @@ when a name is not found. Nothing here knows any kind.
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.metadata import entry_points
+from functools import cache
+from importlib import import_module, metadata
 from typing import Any, Protocol, TypeVar
 
 from treeopt.errors import UsageError
@@ -24,6 +24,12 @@ class Named(Protocol):
 
 
 Entry = TypeVar("Entry", bound=Named)
+
+
+@cache
+def entry_points(group: str) -> metadata.EntryPoints:
+    """Return what installed packages offer, read once per process: it takes 10 ms, and paths of models are no names."""
+    return metadata.entry_points(group=group)
 
 
 class Registry(Mapping[str, Entry]):

@@ -168,7 +168,7 @@ class RequestQueue:
             stop: tokens that end a request.
             path_tokens: most tokens that a step commits per row.
         """
-        self.stop, self.path_tokens = frozenset(stop), path_tokens
+        self.stop, self.path_tokens = frozenset(map(int, stop)), path_tokens
         self._waiting = deque(_Waiting(*one) for one in zip(range(len(prompts)), prompts, limits, strict=True))
         self._rows = [_Row() for _ in range(batch)]
 

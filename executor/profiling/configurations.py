@@ -67,10 +67,9 @@ def ranked_configurations(
 
     First come the bounds of a profile, everywhere: plain steps, the shortest and the deepest chain, the largest tree.
     With `policies` dynamic trees come with them, since policies can only be compared if all of them are priced, and the
-    widest static tree, without which they cannot be. Then
-    come both sides of the sizes at which kernels change; trees of wide levels and imposed acceptance; the sizes
-    between. Contexts after the first get only a few sizes. Trees that are not `verified`, by the rule in use, are left
-    out.
+    widest static tree, without which they cannot be. Then come both sides of the sizes at which kernels change; trees
+    of wide levels and imposed acceptance; the sizes between. Contexts after the first get only a few sizes. Trees that
+    are not `verified`, by the rule in use, are left out.
     """
     ranked: dict[Configuration, tuple[int, int]] = {}
     prefixes = {tree.nodes + 1: tree for tree in _prefixes(max_nodes, max_depth) if verified(tree)}

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from executor.target.positions import FULL, RECURRENT, SLIDING, refused_positions
+from executor.target.positions import BOTH, FULL, RECURRENT, SLIDING, refused_positions
 from simulate.model_sizes import hf_config
 from treeopt.errors import ExecutorError
 from treeopt.policies import Policy
@@ -76,6 +76,7 @@ _WITHOUT_EFFECT = re.compile(
     r"|(.*\.)?(v_head|value_head|mtp\w*|visual|vision\w*|image\w*|video\w*|audio\w*|speech\w*|multi_modal\w*|mm_\w*"
     r"|talker|thinker|token2wav|code2wav)\..*"
 )
+NO_ATTENTION = "none of its layers has attention"
 _OF_QUANTISED = re.compile(r".*(scale\w*|zeros?|zero_point|g_idx|shape|absmax|quant_map|quant_state\.\w+|perm)")
 # Parts of MTP heads, which are layers after the model's own.
 MTP = re.compile(r"(^|\.)(eh_proj|enorm|hnorm|token_layernorm|mtp_.*|mtp|mtps|nextn|shared_head)\.")
@@ -96,8 +97,8 @@ def refusal(config: Any) -> str | None:
     kinds = set(getattr(text, "layer_types", None) or (FULL,))
     if unknown := kinds - {FULL, SLIDING} - RECURRENT - WITHOUT_CACHE:
         return f"layers of type {', '.join(sorted(unknown))} are not supported"
-    if kinds.isdisjoint({FULL, SLIDING}):
-        return "none of its layers has attention"
+    if kinds.isdisjoint({FULL, SLIDING} | BOTH):
+        return NO_ATTENTION
     if text.model_type in _CLAMPED and text.time_step_min > _NO_STEP:
         return "transformers bounds time steps by time_step_min for several tokens, not for one: no chain is lossless"
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # one class, but typed as several

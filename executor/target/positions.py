@@ -10,7 +10,8 @@ from treeopt.errors import ExecutorError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Kinds of layers with a recurrent state, which a chain can go through but no tree.
-RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+BOTH = frozenset({"hybrid", "hybrid_sliding"})  # a state and attention in one layer
+RECURRENT = frozenset({"linear_attention", "conv"}) | BOTH
 
 
 def rope_types(config: Any) -> set[str]:

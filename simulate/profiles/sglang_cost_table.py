@@ -1,8 +1,7 @@
 """Step times that a verdict takes: the cost table of SGLang's DSpark planner, written and read, and two measured arms.
 
-Source: `SpsCostTable` in dspark_components/dspark_sps.py of SGLang 0.5.23, the sampled form. A number of tokens is
-looked up at the largest probe that does not exceed it. Tokens are requests and drafted tokens together, and a step
-includes drafting.
+Source: dspark_components/dspark_sps.py of SGLang 0.5.23. Tokens are requests and drafted tokens together, and a step
+includes drafting. The sampled form is written and read, the additive form is read.
 """
 
 import csv
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from simulate.profiles.engine_times_csv import column_of
 from simulate.profiles.profile import Profile
@@ -31,11 +31,46 @@ ERROR = 0.05  # half-width of step / plain step: SGLang's table has medians and 
 
 
 class SampledTable(Record, frozen=True):
-    """The sampled form."""
+    """The sampled form, `SpsCostTable`: tokens are looked up at the largest probe that does not exceed them."""
 
     sample_batch_tokens: Rising
     sample_steps_per_sec: Annotated[tuple[Positive, ...], Meta(min_length=1)]
     max_batch_tokens: Count
+
+    @property
+    def probes(self) -> dict[str, tuple[tuple[int, ...], tuple[float, ...]]]:
+        """The probes with their values, by field; the first are also numbers of requests."""
+        return {"sample_batch_tokens": (self.sample_batch_tokens, self.sample_steps_per_sec)}
+
+    def step_s(self, requests: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return seconds of steps of as many tokens, those of all requests together."""
+        places = np.searchsorted(self.sample_batch_tokens, tokens, side="right") - 1
+        return np.asarray(1 / np.array(self.sample_steps_per_sec)[np.maximum(places, 0)])
+
+
+class AdditiveTable(Record, frozen=True):
+    """The additive form, `SpsAdditiveCostTable`: bias + alpha(requests) + theta(tokens), lines between probes."""
+
+    bias_seconds: Positive
+    bs_probes: Rising
+    alpha_seconds: tuple[float, ...]
+    m_probes: Rising
+    theta_seconds: tuple[float, ...]
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """The most tokens that were measured."""
+        return self.m_probes[-1]
+
+    @property
+    def probes(self) -> dict[str, tuple[tuple[int, ...], tuple[float, ...]]]:
+        """See `SampledTable`."""
+        return {"bs_probes": (self.bs_probes, self.alpha_seconds), "m_probes": (self.m_probes, self.theta_seconds)}
+
+    def step_s(self, requests: int, tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See `SampledTable`."""
+        alpha_s = np.interp(requests, self.bs_probes, self.alpha_seconds)
+        return np.asarray(self.bias_seconds + alpha_s + np.interp(tokens, self.m_probes, self.theta_seconds))
 
 
 def write_cost_table(profile: Profile, path: Path) -> None:
@@ -78,24 +113,27 @@ def read_cost_table(path: Path, *, device: str) -> Profile | None:
         record: Any = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or "sample_batch_tokens" not in record:
+    if not isinstance(record, dict) or not record.keys() & {"sample_batch_tokens", "bias_seconds"}:
         return None
+    kind: type[SampledTable | AdditiveTable] = AdditiveTable if "bias_seconds" in record else SampledTable
+    meta = {"imported": {"format": "sglang-cost-table", "file": path.name}, "device": device}
     with reading(path, CostError):
-        table = read_record(record, SampledTable)
-    probes, step_s = np.array(table.sample_batch_tokens), 1 / np.array(table.sample_steps_per_sec)
-    if probes.shape != step_s.shape or (np.diff(probes) <= 0).any():
-        raise CostError(f"{path}: `sample_batch_tokens` must rise strictly and have as many rates, found {len(step_s)}")
-    last = table.max_batch_tokens
+        return Profile(_batches(read_record(record, kind)), (0, 2**20), ERROR, meta)
+
+
+def _batches(table: SampledTable | AdditiveTable) -> tuple[BatchTimes, ...]:
+    for name, (probes, values) in table.probes.items():
+        if len(probes) != len(values) or (np.diff(probes) <= 0).any():
+            raise CostError(f"`{name}` must rise strictly and have as many values, found {len(values)}")
+    requests, last = next(iter(table.probes.values()))[0], table.max_batch_tokens
     batches = []
-    for batch in probes[2 * probes <= last][:MOST_BATCHES].tolist():
-        total = batch * np.arange(1, min(MOST_TOKENS, last // batch) + 1)
-        rest = step_s[np.maximum(np.searchsorted(probes, total, side="right") - 1, 0)].tolist()
+    for batch in [size for size in requests if 2 * size <= last][:MOST_BATCHES]:
+        rest = table.step_s(batch, batch * np.arange(1, min(MOST_TOKENS, last // batch) + 1)).tolist()
         draft = tuple((levels, 0.0) for levels in range(1, len(rest)))
         batches.append(BatchTimes(batch, rest[0], draft, tuple(enumerate(rest, 1))))
     if not batches:
-        raise CostError(f"{path}: has no number of requests with a drafted token: its most tokens are {last}")
-    meta = {"imported": {"format": "sglang-cost-table", "file": path.name}, "device": device}
-    return Profile(tuple(batches), (0, 2**20), ERROR, meta)
+        raise CostError(f"no number of requests has a drafted token: its most tokens are {last}")
+    return tuple(batches)
 
 
 ARMS_ERROR = 0.1  # half-width of step / plain step where a length between the arms was not measured; assumed

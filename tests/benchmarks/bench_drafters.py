@@ -22,7 +22,7 @@ from tests.benchmarks.engine_tables import written
 from tests.helpers.engine_setups import ROOT
 from treeopt.plans import Plan
 from treeopt.replay.static_tree import replay_tree
-from treeopt.searchers.local_search import improve
+from treeopt.searchers.renewal_local_search import improve
 from treeopt.statistics import paired_difference, ratio
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import write_text

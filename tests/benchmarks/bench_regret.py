@@ -21,7 +21,7 @@ from treeopt.replay.objective import OBJECTIVES, Objective
 from treeopt.replay.static_tree import replay_tree
 from treeopt.replay.walk import StepCounts
 from treeopt.searchers.best_first import count_prefixes
-from treeopt.searchers.local_search import improve
+from treeopt.searchers.renewal_local_search import improve
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped, write_text
 from treeopt.traces.trace import Trace

@@ -24,7 +24,7 @@ from treeopt.planning.search_pipeline import search
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.best_first import count_prefixes
-from treeopt.searchers.local_search import improve
+from treeopt.searchers.renewal_local_search import improve
 from treeopt.traces.resumable_shards import Shards, note, ranks_of
 from treeopt.traces.trace import Trace
 

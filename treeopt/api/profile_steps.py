@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from executor.profiling.profile_settings import Measuring
 from treeopt import defaults
-from treeopt.api.messages import Progress, silent
+from treeopt.api.messages import Progress, note, silent
 from treeopt.api.ray_workers import RaySetup, on_ray
 from treeopt.api.run_models import Models, Prompts, Sampling, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
@@ -61,8 +61,9 @@ def profile(*, settings: ProfileSettings, work: Path | None = None, progress: Pr
         with on_ray(settings.cluster, _profiler, settings) as (_, parts):
             measured: Profile = next(parts([0]))
             return measured
-    rule, asks = settings.sampling, measuring.policies
-    runner = open_runner(settings.models, engine, sampling=rule, graphs=settings.graphs, asks=asks)
+    runner = open_runner(settings.models, engine, sampling=settings.sampling, graphs=settings.graphs)
+    if measuring.policies and getattr(runner, "graphs", False):
+        note(["CUDA graphs run dynamic trees, but no policy that asks the host in a step: --graphs off measures those"])
     tokens, _ = load_tokens(settings.models, runner.target, settings.source)
     from executor.profiling.measure_steps import Measurement
 

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field
+from functools import reduce
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +21,15 @@ from treeopt.plans import Plan, PlanEntry
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.typed_records import read_record
 from treeopt.storage.user_files import read_text, why, write_text
-from treeopt.traces.importers.sources.prometheus_counters import all_samples, counter_names, of_model, totals_by_engine
+from treeopt.traces.importers.sources.prometheus_counters import (
+    Samples,
+    all_samples,
+    counter_names,
+    of_model,
+    totals_by_engine,
+)
 
-SCHEMA, STATE = "treeopt.watch/1", "treeopt.watch-state/1"
+SCHEMA, STATE = "treeopt.watch/1", "treeopt.watch-state/2"
 TURNOVER = 4  # requests that finish in a block, per running request
 BLOCK_S = 60.0  # of a block where finished requests are not counted
 REACH = 1.1  # ratio to the smallest or largest planned batch up to which step times are compared
@@ -32,7 +39,7 @@ Reference = Literal["plan", "start"]
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals over all engines and workers behind one address.
+    """Totals of one worker, or growth of the totals of all workers behind one address.
 
     Attributes:
         accepted: steps of a request that accepted at least 1, 2, ... drafted tokens.
@@ -50,11 +57,16 @@ class Totals:
     iterations: float
     finished: float
 
+    def plus(self, other: "Totals", sign: int = 1) -> "Totals":
+        """Return the sums, or with -1 the differences."""
+        accepted = (a + sign * b for a, b in zip_longest(self.accepted, other.accepted, fillvalue=0.0))
+        others = (a + sign * b for a, b in zip(astuple(self)[1:], astuple(other)[1:], strict=True))
+        return Totals(tuple(accepted), *others)
+
     def since(self, before: "Totals") -> "Totals":
-        """Return the growth; all of it where a total fell, because the server was restarted (as in Prometheus)."""
-        accepted = tuple(now - old for now, old in zip_longest(self.accepted, before.accepted, fillvalue=0.0))
-        others = [now - old for now, old in zip(astuple(self)[1:], astuple(before)[1:], strict=True)]
-        return self if min(*accepted, *others) < 0 else Totals(accepted, *others)
+        """Return the growth; all of it where a total fell, because the worker was restarted (as in Prometheus)."""
+        grown = self.plus(before, -1)
+        return self if min(*grown.accepted, *astuple(grown)[1:]) < 0 else grown
 
     @property
     def running(self) -> float | None:
@@ -62,8 +74,12 @@ class Totals:
         return self.outputs / self.iterations if self.iterations and self.outputs else None
 
 
-def totals_of(text: str, model: str | None) -> Totals:
-    """Return the totals of a scrape.
+NONE = Totals((0.0,), 0, 0, 0, 0, 0)
+Workers = dict[str, Totals]  # by the labels that tell data-parallel engines, replicas and workers apart
+
+
+def totals_of(text: str, model: str | None) -> Workers:
+    """Return the totals of a scrape by worker, which are restarted one by one.
 
     Args:
         text: Prometheus text.
@@ -72,17 +88,26 @@ def totals_of(text: str, model: str | None) -> Totals:
     Raises:
         TraceError: no Prometheus text, no counters of speculative decoding, or several models and none named.
     """
-    samples = of_model(all_samples(text), model)
-    engine, steps, accepted = totals_by_engine(samples)
-    names = counter_names()[engine]
+    # Collectors write an underscore for the colon and put names before.
+    counted = of_model(all_samples(text), model).items()
+    samples = {(name.replace(":", "_"), labels): value for (name, labels), value in counted}
+    names = counter_names()[totals_by_engine(samples)[0]]
+    latency = (f"{names.latency}_sum", f"{names.latency}_count") if names.latency else ("", "")
+    start, *ends = (name.replace(":", "_") for name in (names.prefix, *latency, names.iterations, names.ended))
+    used = [key for key in samples if start in key[0] or key[0].endswith(tuple(filter(None, ends)))]
+    telling = set.intersection(*({label for label, _ in labels} for _, labels in used)) - {"model_name"}
+    by_worker: dict[str, Samples] = {}
+    for name, labels in used:
+        worker = ",".join(f"{label}={word}" for label, word in labels if label in telling)
+        by_worker.setdefault(worker, {})[name, labels] = samples[name, labels]
 
-    def summed(name: str, end: str = "") -> float:
-        """Sum over labels; collectors write an underscore for the colon and put names before."""
-        known = name.replace(":", "_") + end
-        return sum(value for (key, _), value in samples.items() if name and key.replace(":", "_").endswith(known))
+    def totals(some: Samples) -> Totals:
+        _, steps, accepted = totals_by_engine(some)
+        sums = [sum(value for (name, _), value in some.items() if end and name.endswith(end)) for end in ends]
+        return Totals(tuple(map(float, accepted)), steps, *sums)
 
-    latency_s, outputs = summed(names.latency, "_sum"), summed(names.latency, "_count")
-    return Totals(tuple(map(float, accepted)), steps, latency_s, outputs, summed(names.iterations), summed(names.ended))
+    drafting = {worker: some for worker, some in by_worker.items() if any(start in name for name, _ in some)}
+    return {worker: totals(some) for worker, some in drafting.items()}
 
 
 @dataclass
@@ -90,14 +115,14 @@ class Server:
     """A server at its last scrape.
 
     Attributes:
-        totals: of its counters; None before the first scrape.
+        totals: of its counters, by worker; None before the first scrape.
         at_s: when, seconds since 1970.
         state: `new`, `ok`, `idle`, `restarted`, or why the scrape failed.
         tau: tokens per step since the scrape before; None if it was idle.
         running: mean requests that decoded together since then; None if that is not counted.
     """
 
-    totals: Totals | None = None
+    totals: Workers | None = None
     at_s: float = 0.0
     state: str = "new"
     tau: float | None = None
@@ -177,7 +202,7 @@ class PlanWatch:
         self.tolerance = (max(tolerance, known), tolerance)
         self._entries, self._drafting = sorted(plan.entries, key=lambda entry: entry.batch), drafting
 
-    def add(self, url: str, totals: Totals, at_s: float) -> None:
+    def add(self, url: str, totals: Workers, at_s: float) -> None:
         """Add a scrape of a server."""
         server = self.state.servers.setdefault(url, Server())
         before, elapsed_s = server.totals, at_s - server.at_s
@@ -185,8 +210,12 @@ class PlanWatch:
         if before is None:
             server.state = "ok"
             return
-        growth = totals.since(before)
-        server.state = "restarted" if growth is totals and before.steps else "ok" if growth.steps else "idle"
+        grown = {worker: now.since(before.get(worker, NONE)) for worker, now in totals.items()}
+        restarted = any(
+            grown[worker] is totals[worker] and old.steps for worker, old in before.items() if worker in grown
+        )
+        growth = reduce(Totals.plus, grown.values())
+        server.state = "restarted" if restarted else "ok" if growth.steps else "idle"
         if not growth.steps:
             return
         server.tau, server.running = 1 + sum(growth.accepted) / growth.steps, growth.running
@@ -204,7 +233,8 @@ class PlanWatch:
     def close_block(self) -> bool:
         """End the block and test it, if it is full; return True if it was."""
         state = self.state
-        counted = any(server.totals is not None and server.totals.finished for server in state.servers.values())
+        every = (worker for server in state.servers.values() for worker in (server.totals or {}).values())
+        counted = any(worker.finished for worker in every)
         full = state.finished >= TURNOVER * max(state.lanes, 1.0) if counted else state.open_s >= BLOCK_S
         if not full:
             return False

@@ -5,7 +5,8 @@
 * `held_out_split`: the requests to choose on, and those held out.
 * `search_settings`: the settings of a search with their defaults, such as the largest tree.
 * `evaluator`: tokens, speed and error of trees, by replay on requests to choose on or on those held out.
-* `tree_candidates`: the trees that a search considers, enumerated, grown or refined; what is proved about the choice.
+* `tree_candidates`: the trees that a search considers, enumerated, grown or refined.
+* `proofs`: what is proved about the choice, in words.
 * `baselines`: what the choice is compared with: no speculation, best chain, published trees, dynamic policies.
 * `search_warnings`: warnings about data, limits, contexts and step times.
 * `tuner`: the choice of a draft length by measuring; is asked for the next setting and told its result.

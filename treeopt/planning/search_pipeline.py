@@ -13,6 +13,7 @@ from treeopt.errors import InfeasibleError, UsageError
 from treeopt.planning.baselines import Rivals
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import check_domains, hold_out
+from treeopt.planning.proofs import proof_of
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.search_warnings import (
     clamp_limits,
@@ -26,7 +27,7 @@ from treeopt.planning.search_warnings import (
     unjudged_policies,
     unpriced_policies,
 )
-from treeopt.planning.tree_candidates import Proposals, proof_of
+from treeopt.planning.tree_candidates import Proposals
 from treeopt.planning.tree_choice import Chosen, choose, faster_trees
 from treeopt.plans import Plan, PlanEntry, Price, Switch
 from treeopt.policies import Policy

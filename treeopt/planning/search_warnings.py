@@ -33,7 +33,7 @@ UNTRUSTED = (
 MORE_REQUESTS = "record more requests rather than longer ones"
 UNPRICED = (
     "the time to build the dynamic trees of {} was not measured, so their speedups are too high; measure it with "
-    "`treeopt profile --policies`, or the speedup itself with `treeopt validate --plan`"
+    "`treeopt profile --policies` (on CUDA with --graphs off), or the speedup itself with `treeopt validate --plan`"
 )
 
 

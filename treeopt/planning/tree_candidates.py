@@ -1,5 +1,4 @@
-"""Candidate trees of a search: every size and depth cap enumerated and priced, the most promising refined by replay;
-and the proof of a choice among them.
+"""Candidate trees of a search: every size and depth cap enumerated and priced, the most promising refined by replay.
 
 Because every size and depth cap is enumerated, steps in the cost (kernel tiles, graph sizes) need no special care.
 """
@@ -12,19 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.constraints import Constraint, broken, hereditary, joined
-from treeopt.cost_model import CostParts, Measured, StepShape
+from treeopt.cost_model import CostParts, StepShape
 from treeopt.errors import CostError, EngineError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.plans import Proof
 from treeopt.replay.many_trees import Replayer
-from treeopt.replay.objective import THROUGHPUT, Objective
+from treeopt.replay.objective import Objective
 from treeopt.replay.static_tree import covers
 from treeopt.searchers.best_first import Frontier, count_prefixes, fit_strength
 from treeopt.searchers.choose_method import Fitting, fitting
 from treeopt.searchers.dinkelbach import Refined, refine
 from treeopt.searchers.hydra_growth import grow
-from treeopt.searchers.local_search import improve, ready
+from treeopt.searchers.renewal_local_search import improve, ready
 from treeopt.traces.trace import Trace
 from treeopt.tree import MAX_NODES, Tree
 
@@ -35,8 +33,6 @@ REFINED_ON = 2**16  # anchors, about, in two halves; larger traces contribute ev
 GROWN_ON = 2**15  # anchors, about, where trees can only be grown
 RULED = 4  # pool size as a multiple of the nodes wanted: rules may require nodes that a free tree would not take
 WIDER = 4  # growth of a pool that proves nothing because of the nodes that it lacks
-SEARCHED, PROVED, NOT_PROVED = "Searched: ", "Proved: ", "Not proved: "
-CHOICE, STATIC_CHOICE = "the choice is", "the best static tree is"
 
 
 class Proposals:
@@ -266,70 +262,3 @@ def _halves(fit: Trace, *, nodes: int, depth: int) -> tuple[Replayer, ...]:
 def _improved(replayer: Replayer, *, nodes: int, depth: int, objective: Objective) -> Tree:
     """Return `improve`'s tree, which searches of one trace for several devices share: it depends on no cost."""
     return improve(replayer.trace, nodes=nodes, depth=depth, objective=objective, replayer=replayer).tree
-
-
-def proof_of(judge: Judge, proposals: Proposals, batch: int) -> Proof:
-    """Return what is known about the tree chosen for a batch size; the statement is one labelled line per fact."""
-    maximised = "replayed tokens per second"
-    if judge.objective is not THROUGHPUT:
-        maximised += f", {judge.objective.name}"
-    lines = [SEARCHED + _search_words(judge, proposals)]
-    if not proposals.grown:
-        lines.append(_enumeration(judge, proposals, batch))
-        if refined := proposals.refined(batch):
-            lines.append(PROVED + _certificate(refined))
-    lines.append(NOT_PROVED + f"{CHOICE} {_choice_words(proposals)}")
-    return Proof(maximised, optimal=False, statement="\n".join(f"{line}." for line in lines))
-
-
-def with_policy(proof: Proof, *, kind: str, tried: int) -> Proof:
-    """Return the proof for a batch size where a dynamic policy takes the place of the best static tree.
-
-    >>> proof = Proof("replayed tokens per second", False, "Not proved: the choice is the best one found.")
-    >>> print(with_policy(proof, kind="eagle2", tried=7).statement)
-    Not proved: policy eagle2 is the fastest of 7 settings on the fitted requests.
-    Not proved: the best static tree is the best one found.
-    """
-    line = f"{NOT_PROVED}policy {kind} is the fastest of {tried} settings on the fitted requests."
-    return replace(proof, statement=f"{line}\n{proof.statement.replace(CHOICE, STATIC_CHOICE)}")
-
-
-def _search_words(judge: Judge, proposals: Proposals) -> str:
-    rules = " that keep the rules" if proposals.rules else ""
-    parts = "" if judge.fit.tree is None else ", parts of the tree that the trace was recorded with"
-    return f"trees of up to {proposals.settings.nodes} nodes and depth {proposals.settings.depth}{rules}{parts}"
-
-
-def _enumeration(judge: Judge, proposals: Proposals, batch: int) -> str:
-    """Return the line about the enumerated candidates."""
-    averaged = f"position-averaged tokens{' (counts shrunk)' if proposals.shrink else ''}"
-    if not proposals.options.closed:
-        counted = len(proposals.pool.value) if proposals.pool else 0
-        return f"{NOT_PROVED}candidates are the best of the {counted} most likely nodes; rarer nodes were left out"
-    if not proposals.options.exact:
-        return f"{NOT_PROVED}candidates were grown for {averaged}, which proves nothing under these rules"
-    line = f"{PROVED}none of these trees has more {averaged} than the best candidate that is no larger and no deeper"
-    if not proposals.separable(batch):
-        return f"{line}, but step times also depend on level widths"
-    if isinstance(judge.cost, Measured) and not judge.cost.widths_known:
-        return f"{line}, and wider levels are taken to cost the drafter nothing"
-    return line
-
-
-def _certificate(refined: Refined) -> str:
-    """Return what the integer programme proves about one candidate."""
-    objective = "position-averaged tokens per second"
-    if refined.optimal:
-        return f"by integer programme, one candidate is the best tree for {objective}"
-    return f"by integer programme, one candidate is within {100 * refined.gap:.2g} % of the best tree for {objective}"
-
-
-def _choice_words(proposals: Proposals) -> str:
-    """Return how the choice compares with the other candidates."""
-    settings = proposals.settings
-    best = "the best one grown node by node" if proposals.grown else "the best one found"
-    best += " by replay on the fitted requests"
-    if not settings.near:
-        return best
-    within = f"the tree with the highest lower bound of those within the error or {settings.near:.0%} of {best}"
-    return f"{within}, or a smaller one within {settings.near:.0%} of it"

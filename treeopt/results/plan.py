@@ -8,7 +8,7 @@ from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.planning.baselines import CHAIN
-from treeopt.planning.tree_candidates import NOT_PROVED, PROVED, SEARCHED
+from treeopt.planning.proofs import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans import Choice, Plan, PlanEntry
 from treeopt.results.blocks import (
     DEPTH,
@@ -26,8 +26,8 @@ from treeopt.results.blocks import (
     ranged,
     warnings_of,
 )
+from treeopt.results.export_commands import export_command, method_advice
 from treeopt.results.kinds import ResultKind
-from treeopt.results.next_commands import export_command, method_advice
 from treeopt.results.words import (
     CLUSTERED,
     describe_measurement,

@@ -21,8 +21,8 @@ from treeopt.results.blocks import (
     number,
     ranged,
 )
+from treeopt.results.export_commands import export_command
 from treeopt.results.kinds import ResultKind
-from treeopt.results.next_commands import export_command
 from treeopt.results.words import describe_measurement, with_shape
 from treeopt.storage.provenance import look, rule_in
 

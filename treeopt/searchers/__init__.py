@@ -3,7 +3,7 @@
 Static trees, without engine rules:
 
 * `best_first`: the most frequent rank prefixes, optimal for position-averaged tokens; shrinkage of counts.
-* `local_search`: the steps of that refinement.
+* `renewal_local_search`: refines a tree by replay (`--method renewal`).
 * `hydra_growth`: Hydra's procedure, which grows a tree node by node by replay (`--method hydra`).
 
 Static trees under engine rules, or with costs that depend on level widths:

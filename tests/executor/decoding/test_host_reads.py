@@ -111,6 +111,8 @@ EVERY = {
 def traced(kind: str, rule: str, tree: Tree | Policy, *, graphs: bool = False, **changes: Any) -> tuple[int, int]:
     """Steps and operators of a run on the device that is not there; with some drafters a request is replaced."""
     prompts = PROMPTS if kind in ("medusa", "language-model") else PROMPTS[:2]
+    if kind == "mtp-several":  # three modules read at least three tokens
+        prompts = [prompt * 3 for prompt in prompts]
     target, drafts = small_target(), drafter(kind)
     named = made_rule(rule, next((name for name in TREES if TREES[name] is tree), ""))
     with fake_cuda(target, drafts):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor.decoding.cuda_graphs import Graphs
-from executor.decoding.decoder import Decoder
+from executor.decoding.decoder import Decoder, LaunchedStep, copy_to_host
 from executor.decoding.request_queue import Step
 from executor.device import Clock, elapsed_s, no_collection
 from tests.helpers.models import random_heads, random_prompts, small_target
@@ -83,6 +83,35 @@ def steps_of(monkeypatch, *, graphs: bool = False, working: int = 0) -> tuple[li
         found.append(step)
         queue.now += working
     return found, queue.now
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_outcomes_take_the_memory_of_those_that_were_read(monkeypatch, late):
+    """A device writes an outcome before the host has waited for it, and no other into the same memory until then."""
+
+    def decoded():
+        decoder = Decoder(target, heads, tree=Tree.chain(2), batch=2, late=late)
+        return decoder.generate(prompts, new_tokens=[9, 1, 4, 9], stop=stop)
+
+    target, heads, prompts, stop = small_target(), random_heads(), random_prompts((5, 1, 8, 3)), ()
+    stop = torch.tensor(decoded()[3].tokens[-2:])
+    expected, known, on_the_way, empty, copy = decoded(), {}, {}, torch.empty, copy_to_host
+
+    def copied(*args, **words):
+        memory = copy(*args, **words)
+        assert id(memory) not in on_the_way
+        known[id(memory)], on_the_way[id(memory)] = memory, memory.clone()
+        return memory.fill_(-1)
+
+    def read(step):
+        return step.outcome.copy_(on_the_way.pop(id(step.outcome))).tolist()
+
+    monkeypatch.setattr("executor.decoding.decoder.Clock", lambda device: Queue())
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **words: empty(*size, **words))
+    monkeypatch.setattr("executor.decoding.decoder.copy_to_host", copied)
+    monkeypatch.setattr(LaunchedStep, "read", read)
+    assert decoded() == expected
+    assert len(known) == late + 1
 
 
 def total_s(steps: list[Step]) -> float:

@@ -63,7 +63,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS, ids="+".join)
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, 3, 9])
 def test_linear_computes_what_torch_does(rows, options, dtype):
     x, weight, around = drawn(rows, 72, 21, *options, dtype=dtype)
     check(linear(x, weight, around), x, weight, around)

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 
+import datasets
 import pytest
 
 from executor.prompts.data_files import items, without_nulls
@@ -193,13 +194,8 @@ def test_nulls_of_a_table_are_absent():
 # --- with the library
 
 
-@pytest.fixture(scope="module")
-def datasets():
-    return pytest.importorskip("datasets", reason="parquet and arrow are read with `datasets`, extra `data`")
-
-
 @pytest.fixture
-def made(datasets, tmp_path, monkeypatch):
+def made(tmp_path, monkeypatch):
     """A data set in every layout, by name."""
     datasets.disable_progress_bars()
     extra = [{"tool_calls": None}, {"tool_calls": None}]
@@ -233,7 +229,7 @@ def test_every_layout_of_a_data_set_is_read(made, name):
     assert [file for _, file in report.passed_over] == passed.get(name, [])
 
 
-def test_tables_that_are_none(datasets, tmp_path):
+def test_tables_that_are_none(tmp_path):
     for name in ("a.parquet", "a.arrow"):
         (tmp_path / name).write_bytes(b"PAR1 and nothing")
         with pytest.raises(ExecutorError, match=rf"{name}: `datasets` cannot read it"):

@@ -109,3 +109,4 @@ def test_a_bound_on_time_steps_of_several_tokens_alone_is_refused():
 def test_a_model_of_recurrent_layers_alone_is_refused_by_its_configuration():
     config = transformers.Qwen3NextConfig(num_hidden_layers=2, layer_types=["linear_attention"] * 2)
     assert refusal(config) == "none of its layers has attention"
+    assert refusal(transformers.FalconH1Config()) is None  # each layer has both

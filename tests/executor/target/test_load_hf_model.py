@@ -160,14 +160,8 @@ def test_other_dtypes_are_refused(tiny):
 # Quantised weights
 
 
-@pytest.fixture
-def torchao():
-    # torch warns of an enum that torchao registers; torchao, of kernels for other devices.
-    return pytest.importorskip("torchao", reason="the extra `quantized` is not installed")
-
-
 @pytest.fixture(params=QUANTIZED)
-def quantized(tiny, torchao, request) -> Target:
+def quantized(tiny, request) -> Target:
     return load_target(tiny, quantize=request.param)
 
 
@@ -260,7 +254,7 @@ def test_scales_that_are_no_numbers_are_refused(quantized):
         check_finite("model", quantized.model)
 
 
-def test_what_cannot_be_quantised_is_refused(tiny, torchao, tmp_path):
+def test_what_cannot_be_quantised_is_refused(tiny, tmp_path):
     with pytest.raises(ExecutorError, match="quantize must be one of int8, int4, got int3"):
         load_target(tiny, quantize="int3")
     with pytest.raises(ExecutorError, match="compute in float32 or bfloat16 or float16, got float64"):

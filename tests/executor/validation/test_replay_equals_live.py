@@ -100,7 +100,7 @@ def static(name):
 @pytest.mark.parametrize(("name", "tree", "batch"), with_drafters(TREES, batches=(1, 4)), ids=str)
 def test_replay_of_a_static_tree_takes_the_live_steps(name, tree, batch):
     target, drafter, trace = static(name)
-    live = Decoder(target, drafter, tree=tree, batch=batch).generate(TOKENS, new_tokens=24, stop=[7])
+    live = Decoder(target, drafter, tree=tree, batch=batch).generate(TOKENS, new_tokens=NEW, stop=[7])
     steps = visit_static(tree, trace)
     for request, generation in enumerate(live):
         assert steps.accepted[steps.request == request].tolist() == list(generation.accepted)

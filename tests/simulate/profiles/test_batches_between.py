@@ -85,12 +85,30 @@ def test_a_basis_is_evaluated_at_the_rows_of_the_batch_size():
 def test_a_profile_whose_own_sizes_show_a_larger_error_says_it():
     """A small model's step on a GPU is launches: between one row and many it is no straight line."""
     small, large = (load_profile(shipped("gpu") / f"h200-{name}.profile.json") for name in ("live-medusa-t0", "8b-400"))
-    left_out = [small.left_out_error(*sizes) for sizes in ((4, 1, 16), (16, 4, 64))]
-    assert max(left_out) > 0.4 > OTHER_DEVICES
-    for profile, due in ((small, max(left_out)), (large, OTHER_DEVICES)):
+    left_out = [small.left_out_error(*sizes) for sizes in ((4, 1, 16), (16, 4, 64), (4, 1, 64), (16, 1, 64))]
+    assert max(left_out[:2]) > 0.4 > OTHER_DEVICES
+    roots = np.sqrt(np.log(64) / np.log(16))  # a factor of 64 between the sizes around, and one of 16
+    assert min(left_out[2] / left_out[0], left_out[3] / left_out[1]) > roots
+    for profile, due in ((small, left_out[0] * np.sqrt(np.log(4) / np.log(16))), (large, OTHER_DEVICES)):
         ends, between = (profile.error(StepShape(batch, 4, (1, 1))) for batch in (16, 8))
         assert between**2 >= due**2 + BETWEEN_RUNS**2 > ends**2
         assert between < 1.1 * np.hypot(due, ends)
+
+
+@pytest.mark.parametrize("change", [{}, {"rest": ((3, 0.02), (64, 0.03))}, {"draft": ((3, 0.01),)}])
+@pytest.mark.parametrize("captured", [(), (1, 16, 24, 512)])
+def test_sizes_that_only_some_batch_sizes_have_are_not_compared(change, captured):
+    """Nor sizes that are padded to more tokens than were measured."""
+    tables = (replace(TWO.batches[0], **change), TWO.batches[1], replace(TWO.batches[1], batch=9))
+    profile = replace(TWO, batches=tables, captured=captured)
+    assert profile.error(StepShape(2, 5, (1, 1, 1))) >= OTHER_DEVICES
+
+
+def test_a_batch_size_with_few_trees_hides_no_error_of_others():
+    slow = (TWO.batches[0], replace(TWO.batches[1], rest=((2, 0.02), (64, 0.5))), replace(TWO.batches[1], batch=8))
+    few = replace(TWO.batches[1], batch=16, rest=((2, 0.02), (3, 0.03)))
+    alone, beside = (replace(TWO, batches=batches).left_out_error(4, 1, 8) for batches in (slow, (*slow, few)))
+    assert alone == beside > 1
 
 
 def test_intervals_are_wider_between_and_what_is_interpolated_is_said():

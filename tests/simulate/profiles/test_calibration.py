@@ -28,11 +28,11 @@ def chain(tokens):
     return (1,) * min(4, tokens - 1)
 
 
-def cells_of(law, *, noise=0.0, seed=0, contexts=(100.0,), widths=chain, level_s=lambda width: 1e-4):
+def cells_of(law, *, noise=0.0, seed=0, batches=BATCHES, contexts=(100.0,), widths=chain, level_s=lambda width: 1e-4):
     """Cells of a law, times a factor that follows a normal law's exponential."""
     rng = np.random.default_rng(seed)
     found = []
-    for batch in BATCHES:
+    for batch in batches:
         for context in contexts:
             found.append(Cell(batch, context, 1, (), 0.0, law.rest_s(1, batch=batch, context=context).item()))
             for tokens in SIZES:
@@ -175,7 +175,9 @@ def test_noise_is_drawn_towards_the_basis():
 
 
 def test_the_stated_error_follows_the_noise():
-    quiet, loud = (profile_of(cells_of(STAIRS, noise=noise), context=(64, 128)) for noise in (0.005, 0.05))
+    quiet, loud = (
+        profile_of(cells_of(STAIRS, noise=noise, batches=(1, 4)), context=(64, 128)) for noise in (0.005, 0.05)
+    )
     assert quiet.relative_error < 0.03
     assert 0.08 < loud.relative_error < 0.3
     missed = [profile.meta["left_out_sizes"] for profile in (quiet, loud)]
@@ -200,15 +202,17 @@ def test_too_few_left_out_sizes_make_no_interval():
 
 
 def test_the_plain_step_adds_its_own_uncertainty():
-    cells = cells_of(STAIRS, noise=0.01)
+    cells = cells_of(STAIRS, noise=0.01, batches=(1, 4))
     unsure = [Cell(**{**vars(c), "error": 0.04}) if not c.widths else c for c in cells]
     sure, wide = (profile_of(c, context=(64, 128)).relative_error for c in (cells, unsure))
     assert wide == pytest.approx(np.hypot(sure, 1.96 * 0.04))
 
 
 def test_batch_sizes_have_intervals_of_their_own_where_enough_was_left_out():
-    quiet = [c for c in cells_of(STAIRS, noise=0.002, contexts=(100.0, 200.0)) if c.batch != 8]
-    loud = [c for c in cells_of(STAIRS, noise=0.1, contexts=(100.0, 200.0)) if c.batch == 8]
+    quiet, loud = (
+        cells_of(STAIRS, noise=noise, batches=(batch,), contexts=(100.0, 200.0))
+        for batch, noise in ((1, 0.002), (8, 0.1))
+    )
     profile = profile_of([*quiet, *loud], context=(64, 256))
     quiet_s, loud_s = (np.sqrt(profile.error(StepShape(b, 8, ())) ** 2 - BETWEEN_RUNS**2) for b in (1, 8))
     assert quiet_s < 0.05 < loud_s
@@ -216,7 +220,7 @@ def test_batch_sizes_have_intervals_of_their_own_where_enough_was_left_out():
 
 def test_between_contexts_keys_and_values_are_charged():
     law = Basis({"step": 1e-3, "tokens": 1e-6, "cache": 3e-7, "attention": 1e-9})
-    profile = profile_of(cells_of(law, contexts=(64.0, 512.0, 2048.0)), context=(64, 2048))
+    profile = profile_of(cells_of(law, batches=(4,), contexts=(64.0, 512.0, 2048.0)), context=(64, 2048))
     for context in (64, 200, 1000, 2048):
         found = profile.step_s([StepShape(4, 30, (), context)])[0]
         assert found == pytest.approx(law.rest_s(30, batch=4, context=context).item(), rel=1e-3)
@@ -285,7 +289,8 @@ EAGLE = {"drafter": {"kind": "eagle"}}
 
 
 def test_widths_that_matter_are_kept():
-    profile = profile_of(cells_of(Basis({"step": 1e-3}), widths=wide, level_s=level_s), context=(64, 128))
+    cells = cells_of(Basis({"step": 1e-3}), batches=(2,), widths=wide, level_s=level_s)
+    profile = profile_of(cells, context=(64, 128))
     assert not profile.separable
     for fed in ((1,), (1, 4), (1, 8, 3), (1, 2, 5, 8)):
         found = profile.step_s([StepShape(2, 20, fed)])[0]
@@ -303,8 +308,8 @@ def test_widths_that_do_not_matter_are_not(seed):
 
 
 def test_few_trees_take_what_others_tell_of_widths():
-    near = cells_of(Basis({"step": 1e-3}), widths=wide, level_s=level_s)
-    far = cells_of(Basis({"step": 2e-3}), widths=wide, level_s=level_s, contexts=(900.0,))
+    near = cells_of(Basis({"step": 1e-3}), batches=(2,), widths=wide, level_s=level_s)
+    far = cells_of(Basis({"step": 2e-3}), batches=(2,), widths=wide, level_s=level_s, contexts=(900.0,))
     few = [c for c in far if c.tokens in (1, 2, 3, 64)]
     profile = profile_of([*near, *few], context=(64, 900))
     found = profile.step_s([StepShape(2, 20, (1, 8), 900)])[0]
@@ -313,8 +318,8 @@ def test_few_trees_take_what_others_tell_of_widths():
 
 def test_widths_that_were_not_measured_are_not_known():
     """Chains alone, or fewer trees than a function of their widths has knots."""
-    trees = cells_of(Basis({"step": 1e-3}), widths=wide, level_s=level_s)
-    for cells in (cells_of(STAIRS), [c for c in trees if c.tokens in (1, 2, 3, 64)]):
+    trees = cells_of(Basis({"step": 1e-3}), batches=(1, 2), widths=wide, level_s=level_s)
+    for cells in (cells_of(STAIRS, batches=(1, 2)), [c for c in trees if c.tokens in (1, 2, 3, 64)]):
         profile = profile_of(cells, context=(64, 128), meta=EAGLE)
         assert profile.separable
         assert not profile.widths_known

@@ -52,14 +52,30 @@ def test_the_sampled_form_is_looked_up_at_the_probe_below(tmp_path):
     ("changes", "words"),
     [
         ({"sample_batch_tokens": [2, 2, 9]}, "must rise strictly"),
-        ({"sample_steps_per_sec": [1.0]}, "as many rates, found 1"),
+        ({"sample_steps_per_sec": [1.0]}, "as many values, found 1"),
         ({"sample_steps_per_sec": [1.0, -1.0, 1.0]}, "sample_steps_per_sec"),
-        ({"sample_batch_tokens": [5, 6, 7], "max_batch_tokens": 7}, "no number of requests with a drafted token"),
+        ({"sample_batch_tokens": [5, 6, 7], "max_batch_tokens": 7}, "no number of requests has a drafted token"),
     ],
 )
 def test_tables_that_cannot_be_are_refused(tmp_path, changes, words):
     (tmp_path / "t.json").write_text(json.dumps(SAMPLED | changes))
     with pytest.raises(CostError, match=words):
+        read_cost_table(tmp_path / "t.json", device="x")
+
+
+def test_the_additive_form_lies_on_lines_between_its_probes(tmp_path):
+    table = {"bias_seconds": 0.01, "bs_probes": [1, 8], "alpha_seconds": [0.0, 0.002]}
+    table |= {"m_probes": [2, 66], "theta_seconds": [0.001, 0.033]}
+    (tmp_path / "t.json").write_text(json.dumps(table))
+    found = read_cost_table(tmp_path / "t.json", device="x").batches
+    assert [times.batch for times in found] == [1, 8]
+    for times in found:
+        assert len(times.rest) == {1: 64, 8: 8}[times.batch]
+        for tokens, seconds in times.rest:
+            theta_s = 0.001 + max(0, times.batch * tokens - 2) * 0.0005
+            assert seconds == pytest.approx(0.01 + {1: 0.0, 8: 0.002}[times.batch] + theta_s)
+    (tmp_path / "t.json").write_text(json.dumps(table | {"m_probes": [66]}))
+    with pytest.raises(CostError, match="`m_probes` must rise strictly and have as many values, found 2"):
         read_cost_table(tmp_path / "t.json", device="x")
 
 

@@ -50,7 +50,7 @@ from treeopt.traces.trace_files import save_trace
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TEXTS = [f"{'ab cd ef gh ij '[: 5 + 2 * n]}{n}" for n in range(5)] + ["a"]
-NEW = 12
+NEW = 8
 TREE = "[[0,0,0],[0,1],[1,0],[2]]"
 
 
@@ -551,12 +551,12 @@ def test_a_full_disk_leaves_whole_records(tiny, tmp_path):
     assert len(output_of(path)[1]) == len(TEXTS) - 1
 
 
-@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EPIPE], ids=["full", "closed"])
-def test_standard_output_that_takes_nothing_more(reason, tmp_path):
+INFO = ("trace", "info", ROOT / "data/traces/medusa-t0.npz")
+
+
+@pytest.mark.parametrize(("reason", "words"), [(errno.ENOSPC, INFO), (errno.EPIPE, INFO), (errno.EPIPE, ("--help",))])
+def test_standard_output_that_takes_nothing_more(reason, words):
     """No traceback, no word of Python's own at its end; `| head` is silent. What a command prints with is the same."""
-    save_trace(small_trace(), tmp_path / "trace.npz")
-    save_profile(small_profile(), tmp_path / "profile.json")
-    words = ("search", "--trace", tmp_path / "trace.npz", "--profile", tmp_path / "profile.json", "--batch", "1")
     with open("/dev/full", "wb") as device:
         full = reason == errno.ENOSPC
         process = subprocess.Popen(

@@ -1,8 +1,6 @@
 """Files that somebody else made: their texts control no terminal, and their sizes are checked before they are read."""
 
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -95,16 +93,6 @@ def test_a_link_to_itself_and_a_file_that_waits_end_in_one_line(tmp_path, monkey
     with pytest.raises(OSError, match="no file that ends"):
         read_bytes("waits")
     os.close(writing)
-
-
-@pytest.mark.parametrize("words", [["--help"], ["trace", "info", "data/traces/medusa-t0.npz", "--json"]])
-def test_a_reader_that_has_enough_is_no_error(words):
-    code = "from treeopt.cli import main; main()"
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = subprocess.run([sys.executable, "-c", code, *words], stdout=writing, stderr=subprocess.PIPE, check=False)
-    os.close(writing)
-    assert done.stderr == b""
 
 
 def test_every_command_can_be_quiet(hostile, tmp_path):

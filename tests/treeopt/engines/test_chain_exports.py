@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -368,13 +369,12 @@ def test_transformers_drafts_the_planned_length(length: int, method: str) -> Non
 
 @pytest.mark.parametrize("method", sorted(ENGINES["transformers"].methods))
 def test_transformers_own_configuration_takes_the_settings(method: str) -> None:
-    library = pytest.importorskip("transformers", reason="the extra executor is not installed")
     settings_of = json.loads(exported("transformers", method=method, batch=1).text)
-    config = library.GenerationConfig(**settings_of)
+    config = transformers.GenerationConfig(**settings_of)
     config.validate(strict=True)
     assert {name: getattr(config, name) for name in settings_of} == settings_of
     assert config.update(**dict.fromkeys(settings_of)) == {}  # no name that it does not know
-    assert library.__version__.split(".")[0] == ENGINES["transformers"].title.split()[1].split(".")[0]
+    assert transformers.__version__.split(".")[0] == ENGINES["transformers"].title.split()[1].split(".")[0]
 
 
 def test_transformers_decodes_one_sequence() -> None:
@@ -390,7 +390,6 @@ def test_transformers_decodes_one_sequence() -> None:
 @pytest.mark.parametrize("method", sorted(ENGINES["transformers"].methods))
 def test_transformers_launch_lines_run_and_draft_the_length(method: str, tmp_path: Path) -> None:
     """A process that loads torch and decodes with the shipped target as its own assistant: some seconds."""
-    pytest.importorskip("transformers", reason="the extra executor is not installed")
     model = str(ROOT / "data/models/stdlib-llama")
     options = {"model": model} if method == "assistant" else {}
     lines = exported("transformers", method=method, target=model, batch=1, **options).launch

@@ -149,7 +149,6 @@ def test_the_command_line_knows_it(tmp_path: Path) -> None:
 
 
 def test_it_is_recorded_timed_and_validated(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers", reason="the extra executor is not installed")
     trace, profile = tmp_path / "t.npz", tmp_path / "p.json"
     common = ("--engine", "toy", "--target", "data/models/stdlib-llama", "--prompts", "data/prompts/stdlib.jsonl")
     common += ("--requests", "8", "--new-tokens", "24")

@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,8 +12,6 @@ from tests.helpers.small_plans import EAGLE3, entry, exported, plan_of, planned
 from treeopt.errors import EngineError, UsageError
 from treeopt.plans import Plan
 from treeopt.tree import Tree
-
-yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra executor")
 
 # Fields of Eagle3DecodingConfig and of NGramDecodingConfig; others are forbidden.
 TREE_FIELDS = {"max_total_draft_tokens", "use_dynamic_tree", "dynamic_tree_max_topK"}

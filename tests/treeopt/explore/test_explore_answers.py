@@ -22,7 +22,6 @@ from treeopt.plans import Plan
 from treeopt.storage.user_files import shipped
 from treeopt.traces.trace_files import load_trace, save_trace
 
-pytest.importorskip("marimo", reason="the extra `explore` is not installed")
 CONTROLS = {
     "trace": "trace.npz", "source": MEASURED, "profile": "profile.json", "batches": "1, 4", "engine": ANY_TREE,
     "objective": "throughput", "nodes": NODES, "depth": 3, "tpot": 0, "dynamic": "none",
@@ -198,7 +197,6 @@ def test_the_configuration_is_what_export_writes(offer, folder, tmp_path):
 
 @pytest.mark.slow
 def test_the_report_is_what_report_writes(answered, folder, tmp_path):
-    pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
     (tmp_path / "plan.json").write_text(answers.plan_text(answered))
     words = (tmp_path / "plan.json", folder / "trace.npz", folder / "profile.json", "--title", "treeopt explore")
     done("report", *words, "--output", tmp_path / "report.html")

@@ -16,8 +16,6 @@ from tests.helpers.command_line import refused, run, small_profile, small_trace
 from treeopt.explore.local_server import address, open_browser, open_port
 from treeopt.traces.trace_files import save_trace
 
-pytest.importorskip("marimo", reason="the extra `explore` is not installed")
-
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):

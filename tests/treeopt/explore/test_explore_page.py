@@ -19,7 +19,6 @@ from treeopt.engines import ENGINES
 from treeopt.results.words import interval
 
 pytestmark = pytest.mark.browser
-pytest.importorskip("marimo", reason="the extra `explore` is not installed")
 
 ROOT = Path(__file__).parents[3]
 TRACES = ("data/traces/medusa-t0.npz", "data/traces/eagle-t0.npz")

@@ -37,7 +37,7 @@ class Served:
     def __init__(self, seed: int) -> None:
         self.rng, self.sums, self.lanes = np.random.default_rng(seed), np.zeros(8), 4
 
-    def scrape(self, *, acceptance: float = 1.0, slower: float = 1.0) -> Totals:
+    def scrape(self, *, acceptance: float = 1.0, slower: float = 1.0) -> dict[str, Totals]:
         rng = self.rng
         self.lanes = int(np.clip(self.lanes + rng.integers(-1, 2), 1, 8))
         requests = round(self.lanes * SCRAPE_S / REQUESTS_S)
@@ -51,7 +51,7 @@ class Served:
         third = int(rng.binomial(second, RATES[2]))
         drafts = steps // requests * requests
         self.sums += [first, second, third, drafts, steps * step_s, steps, iterations, requests]
-        return Totals(tuple(self.sums[:3]), *self.sums[3:])
+        return {"": Totals(tuple(self.sums[:3]), *self.sums[3:])}
 
 
 def watched(hours=10_000.0, **settings):
@@ -87,9 +87,9 @@ def delay(seed: int, **change) -> tuple[float, dict[str, str]]:
         watch.close_block()
         if number == 100:
             assert not watch.record("now")["changed"]
-            before = totals.steps
+            before = totals[""].steps
         if number > 100 and watch.record("now")["changed"]:
-            return totals.steps - before, verdicts(watch)
+            return totals[""].steps - before, verdicts(watch)
     return np.inf, verdicts(watch)
 
 
@@ -174,7 +174,7 @@ def test_a_restart_counts_from_zero():
     watch.add("a", second, 0.0)
     watch.add("a", first, 30.0)
     assert watch.state.servers["a"].state == "restarted"
-    assert sum(test.pending.steps for name, test in watch.state.tests.items() if name == "tau") == first.steps
+    assert sum(test.pending.steps for name, test in watch.state.tests.items() if name == "tau") == first[""].steps
 
 
 def test_a_scrape_that_failed_is_made_up_for_by_the_next():
@@ -186,7 +186,7 @@ def test_a_scrape_that_failed_is_made_up_for_by_the_next():
     last = server.scrape()
     watch.add("a", last, 60.0)
     assert watch.state.servers["a"].state == "ok"
-    assert watch.state.tests["tau"].pending.steps == pytest.approx(last.steps * 2 / 3, rel=0.3)
+    assert watch.state.tests["tau"].pending.steps == pytest.approx(last[""].steps * 2 / 3, rel=0.3)
 
 
 def test_one_of_two_replicas_that_falls_is_found_and_shown():
@@ -233,8 +233,8 @@ def test_an_idle_server_changes_nothing():
 
 def test_step_times_outside_the_planned_batch_sizes_are_not_compared():
     watch = PlanWatch(plan((4,)), WatchState("plan", {}), hours=100, tolerance=0.02)
-    watch.add("a", Totals((0, 0, 0), 0, 0, 0, 0, 0), 0.0)
-    watch.add("a", Totals((70, 42, 21), 100, 2.0, 200, 100, 1), 30.0)  # 2 run together
+    watch.add("a", {"": Totals((0, 0, 0), 0, 0, 0, 0, 0)}, 0.0)
+    watch.add("a", {"": Totals((70, 42, 21), 100, 2.0, 200, 100, 1)}, 30.0)  # 2 run together
     assert "step time at batch 4" not in watch.state.tests
     assert "tau" in watch.state.tests
 
@@ -251,7 +251,7 @@ def test_a_state_survives(tmp_path):
         watch.close_block()
     watch.state.write(tmp_path / "state.json")
     assert WatchState.read(tmp_path / "state.json") == watch.state
-    (tmp_path / "state.json").write_text('{"schema": "treeopt.watch-state/1", "plan": 3}')
+    (tmp_path / "state.json").write_text('{"schema": "treeopt.watch-state/2", "plan": 3}')
     with pytest.raises(UsageError, match=r"--state .*state.json: plan: Expected `str`, found 3; remove it"):
         WatchState.read(tmp_path / "state.json")
 
@@ -278,10 +278,30 @@ vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 2
 
 
 @pytest.mark.parametrize("prefix", ["vllm:", "vllm_", "ray_vllm_"])
-def test_counters_are_summed_over_engines(prefix):
+def test_counters_are_those_of_each_engine(prefix):
     totals = totals_of(METRICS.replace("vllm:", prefix), None)
-    assert totals == Totals((28.0, 14.0), 40, 0.5, 40.0, 20.0, 5.0)
-    assert totals.running == 2.0
+    assert totals == {
+        "engine=0": Totals((8.0, 4.0), 10, 0.5, 40.0, 20.0, 5.0),
+        "engine=1": Totals((20.0, 10.0), 30, 0.0, 0.0, 0.0, 0.0),
+    }
+    assert totals["engine=0"].running == 2.0
+
+
+def test_an_engine_that_restarts_alone_counts_from_zero_and_the_others_go_on():
+    watch, later = (
+        watched(),
+        METRICS.replace('total{engine="0",model_name="m"} 10', 'total{engine="0",model_name="m"} 15'),
+    )
+    watch.add("a", totals_of(METRICS, None), 0.0)
+    other = later.replace('engine="1"', 'engine="2"')  # in place of engine 1
+    for scraped, state, steps in (
+        (later, "ok", 5),
+        (other, "ok", 35),
+        (METRICS.replace('engine="1"', 'engine="2"'), "restarted", 45),
+    ):
+        watch.add("a", totals_of(scraped, None), 30.0)
+        assert watch.state.servers["a"].state == state
+        assert watch.state.tests["tau"].pending.steps == steps
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from treeopt.constraints import Constraint, DepthAtLeast, DepthAtMost, RanksBelo
 from treeopt.engines import ENGINES
 from treeopt.errors import EngineError
 from treeopt.planning.evaluator import Judge
+from treeopt.planning.proofs import PROVED, proof_of
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.planning.tree_candidates import PROVED, Proposals, proof_of
+from treeopt.planning.tree_candidates import Proposals
 from treeopt.replay.objective import LATENCY, THROUGHPUT, Objective
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.traces.trace import Trace

@@ -31,7 +31,7 @@ from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.searchers.choose_policy import Bench
 from treeopt.searchers.hydra_growth import grow
-from treeopt.searchers.local_search import improve
+from treeopt.searchers.renewal_local_search import improve
 from treeopt.searchers.step_prices import Prices
 from treeopt.statistics import Estimate, paired_difference, ratio
 from treeopt.traces.candidates import Candidates
@@ -206,7 +206,7 @@ def two_regimes(first: float, second: float, requests: int = 100) -> Trace:
 
 
 def test_renewal_finds_a_tree_that_averages_miss():
-    # test_renewal.py shows the gap; here it must reach the plan, on requests that nothing was chosen on.
+    # test_renewal_local_search.py shows the gap; here it must reach the plan, on requests that nothing was chosen on.
     trace, cost = two_regimes(0.92, 0.3, requests=400), Cost()
     plain, renewed = (search(trace, cost, max_nodes=31, method=m, near=0).entries[0] for m in ("best-first", "renewal"))
     _, held = parts(trace)

@@ -10,9 +10,9 @@ from tests.helpers.strategies import drawn_trace, traces, trees
 from treeopt.replay import many_trees
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
-from treeopt.searchers import local_search
+from treeopt.searchers import renewal_local_search
 from treeopt.searchers.best_first import count_prefixes
-from treeopt.searchers.local_search import remaining_steps
+from treeopt.searchers.renewal_local_search import remaining_steps
 from treeopt.tree import Tree
 
 
@@ -30,7 +30,7 @@ def cases(draw):
 def _both_ways(request):
     """Small traces would all be walked by doubling."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (many_trees, local_search):
+        for module in (many_trees, renewal_local_search):
             patch.setattr(module, "in_step", lambda *_: request.param)
         yield
 
@@ -103,7 +103,7 @@ def test_both_ways_agree_on_long_and_on_many_requests(lengths):
     found = {}
     for together in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            for module in (many_trees, local_search):
+            for module in (many_trees, renewal_local_search):
                 patch.setattr(module, "in_step", lambda *_: together)  # noqa: B023
             counts = [fast.replay(frontier.tree(size, 4)) for size in (0, 1, 7, 30)]
             left = remaining_steps(fast.accepted(fast.chosen(frontier.tree(7, 4))), trace)

@@ -12,7 +12,7 @@ from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import LATENCY, THROUGHPUT
 from treeopt.replay.static_tree import accepted_lengths, visit
 from treeopt.searchers.best_first import count_prefixes
-from treeopt.searchers.local_search import ClosedParts, Saved
+from treeopt.searchers.renewal_local_search import ClosedParts, Saved
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

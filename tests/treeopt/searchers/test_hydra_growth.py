@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces
-from tests.treeopt.searchers.test_renewal import averaged, two_regimes
+from tests.treeopt.searchers.test_renewal_local_search import averaged, two_regimes
 from treeopt.replay.static_tree import replay_tree, visit
 from treeopt.searchers.hydra_growth import grow
 from treeopt.tree import Path, Tree

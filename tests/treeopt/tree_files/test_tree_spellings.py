@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,7 +79,6 @@ YAML = {
 
 @pytest.mark.parametrize("spelling", PLAIN)
 def test_a_file_and_the_command_line_take_any_spelling(tmp_path: Path, spelling: str) -> None:
-    pytest.importorskip("yaml", reason="the extra yaml is not installed")
     for suffix in ("", ".json", ".py", ".yaml"):
         (tmp_path / f"tree{suffix}").write_text(PLAIN[spelling])
         assert read_tree(tmp_path / f"tree{suffix}").tree == TREE
@@ -114,7 +114,6 @@ def test_the_form_that_is_wanted_is_named() -> None:
 
 @pytest.mark.parametrize("form", SEVERAL)
 def test_of_several_trees_none_is_taken(tmp_path: Path, form: str) -> None:
-    pytest.importorskip("yaml", reason="the extra yaml is not installed")
     refused(tmp_path, SEVERAL[form], "it has several (trees, .*, .*: write FILE:NAME|values of .*: leave one)")
 
 
@@ -158,7 +157,6 @@ def test_trees_to_compare_with_are_spelled_alike(given: str) -> None:
 @pytest.mark.parametrize("spelling", YAML)
 @pytest.mark.parametrize("suffix", [".yaml", ".txt"])
 def test_yaml_is_read(tmp_path: Path, spelling: str, suffix: str) -> None:
-    pytest.importorskip("yaml", reason="the extra yaml is not installed")
     (tmp_path / f"tree{suffix}").write_text(YAML[spelling])
     assert read_tree(tmp_path / f"tree{suffix}", name="medusa_choices" if "*t" in YAML[spelling] else None).tree == TREE
 
@@ -192,7 +190,6 @@ def test_names_lead_to_trees_at_any_depth(tmp_path: Path) -> None:
 
 def test_names_that_refer_to_themselves_end() -> None:
     """Ten values of ten references each, a YAML bomb, are looked at once; a value within itself too."""
-    yaml = pytest.importorskip("yaml", reason="the extra yaml is not installed")
     lines = ["a0: &a0 {x: [[0], [1]]}"]
     lines += [f"a{n}: &a{n} {{{', '.join(f'k{k}: *a{n - 1}' for k in range(10))}}}" for n in range(1, 12)]
     started = time.monotonic()
@@ -222,7 +219,6 @@ BOMB = "a0: &a0 [[0], [1]]\n" + BOMB
     ids=lambda value: str(value)[:40],
 )
 def test_what_grows_without_end_is_refused_at_once(text: str, name: str | None, message: str) -> None:
-    pytest.importorskip("yaml", reason="the extra yaml is not installed")
     started = time.monotonic()
     with pytest.raises(TreeError, match=message) as caught:
         named_tree(value_in_text(text, ".yaml", fits=holds_a_tree), name)

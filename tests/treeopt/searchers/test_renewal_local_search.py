@@ -16,7 +16,7 @@ from treeopt.errors import UsageError
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.best_first import count_prefixes
-from treeopt.searchers.local_search import improve, ready
+from treeopt.searchers.renewal_local_search import improve, ready
 from treeopt.statistics import ratio
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree

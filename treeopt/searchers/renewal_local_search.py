@@ -1,4 +1,4 @@
-"""Local search for a better tree on one replayed trace: policy improvement, restarts, a weight sweep, node swaps.
+"""Local search for a better tree on a replayed trace (`renewal`): policy improvement, restarts, a weight sweep, swaps.
 
 Proves nothing. Takes a pool of nodes and prices of steps, wherever they come from.
 
