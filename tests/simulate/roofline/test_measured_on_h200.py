@@ -47,8 +47,11 @@ def test_the_mean_error_is_small_in_each_range_of_rows(errors, least, most, cell
     found = np.abs([error for rows, error, _ in errors if least <= rows <= most])
     assert len(found) == cells
     assert found.mean() < 0.06
+    page = (GPU.parents[1] / "docs/results/gpu.md").read_text("utf-8")
+    assert f"| {cells} | {100 * found.mean():.1f} % | {100 * found.max():.0f} % |" in page
 
 
 def test_the_stated_error_holds_in_95_percent(errors):
     inside = [abs(error) <= stated for _, error, stated in errors]
     assert sum(inside) / len(inside) >= 0.95
+    assert f"Of the 48 intervals {sum(inside)} hold" in (GPU.parents[1] / "docs/results/gpu.md").read_text("utf-8")
