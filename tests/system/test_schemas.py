@@ -1,9 +1,6 @@
 """The JSON Schemas that are shipped: current, valid, and met by every shipped file and by every fresh one."""
 
 import json
-import os
-import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -32,7 +29,6 @@ from treeopt.storage.user_files import shipped
 from treeopt.traces.trace_files import SCHEMAS as TRACE
 from treeopt.traces.trace_files import load_trace, save_trace
 
-ROOT = Path(__file__).parent.parent.parent
 PROFILES = sorted(shipped("profiles").glob("*.json"))
 PREDICTED = sorted(shipped("validations").glob("*.predictions.json"))
 VALIDATIONS = sorted(set(shipped("validations").glob("*.json")) - set(PREDICTED))
@@ -179,8 +175,3 @@ def test_what_readers_refuse_breaks_the_schema(name, place, value):
     assert list(validator(name).iter_errors(record))
     with pytest.raises(RecordError):
         read_record(record, FORMATS[name])
-
-
-def test_msgspec_is_loaded_when_a_file_is_read(tmp_path):
-    code = "import sys, treeopt; sys.exit('msgspec' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
