@@ -337,7 +337,7 @@ class Profile(ValueMethods):
             _, command = way_to_measure(self.meta, [context], option="--context")
             raise CostError(
                 f"context {context} lies outside what the profile measured, {low} to {high} tokens: give a --context "
-                f"within, or profile at that context{command and f' (`{command}`)'}"
+                "within (simulate: --prompt-tokens), or profile at that context" + (command and f" (`{command}`)")
             )
         if self.outside([batch]):
             way, command = self.way_to([batch])

@@ -88,7 +88,7 @@ def names_of_files(paths: Sequence[Path]) -> dict[str, Path]:
     if not paths:
         return {}
     twice = next(path for path, words in zip(paths, parts, strict=True) if parts.count(words) > 1)
-    raise UsageError(f"{twice} is given twice, or is no file: a figure is given with --acceptance")
+    raise UsageError(f"{twice} is given twice: a drafter is compared with others")
 
 
 def names_of_figures(figures: Sequence[Trace]) -> dict[str, Trace]:

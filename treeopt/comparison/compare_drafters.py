@@ -192,7 +192,8 @@ def compare(
             f"a batch size needs the step times of every drafter, those of {missing[0]} are missing: give --profile"
         )
     pairing = paired_by(traces, same_prompts=settings.same_prompts)
-    if all(trace.width == 1 for trace in traces.values()):  # chains alone were counted: no tree is named
+    chains = [trace for trace in traces.values() if trace.width == 1]
+    if len(chains) == len(traces) or any("imported" in trace.meta for trace in chains):  # trees are not known of all
         longest = min(trace.depth for trace in traces.values())
         sizes = tuple(dict.fromkeys(Size("chain", min(size.nodes, longest)) for size in sizes))
     parts = {name: hold_out(trace, held_out=settings.held_out, seed=settings.seed) for name, trace in traces.items()}

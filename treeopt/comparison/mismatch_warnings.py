@@ -148,6 +148,8 @@ def model_warnings(pair: str, one: Any, other: Any) -> list[str]:
     parts = [part for part in differing_models(one, other) if not _same_name(part, one, other)]
     if not parts:
         return []
+    if look(one, "target") is None and look(one, "drafter") is None:
+        return [f"{pair}: the first names no models, the second is of {_models(other)}: do they belong together"]
     named = " and ".join(f"{part}s" for part in parts)
     return [f"{pair} name different {named} or number types: {_models(one)}, {_models(other)}"]
 

@@ -26,6 +26,8 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     first, last = record["configurations"][0], record["configurations"][-1]
     server = f"{counted(record['rows'], 'row')}{on_device(record)}"
     answer = f"{server}: {with_article(first['name'])} carries {ranged(first['requests_s'], 2).text} requests/s"
+    if first["requests_s"]["high"] == 0:
+        answer = f"{server}: {with_article(first['name'])} keeps the limits at no rate"
     if first["over"] is not None:
         answer += f", {ranged(first['over']).text} times {last['name']}{unsure(first['over'])}"
     yield f"{answer}."

@@ -90,8 +90,8 @@ def answers(plan: Plan) -> Iterator[str]:
     yield from map(_answer, plan.entries)
     yield from other_model(look(plan.meta, "trace"))
     yield from never_ran(look(plan.meta, "search", "engine"))
-    if plan.best is not None:
-        yield _preferred(plan, plan.entry(plan.best))
+    if plan.best is not None or look(plan.meta, "search", "max_tpot_s") is not None:
+        yield _preferred(plan, plan.entries[0] if plan.best is None else plan.entry(plan.best))
     yield from _near_rule(plan)
     yield from _faster_lines(plan)
 

@@ -7,7 +7,7 @@ from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Column, Line, Row, Table, ranged, word
 from treeopt.results.export_commands import export_command
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import unsure, with_shape
+from treeopt.results.words import device_words, unsure, with_shape
 from treeopt.storage.provenance import look
 
 FIGURE = Column("figure", align="left", key=True)
@@ -73,7 +73,7 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
 def on_device(record: Mapping[str, Any]) -> str:
     """Return the device that steps are priced for, with a preposition; empty where the profile does not name it."""
     device = look(record, "meta", "cost", "transfer", "to") or look(record, "meta", "cost", "device")
-    return "" if device is None else f" on {device}"
+    return "" if device is None else f" on {device_words({'device': device})}"
 
 
 def with_article(name: str) -> str:

@@ -28,14 +28,17 @@ LATENCY_COLUMNS = tuple(
 
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the throughput, goodput and waiting time of each configuration."""
+    limits = " within the limits" if any(record["slo"].values()) else ""
     for configuration in record["configurations"]:
-        figures = configuration["figures"]
+        figures, name = configuration["figures"], configuration["name"]
         parts = [f"{ranged(figures['tokens_s'], 1).text} tokens/s"]
-        if figures.get("goodput_s") is not None:
-            parts.append(f"{ranged(figures['goodput_s'], 2).text} requests/s within the limits")
-        if figures.get("ttft_s_p95") is not None:
-            parts.append(f"95 % of first tokens within {ranged(figures['ttft_s_p95'], 1, scale=1e3).text} ms")
-        name = configuration["name"]
+        if any(text.startswith(f"requests pile up with {name} (") for text in record["warnings"]):
+            parts.append("but requests pile up: waiting times grow with the length of a day")
+        else:
+            if figures.get("goodput_s") is not None:
+                parts.append(f"{ranged(figures['goodput_s'], 2).text} requests/s{limits}")
+            if figures.get("ttft_s_p95") is not None:
+                parts.append(f"95 % of first tokens within {ranged(figures['ttft_s_p95'], 1, scale=1e3).text} ms")
         yield f"{counted(record['rows'], 'row')}{on_device(record)}, {name}: {', '.join(parts)}."
 
 

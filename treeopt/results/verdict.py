@@ -61,7 +61,7 @@ def _margin(load: Mapping[str, Any], at: str) -> str:
     ratios = {name: ratio for name, ratio in load["ratios"].items() if ratio["low"] != ratio["high"] or name == "none"}
     good = [WORDS[name] for name, ratio in ratios.items() if ratio["value"] <= 1 + NEAR]
     beaten = [
-        f"{ranged(ratio).text} times {WORDS[name]}{unsure(ratio)}"
+        f"{ranged(ratio).text} times {WORDS[name]}{' (within the error)' if unsure(ratio) else ''}"
         for name, ratio in ratios.items()
         if ratio["value"] > 1 + NEAR
     ]

@@ -181,6 +181,12 @@ def _cheapest(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     unsure = low is not None and high is not None and best["planned"] != best["plain"] and high >= low
     error = ", within the error of the price" if unsure else ";"
     said = "tokens are cheapest" if record["cells"][0].get("million") else "most tokens per second"
+    if best["planned"] is None and best["plain"] is None and limit is not None:
+        cells = [cell for cell in record["cells"] if cell["context"] == best["context"] and cell["fits"] is not False]
+        fastest = min(cells, key=lambda cell: cell["batch"] / cell["tokens_s"])
+        tpot_ms = 1e3 * fastest["batch"] / fastest["tokens_s"]
+        least = f"the least is {tpot_ms:.2f} ms, on {fastest['device']} at batch {fastest['batch']}"
+        return f"Context {best['context']}: nothing takes at most {limit * 1e3:g} ms per token: {least}."
     rival = _rival(best, record)
     return f"Context {best['context']}{below}: {said} on {planned}{error} without speculation on {plain}.{rival}"
 

@@ -425,6 +425,10 @@ def load_file_or_shards(path: Path | str, *, ranks_only: bool = False, to_split:
     path = Path(path)
     if not path.is_dir():
         return load_trace(path)
+    if not (path / MANIFEST).exists():
+        raise TraceError(
+            f"{path}: is a folder without {MANIFEST}, not one of `trace collect --parts`: give a .npz file"
+        )
     shards = Shards.listed(path)
     if ranks_only and to_split and shards.requests >= MANY and ranks_suffice(path):
         return ShardedTrace(shards)

@@ -70,7 +70,7 @@ def test_the_command_prices_every_cell_and_finds_the_cheapest(files):  # noqa: F
         plain = min(here, key=lambda cell: prices[cell["device"]] * cell["plain_s"] / cell["batch"])
         assert (best["plain"]["device"], best["plain"]["batch"]) == (plain["device"], plain["batch"])
     shown = done(*words(files, *settings, "--max-tpot-ms", "1e-3")).stdout
-    assert "Context 8192, at most 0.001 ms per token: tokens are cheapest on none of these" in shown
+    assert "Context 8192: nothing takes at most 0.001 ms per token: the least is " in shown
     assert "million" not in done(*words(files, "--batch", "1", "--max-nodes", "3")).stdout
 
 

@@ -1,9 +1,12 @@
 """Errors about what is missing name the way on, in one line."""
 
+import json
+import re
+
 import click
 import pytest
 
-from tests.helpers.command_line import refused, run, small_trace
+from tests.helpers.command_line import done, refused, run, small_trace
 from treeopt.cli.commands.profile import profile
 from treeopt.cli.options.value_types import Numbers
 from treeopt.traces.trace_files import save_trace
@@ -52,5 +55,45 @@ def test_other_ways_on(small_plan, trace_file, profile_file, tmp_path):
     refused(run("compare", trace_file), "at least 2 traces, got 1: one trace is for `treeopt search`", code=2)
     words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--max-depth", "9")
     refused(run(*words), "record it with `treeopt trace collect --depth 9`", code=2)
+    refused(run("compare", trace_file, trace_file), "is given twice: a drafter is compared with others", code=2)
+    words = ("search", "--profile", profile_file, "--batch", "1", "--trace")
+    refused(run(*words, tmp_path), "is a folder without manifest.json, not one of `trace collect --parts`: give a .npz")
+    refused(run(*words, trace_file, "--compare", "mc_sim_7b_63"), "published tree (medusa/mc_sim_7b_63, ", code=2)
+    dear = ("whatif", "--trace", trace_file, "--target", "8b", "--hardware", "h100", "--price", "2.5")
+    refused(run(*dear), "'2.5' is not NAME=NUMBER, such as h100=2.5, or gives a name twice", code=2)
     hardware = ("whatif", "--trace", trace_file, "--target", "8b", "--batch", "1", "--hardware", "h900")
     refused(run(*hardware), "hardware must be one of", "another device needs its --data-sheet")
+
+
+def test_names_are_read_in_any_case_and_marks(trace_file, profile_file):
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--json")
+    for name, said in (("vllm", "vLLM"), ("llama.cpp", "llamacpp"), ("tensorrt-llm", "TensorRT_LLM")):
+        one, other = (json.loads(done(*words, "--for", each).stdout) for each in (name, said))
+        assert one["entries"] == other["entries"]
+        assert other["meta"]["search"]["engine"] == name
+    refused(run(*words, "--for", "trt"), "'trt' is not one of 'llama.cpp', 'lmdeploy'", code=2)
+
+
+def test_a_limit_that_nothing_keeps_and_one_that_the_only_batch_size_keeps(trace_file, profile_file):
+    words = (
+        "whatif",
+        "--acceptance",
+        "0.75",
+        "--target",
+        "8b",
+        "--kind",
+        "eagle3",
+        "--hardware",
+        "l4",
+        "--batch",
+        "1,4",
+    )
+    found = done(*words, "--max-tpot-ms", "20", "--max-nodes", "4")
+    first, least = (
+        found.stdout.splitlines()[0],
+        min(map(float, re.findall(r"  (\d\d\.\d\d)  +\d\.\d\d \[", found.stdout))),
+    )
+    said = f"Context 512: nothing takes at most 20 ms per token: the least is {least} ms, on L4 at batch 1."
+    assert first == said
+    words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--max-tpot-ms", "99")
+    assert "\nMost tokens per second below 99 ms per token: batch 1, " in done(*words).stdout

@@ -26,6 +26,7 @@ from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
 TREE = "[[0,0],[1]]"
+PILED = "waiting times grow with the length of a day."
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,16 @@ def test_requests_that_pile_up_are_told(files, arrivals, piles):
     for way, warning in zip(ways, warnings, strict=False):
         assert warning.startswith(f"requests pile up with {way} (")
         assert f"Warning: {warning}." in found.stderr
+
+
+def test_a_servers_first_lines_name_no_limits_that_were_not_given_and_no_rate_of_a_queue_that_grows(files):
+    def first(*more):
+        return done(*words(files, "--tree", "2", "--batch", "2", "--requests", "200", *more)).stdout.splitlines()[0]
+
+    assert " requests/s, 95 % of first tokens" in first("--arrivals", "5")
+    assert " requests/s within the limits, 95 %" in first("--arrivals", "5", "--ttft-s", "9")
+    assert first("--arrivals", "200").endswith("tokens/s, but requests pile up: " + PILED)
+    assert first("--capacity", "0.9", "--tpot-s", "1e-9").endswith("a chain of 2 keeps the limits at no rate.")
 
 
 def test_a_server_of_one_tree_fed_by_a_file(files, tmp_path):

@@ -12,6 +12,7 @@ from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, save_pr
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace
 from treeopt.comparison.compare_drafters import compare
+from treeopt.comparison.mismatch_warnings import model_warnings
 from treeopt.comparison.trees_of_size import parse_sizes
 from treeopt.errors import UsageError
 from treeopt.planning.held_out_split import hold_out
@@ -24,6 +25,7 @@ from treeopt.traces.trace_files import save_trace
 from treeopt.tree import Tree
 
 LENGTHS = [20, 30, 1, 25] * 10
+DOUBT = "do they belong together"
 TARGET = {"name": "m", "weights": "aa", "dtype": "float32"}
 META = {"target": TARGET, "verification": "greedy", "temperature": 0.0, "new_tokens": 30, "text_sha256": "t"}
 BETTER, WORSE = [[0.7, 0.2], [0.6, 0.2]], [[0.4, 0.2], [0.3, 0.2]]
@@ -333,3 +335,21 @@ def test_files_of_one_name_are_told_apart_by_their_folders(files, two):
 def test_traces_of_chains_are_compared_by_chains_alone():
     names = [contest.name for contest in compare({"a": acceptance("0.7"), "b": acceptance("0.5,0.3")}).contests]
     assert names == ["chain of 2", "chain of 4", "chain of 8"]
+
+
+def test_no_tree_is_compared_with_a_drafter_of_which_chains_alone_were_counted(two):
+    """Trees of the other would seem better than what its trees would do; a drafter of chains loses against trees."""
+    chains = recorded([[0.5], [0.4]])
+    counted = replace(chains, meta=chains.meta | {"imported": {"format": "counters"}})
+    sizes = parse_sizes("chain:2,best:6")
+    found = compare({"chains": chains, "better": two["better"]}, sizes=sizes).contests
+    assert [contest.name for contest in found] == ["chain of 2", "best tree of 6"]
+    found = compare({"counted": counted, "better": two["better"]}, sizes=sizes).contests
+    assert [contest.name for contest in found] == ["chain of 2", "chain of 4"]
+
+
+def test_a_trace_that_names_no_models_is_said_to_name_none():
+    (warning,) = model_warnings(
+        "trace and profile", {}, {"target": TARGET, "drafter": {"kind": "medusa", "weights": "b"}}
+    )
+    assert warning == "trace and profile: the first names no models, the second is of m (float32) with medusa: " + DOUBT

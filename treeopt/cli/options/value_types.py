@@ -255,7 +255,8 @@ class EntryName(click.Choice):  # type: ignore[type-arg]
         """Leave the names to the registry."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the name."""
+        """Return the name; case and marks do not count: `vLLM`, `EAGLE-3`."""
+        value = {_letters(name): name for name in self.choices}.get(_letters(value), value)
         if value not in self.choices and value not in self._registry:  # looks into other packages
             self.unknown(value, param, ctx)
         return super().convert(value, param, ctx)
@@ -264,6 +265,10 @@ class EntryName(click.Choice):  # type: ignore[type-arg]
         """Refuse a name that no package has, if there is more to say than which names there are."""
         if self._otherwise:
             self.fail(f"{value!r} is not one of {', '.join(self.choices)}: {self._otherwise}", param, ctx)
+
+
+def _letters(name: Any) -> str:
+    return "".join(filter(str.isalnum, str(name))).lower()
 
 
 class EngineName(EntryName):
@@ -375,8 +380,7 @@ class NamedTree(click.ParamType):  # type: ignore[type-arg]
         """Return FILE, FILE:NAME, rank paths or the name of a published tree as it was given, and the tree."""
         if isinstance(value, tuple):
             return value
-        given = value in published_trees() or set(value) & SPELLED
-        return value, (Static() if given else TreeFile()).convert(value, param, ctx)
+        return value, Static().convert(value, param, ctx)
 
 
 class Dynamic(click.ParamType):  # type: ignore[type-arg]
