@@ -70,6 +70,11 @@ class Import:
         return self.module.split(".")[0]
 
 
+def last_name(node: ast.expr) -> str | None:
+    """`c` of `a.b.c` or of `c`; writing each expression out would take a second."""
+    return getattr(node, "attr", getattr(node, "id", None))
+
+
 class Imports(ast.NodeVisitor):
     """Collects imports wherever they stand, also inside functions and for types alone."""
 
@@ -79,7 +84,7 @@ class Imports(ast.NodeVisitor):
         self.typing = 0
 
     def visit_If(self, node: ast.If) -> None:
-        types = ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        types = last_name(node.test) == "TYPE_CHECKING"
         self.typing += types
         for child in node.body:
             self.visit(child)
@@ -103,9 +108,8 @@ class Imports(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         """`import_module("name")` and `__import__("name")` are imports too."""
-        called, words = ast.unparse(node.func), node.args
-        if called.split(".")[-1] in ("import_module", "__import__") and isinstance(words[0], ast.Constant):
-            self.found.append(Import(str(words[0].value), None, self.depth > 0))
+        if last_name(node.func) in ("import_module", "__import__") and isinstance(node.args[0], ast.Constant):
+            self.found.append(Import(str(node.args[0].value), None, self.depth > 0))
         self.generic_visit(node)
 
 
