@@ -317,7 +317,7 @@ def _number(row: Row, column: Column, where: str, *, whole: bool = False) -> flo
         )
     least, most = int(column.holds == "batch"), MOST[column.holds]
     if not least <= value <= most:
-        raise CostError(f"{where}: `{column.name}` must be {least} to {most:g}, found {value:g}")
+        raise CostError(f"{where}: `{column.name}` must be {least} to {most:.10g}, found {value:g}")
     return value
 
 
@@ -365,6 +365,8 @@ def _row(record: Row, where: str) -> Row | None:
         context = _figure(record, "input_len", where) + _figure(record, "output_len", where) / 2
         row = {"batch": record.get("batch_size"), "drafted": 0, **_ms(record["median_decode_latency"], where)}
         return row | {"context": context}
+    if "schema" in record:
+        raise CostError(f"{where}: is {str(record['schema'])!r:.40}, no table of an engine's step times: {COLUMNS}")
     for name, (program, why) in LACKING.items():
         if name in record:
             raise CostError(f"{where}: {program} {why}: {COLUMNS}")

@@ -107,11 +107,11 @@ def watch(plan: Plan | Path | str, *, settings: WatchSettings) -> Iterator[dict[
     try:
         while True:
             failures = [_scrape(compared, url, client, settings.model) for url, client in clients.items()]
+            if settings.once and all(failures):
+                raise EngineError(str(failures[0]))
             compared.close_block()
             if settings.state is not None:
                 state.write(settings.state)
-            if settings.once and all(failures):
-                raise EngineError(str(failures[0]))
             record = compared.record(datetime.now(UTC).isoformat(timespec="seconds"))
             if profile is not None and verdicts != (verdicts := [test["verdict"] for test in record["tests"]]):
                 now = _plan_now(compared, plan, profile) if record["changed"] else None

@@ -166,7 +166,11 @@ class Driver(Protocol):
         """See above."""
 
     def launch(self, draft: Draft) -> Hashable:
-        """Return which launch runs a draft: drafts of equal launches take turns without a new one."""
+        """Return which launch runs a draft: drafts of equal launches take turns without a new one.
+
+        Raises:
+            UsageError: drafted tokens without a drafter; before anything is started.
+        """
 
     @property
     def meta(self) -> Mapping[str, Any]:

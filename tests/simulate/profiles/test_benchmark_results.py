@@ -76,6 +76,7 @@ def test_several_files_are_one_table_and_state_their_contexts(tmp_path):
         ({"avg_latency": 1.9, "latencies": [1.9]}, f"vllm bench latency has neither .*: {COLUMNS}"),
         ({"world_info": {}, "performance": {}}, f"trtllm-bench has means .*: {COLUMNS}"),
         ({"something": 1}, "which column is batch, drafted, step_ms. the columns are something;"),
+        ({"schema": "treeopt.profile/2", "batches": []}, "is 'treeopt.profile/2', no table of an engine's step times"),
         ([3], f"is JSON, but no results of a benchmark: {COLUMNS}"),
         ([], f"holds no chain and no plain step: {COLUMNS}"),
         (served(64, 0, completed=8), "8 requests never fill max_concurrency"),

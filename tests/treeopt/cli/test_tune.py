@@ -55,6 +55,13 @@ def test_a_dry_run_starts_nothing():
     assert "lengths 0, 2 at batch 1, 2" in said.stdout
 
 
+@pytest.mark.parametrize(("engine", "title"), [("vllm", "vLLM"), ("sglang", "SGLang")])
+def test_an_engine_without_a_way_to_draft_is_refused_before_anything_is_started(engine, title):
+    said = run(*TUNE, "--engine", engine, "--engine-python", sys.executable, "--dry-run")
+    assert said.exit_code == 2
+    assert f"{title} needs a drafter for a draft of 1: give --method, and " in error_of(said)
+
+
 @pytest.mark.slow
 def test_an_interrupted_command_resumes(tmp_path):
     command = [sys.executable, "-m", "treeopt", *TUNE, "--output", str(tmp_path / "out")]

@@ -211,6 +211,11 @@ class LaunchedServers(ABC):
 
     def launch(self, draft: Draft) -> Draft:
         """See `Driver.launch`."""
+        if draft and not self._drafts:
+            raise UsageError(
+                f"{self.title} needs a drafter for a draft of {draft}: give --method, and --engine-drafter if it has a "
+                "file"
+            )
         return draft
 
     @abstractmethod
@@ -253,11 +258,7 @@ class LaunchedServers(ABC):
         """
         if not isinstance(draft, int):
             raise UsageError(f"{self.title} verifies chains, not trees: give draft lengths")
-        if draft and not self._drafts:
-            raise UsageError(
-                f"{self.title} needs a drafter for a draft of {draft}: give --method, and --engine-drafter if it has a "
-                "file"
-            )
+        self.launch(draft)
         if concurrency < 1:
             raise UsageError(f"concurrency must be at least 1, got {concurrency}")
         server, length = self._servers.server(draft), draft

@@ -98,6 +98,10 @@ class InProcess:
         """See `Driver.launch`."""
         if draft == 0:
             return PLAIN
+        if self._speculation is None:
+            raise UsageError(
+                f"vLLM needs a drafter for a draft of {draft}: give --method, and --engine-drafter if it has a file"
+            )
         return f"{DRAFTING} {draft}" if self._drafts_one_length else DRAFTING
 
     @property
@@ -123,10 +127,6 @@ class InProcess:
         """
         if not isinstance(draft, int):
             raise UsageError("vLLM verifies chains, not trees: give draft lengths")
-        if draft and self._speculation is None:
-            raise UsageError(
-                f"vLLM needs a drafter for a draft of {draft}: give --method, and --engine-drafter if it has a file"
-            )
         worker = self._worker(draft)
         return worker.steps(
             requests, pipeline=worker.launch, concurrency=concurrency, settings={"length": draft}, plain=draft == 0
