@@ -17,7 +17,7 @@ from treeopt.searchers.choose_policy import best_policy
 from treeopt.storage.user_files import shipped
 from treeopt.traces.trace_files import load_trace
 
-TRACE = load_trace(shipped("traces/eagle-candidates-t0.npz")).select(np.arange(50))
+TRACE = load_trace(shipped("traces/eagle-candidates-t0.npz")).select(np.arange(80))
 # Verifying 63 nodes takes 10 % more than a plain step, so that trees pay.
 CHEAP = Profile(
     (

@@ -137,7 +137,7 @@ def test_a_certificate_comes_also_when_the_work_is_cut_short():
     again = [refine(pool, parts, [], nodes=63, depth=8, work=0.1) for _ in range(2)]
     assert again[0] == again[1]  # nothing of it depends on a clock
     assert hurried.bound >= again[0].bound
-    longer = refine(pool, parts, [], nodes=63, depth=8, work=3, seed=1)
+    longer = refine(pool, parts, [], nodes=63, depth=8, work=10, seed=1)
     assert hurried.bound >= longer.bound >= longer.rate >= hurried.rate
     assert longer.bound / longer.rate < 1.02
 
