@@ -120,7 +120,12 @@ def small_trace(*, requests=8, depth=3, width=4, lengths=20, meta=None):
 
 def small_profile(*, batches=(1, 4), tokens=64, depth=4, meta=None):
     made = tuple(
-        BatchTimes(batch, 0.010 * batch, ((1, 1e-4), (depth, 4e-4)), ((2, 0.011 * batch), (tokens, 0.02 * batch)))
+        BatchTimes(
+            batch,
+            0.010 * batch,
+            ((1, 1e-4), (depth, 4e-4)),
+            ((2, 0.011 * batch), (tokens, 0.02 * batch)),
+        )
         for batch in batches
     )
     return Profile(made, (4, 100), 0.02, MODELS | {"device": "made up"} if meta is None else meta)

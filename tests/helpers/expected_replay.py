@@ -107,7 +107,9 @@ def expected_replay(tree: Tree, trace: Trace) -> ExpectedCounts:
     odds = accepted_odds(tree, trace)
     visits = visit_odds(odds, trace)
     return ExpectedCounts(
-        steps=np.add.reduceat(visits, trace.starts), committed=trace.lengths, accepted_counts=visits @ odds
+        steps=np.add.reduceat(visits, trace.starts),
+        committed=trace.lengths,
+        accepted_counts=visits @ odds,
     )
 
 

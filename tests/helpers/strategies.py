@@ -45,7 +45,11 @@ def past_end(lengths: Sequence[int], depth: int) -> NDArray[np.bool_]:
 
 
 def trace_of(
-    requests: Sequence[Sequence[Sequence[int]]], *, width: int, numbers: Sequence[int] | None = None, **parts: Any
+    requests: Sequence[Sequence[Sequence[int]]],
+    *,
+    width: int,
+    numbers: Sequence[int] | None = None,
+    **parts: Any,
 ) -> Trace:
     """A trace written out: per request, per position, the rank at each depth."""
     lengths = [len(rows) for rows in requests]

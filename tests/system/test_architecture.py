@@ -281,7 +281,8 @@ def test_no_two_modules_share_a_name():
 
 
 @pytest.mark.parametrize(
-    ("room", "libraries"), [("executor", EXECUTOR_ONLY), ("treeopt.cli", {"click", "click_didyoumean", "cloup"})]
+    ("room", "libraries"),
+    [("executor", EXECUTOR_ONLY), ("treeopt.cli", {"click", "click_didyoumean", "cloup"})],
 )
 def test_libraries_of_one_room_are_imported_there_alone(room, libraries):
     """Types of torch may be named elsewhere."""

@@ -52,7 +52,10 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def trees():
-    trace, profile = (load_trace(shipped("traces/medusa-t0.npz")), load_profile(shipped("profiles/medusa-cpu.json")))
+    trace, profile = (
+        load_trace(shipped("traces/medusa-t0.npz")),
+        load_profile(shipped("profiles/medusa-cpu.json")),
+    )
     plan = search(trace, profile, batch=(1, 4))
     chosen = {f"chosen at {e.batch}": e.choice.tree for e in plan.entries if e.choice.tree}
     assert chosen  # a demonstration without a tree would show nothing

@@ -47,7 +47,11 @@ def test_many_shapes_are_priced_at_once(held, tokens, depth, width, random):
 
 @pytest.mark.parametrize(
     ("verify", "draft", "words"),
-    [([[1.0]], [[0.0]], "verify_s"), ([np.nan], [[0.0]], "verify_s"), ([1.0], [[0.0, np.nan]], "draft_s")],
+    [
+        ([[1.0]], [[0.0]], "verify_s"),
+        ([np.nan], [[0.0]], "verify_s"),
+        ([1.0], [[0.0, np.nan]], "draft_s"),
+    ],
 )
 def test_tables_of_another_shape_are_refused(verify, draft, words):
     with pytest.raises(CostError, match=words):

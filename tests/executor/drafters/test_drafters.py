@@ -64,7 +64,13 @@ def test_the_teacher_forced_pass_is_drafting_step_by_step(drafter):
                 torch.testing.assert_close(found, due, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("shape", "heads", "shared"), [((4096, 96, 8, 128), 64, 8), ((60, 8, 8, 16), 6, 6)])
+@pytest.mark.parametrize(
+    ("shape", "heads", "shared"),
+    [
+        ((4096, 96, 8, 128), 64, 8),
+        ((60, 8, 8, 16), 6, 6),
+    ],
+)
 def test_a_layer_has_heads_that_divide_its_width(shape, heads, shared):
     hidden, had, keys, width = shape
     config = Glm4MoeConfig(

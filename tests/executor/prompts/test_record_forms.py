@@ -99,7 +99,14 @@ def test_tools_and_system_belong_to_the_question(tmp_path):
     assert json.loads(read_prompts(written(tmp_path / "c.jsonl", batch))[0].extras)["tools"] == tools
 
 
-@pytest.mark.parametrize("record", [{"id": "a", "conversations": []}, {"messages": []}, {"turns": []}])
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"id": "a", "conversations": []},
+        {"messages": []},
+        {"turns": []},
+    ],
+)
 def test_empty_conversations_are_skipped(tmp_path, record):
     path = written(tmp_path / "a.jsonl", record, FORMS["GSM8K"])
     for read in (lambda report: read_texts([path], report), lambda report: read_prompts(path, report)):

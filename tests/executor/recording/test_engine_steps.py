@@ -54,7 +54,12 @@ def test_a_run_that_breaks_off_resumes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "record", ['{"request": {"request": 0, "committed": [1, 0]}}', '{"request": {"request": 4, "committed": [1]}}', "{"]
+    "record",
+    [
+        '{"request": {"request": 0, "committed": [1, 0]}}',
+        '{"request": {"request": 4, "committed": [1]}}',
+        "{",
+    ],
 )
 def test_a_broken_file_of_a_run_is_refused(tmp_path, record):
     work = tmp_path / "work"

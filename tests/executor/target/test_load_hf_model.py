@@ -79,7 +79,11 @@ DROPPED = {
     "bias of the head": ({"lm_head.bias": (61,)}, {}, "model_type llama"),
 }
 BESIDE = {
-    "fewer layers": ({}, {"num_hidden_layers": 1}, "num_hidden_layers is 1 in config.json: stored layers 1 "),
+    "fewer layers": (
+        {},
+        {"num_hidden_layers": 1},
+        "num_hidden_layers is 1 in config.json: stored layers 1 ",
+    ),
     "a layer more": ({"model.layers.2.mlp.up_proj.weight": (48, 32)}, {}, "stored layers 2 are not used"),
     "a classifier": ({"score.weight": (2, 32)}, {}, "no place for score.weight: not used"),
 }

@@ -458,7 +458,10 @@ def test_a_block_residual_without_its_prefix_is_noticed(monkeypatch):
 def test_siblings_in_another_order_are_noticed():
     """Without replacement the first draw is the only one that has the law q."""
     noticed(
-        rule_of(Sequoia), WIDE, draws=lambda q, tokens: kept_out(q, tokens.flip(1)), change=lambda drawn: drawn.flip(-1)
+        rule_of(Sequoia),
+        WIDE,
+        draws=lambda q, tokens: kept_out(q, tokens.flip(1)),
+        change=lambda drawn: drawn.flip(-1),
     )
 
 

@@ -120,7 +120,9 @@ def test_flops_are_those_that_torch_counts(model_type, tokens, context, logits):
         model(torch.zeros(1, context, dtype=torch.long, device="meta"), past_key_values=cache)
     with FlopCounterMode(display=False) as counter:
         model(
-            torch.zeros(1, tokens, dtype=torch.long, device="meta"), past_key_values=cache, logits_to_keep=logits or 0
+            torch.zeros(1, tokens, dtype=torch.long, device="meta"),
+            past_key_values=cache,
+            logits_to_keep=logits or 0,
         )
     products = 2 * shape.vocab * shape.hidden * (tokens if logits is None else logits)
     for group in shape.layer_groups:

@@ -142,7 +142,11 @@ def test_whole_experts_take_as_many_bytes_as_their_parts():
 def test_a_wire_without_end_divides_the_work(drafter, devices):
     """With nothing but bytes and FLOP of large matrices, n devices take an n-th; what all compute wholly, as ever."""
     h100 = find_hardware("h100")
-    free = replace(h100, fitted=replace(h100.fitted, gemm_overhead_s=0.0), link=Link(1e30, 0.0, 1.0, 0.0, "made up"))
+    free = replace(
+        h100,
+        fitted=replace(h100.fitted, gemm_overhead_s=0.0),
+        link=Link(1e30, 0.0, 1.0, 0.0, "made up"),
+    )
     one, several = (Roofline(L3, drafter, free, overheads=Overheads.none(), devices=count) for count in (1, devices))
     assert several.plain_s(batch=4) == pytest.approx(one.plain_s(batch=4) / devices, rel=0.02)
     tree = StepShape.of(Tree.chain(3), batch=4)

@@ -367,7 +367,11 @@ def test_what_cannot_be_is_refused(tiny, tmp_path, monkeypatch, more, code, word
 
 @pytest.mark.parametrize(
     ("more", "word"),
-    [((), "--prompt"), (("--prompt", "a\udcff"), "Unicode"), (("--prompt", "a", "--requests", "1"), "--requests")],
+    [
+        ((), "--prompt"),
+        (("--prompt", "a\udcff"), "Unicode"),
+        (("--prompt", "a", "--requests", "1"), "--requests"),
+    ],
 )
 def test_prompts_on_the_command_line_must_be_some(tiny, more, word):
     refused(run("decode", "--target", tiny / "target", *more), word, code=2)
@@ -501,11 +505,17 @@ def test_another_command_is_not_gone_on_with(tiny, tmp_path, more, word):
     assert files(tmp_path) == before
 
 
-def test_other_files_are_not_gone_on_with(tiny, tmp_path):
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"dear diary\n",
+    ],
+)
+def test_other_files_are_not_gone_on_with(tiny, tmp_path, content):
     path = tmp_path / "out.jsonl"
-    path.write_text("dear diary\n")
+    path.write_bytes(content)
     refused(decode(tiny, "--output", path, "--resume"), "--resume", str(path), code=2)
-    assert path.read_text() == "dear diary\n"
+    assert path.read_bytes() == content
 
 
 def test_a_model_that_fails_leaves_whole_records(tiny, tmp_path, monkeypatch):

@@ -26,7 +26,10 @@ def test_search_writes_its_plan_as_a_table(trace_file, profile_file, tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [("simulate", "--trace", TRACES[0], "--tree", "1", "--batch", "4"), ("compare", *TRACES, "--shapes", "chain:2")],
+    [
+        ("simulate", "--trace", TRACES[0], "--tree", "1", "--batch", "4"),
+        ("compare", *TRACES, "--shapes", "chain:2"),
+    ],
     ids=lambda words: words[0],
 )
 def test_records_are_written_as_tables(words, tmp_path):

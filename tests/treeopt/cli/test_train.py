@@ -72,8 +72,9 @@ def test_a_drafter_is_trained_and_written(tiny, tmp_path):
 
 def test_a_training_that_is_finished_is_not_gone_on_with(tiny, tmp_path):
     assert train(tiny, tmp_path / "o", "--set", "depths=1").exit_code == 0
-    written = sorted(path.name for path in (tmp_path / "o").iterdir() if path.is_file())
-    assert written == ["config.json", "medusa_lm_head.safetensors", "training.json"]
+    assert sorted(path.name for path in (tmp_path / "o").iterdir() if path.is_file()) == [
+        *("config.json", "medusa_lm_head.safetensors", "training.json"),
+    ]
     refused(train(tiny, tmp_path / "o", "--set", "depths=1", "--resume"), "--resume", "finished", code=2)
 
 

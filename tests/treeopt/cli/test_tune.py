@@ -83,7 +83,10 @@ def test_an_interrupted_command_resumes(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([], "tune needs --engine"), (["--budget", "soon", "--engine", "openai"], "is not a time such as 900, 15m or 1h")],
+    [
+        ([], "tune needs --engine"),
+        (["--budget", "soon", "--engine", "openai"], "is not a time such as 900, 15m or 1h"),
+    ],
 )
 def test_settings_that_do_not_go_together(tmp_path, words, message):
     assert message in error_of(run(*TUNE, *words, "--output", tmp_path / "out"))

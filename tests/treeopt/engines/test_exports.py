@@ -12,7 +12,17 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.small_plans import BUSHY, EAGLE3, GOLDEN, MEDUSA_DRAFTER, OPT_TREE, entry, exported, grown, plan_of
+from tests.helpers.small_plans import (
+    BUSHY,
+    EAGLE3,
+    GOLDEN,
+    MEDUSA_DRAFTER,
+    OPT_TREE,
+    entry,
+    exported,
+    grown,
+    plan_of,
+)
 from treeopt.cli.commands.export import export as command
 from treeopt.engines import ENGINES
 from treeopt.errors import EngineError, PlanError, UsageError

@@ -107,7 +107,8 @@ def test_a_thousand_hours_raise_no_more_false_alarms_than_stated():
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"), [({"acceptance": 0.95}, ("position 1", "fell")), ({"slower": 1.05}, ("step time", "rose"))]
+    ("change", "expected"),
+    [({"acceptance": 0.95}, ("position 1", "fell")), ({"slower": 1.05}, ("step time", "rose"))],
 )
 def test_a_change_of_5_percent_is_found_within_4_million_steps(change, expected):
     """About 3,000 requests here; the guide states this number."""

@@ -844,7 +844,12 @@ def test_a_plan_says_where_it_comes_from():
 
 @pytest.mark.parametrize(
     ("depth", "width", "skipped"),
-    [(5, 10, []), (4, 10, ["EAGLE-1's tree"]), (5, 9, ["Medusa's tree"]), (5, 3, ["Medusa's tree", "EAGLE-1's tree"])],
+    [
+        (5, 10, []),
+        (4, 10, ["EAGLE-1's tree"]),
+        (5, 9, ["Medusa's tree"]),
+        (5, 3, ["Medusa's tree", "EAGLE-1's tree"]),
+    ],
 )
 def test_baselines_are_compared_or_skipped_with_a_reason(depth, width, skipped):
     trace = with_lengths(np.zeros((40, depth)), [10] * 4, width=width)

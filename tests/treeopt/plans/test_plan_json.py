@@ -33,7 +33,15 @@ def plan_of(entries: int = 2) -> Plan:
     proof = Proof("replayed tokens a second", optimal=False, statement="best found")
     price = Price("contiguous ranks", "engine.py", Estimate(0.01, -0.01, 0.03))
     skipped = {"Medusa's tree": "too deep"}
-    first = PlanEntry(1, fast, Estimate(0.5, 0.25, 0.75), (plain, chain, dynamic, bound), skipped, proof, (price,))
+    first = PlanEntry(
+        1,
+        fast,
+        Estimate(0.5, 0.25, 0.75),
+        (plain, chain, dynamic, bound),
+        skipped,
+        proof,
+        (price,),
+    )
     second = PlanEntry(64, plain, None, (chain,), {}, replace(proof, optimal=True))
     meta = {"seed": 1, "trace": {"target": "γ"}}
     if entries == 1:

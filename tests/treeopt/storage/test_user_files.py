@@ -172,7 +172,11 @@ def test_random_prompts_are_bounded():
         load_tokens(None, small_target(), prompts)
 
 
-PACKED = {"gzip": gzip.compress(b"{}"), "zip": b"PK\x03\x04" + bytes(30), "parquet": b"PAR1" + bytes(30)}
+PACKED = {
+    "gzip": gzip.compress(b"{}"),
+    "zip": b"PK\x03\x04" + bytes(30),
+    "parquet": b"PAR1" + bytes(30),
+}
 
 
 @pytest.mark.parametrize("kind", PACKED)

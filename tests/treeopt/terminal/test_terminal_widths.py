@@ -219,7 +219,11 @@ def test_blocks_hold_every_column_where_the_table_would_drop_some():
 
 @pytest.mark.parametrize(
     ("price", "text"),
-    [((0.0809, 0.063, 0.104), "0.0809 [0.0630, 0.1040]"), ((0.3, 0.3, 0.3), "0.300"), ((0.0, 0.0, 0.0), "0")],
+    [
+        ((0.0809, 0.063, 0.104), "0.0809 [0.0630, 0.1040]"),
+        ((0.3, 0.3, 0.3), "0.300"),
+        ((0.0, 0.0, 0.0), "0"),
+    ],
 )
 def test_prices_keep_their_zeros(price, text):
     assert money(dict(zip(("value", "low", "high"), price, strict=True))).text == text

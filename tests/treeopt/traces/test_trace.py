@@ -252,7 +252,12 @@ def test_missing_and_unknown_arrays_are_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("request", np.int64), ("rank", np.float16), ("candidates_hit", np.uint8), ("rank", [("a", "<i2")])],
+    [
+        ("request", np.int64),
+        ("rank", np.float16),
+        ("candidates_hit", np.uint8),
+        ("rank", [("a", "<i2")]),
+    ],
 )
 def test_wrong_types_are_named(tmp_path, name, dtype):
     arrays = arrays_of(full_trace())
@@ -344,7 +349,12 @@ def test_positions_are_checked_alike_in_parts_of_any_size(trace, chunk, data):
 @pytest.mark.parametrize(("name", "value"), [("request", np.array([0.0])), ("rank", np.array([[np.nan]]))])
 def test_a_trace_of_other_types_is_refused_or_converted(tmp_path, name, value):
     # What is constructed can be saved, and what is saved can be loaded.
-    parts = {"request": np.int32([0]), "position": np.int32([0]), "rank": np.int16([[0]]), "domain": np.int16([0])}
+    parts = {
+        "request": np.int32([0]),
+        "position": np.int32([0]),
+        "rank": np.int16([[0]]),
+        "domain": np.int16([0]),
+    }
     try:
         trace = Trace(**(parts | {name: value}), width=2, domain_names=("chat",))
     except TraceError as error:
@@ -459,7 +469,11 @@ def test_a_selection_keeps_all_that_its_requests_say(trace, data):
     keep = np.isin(trace.request_index, chosen)
     assert rows(part) == [row for row, kept in zip(rows(trace), keep.tolist(), strict=True) if kept]
     assert part.requests == len(chosen)
-    assert (part.width, dict(part.meta), part.domain_names) == (trace.width, dict(trace.meta), trace.domain_names)
+    assert (part.width, dict(part.meta), part.domain_names) == (
+        trace.width,
+        dict(trace.meta),
+        trace.domain_names,
+    )
     assert (part.candidates is None) == (trace.candidates is None)
     assert_equal_traces(trace.select(np.arange(trace.requests)), trace)
 

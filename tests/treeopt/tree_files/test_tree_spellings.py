@@ -162,7 +162,10 @@ def test_yaml_is_read(tmp_path: Path, spelling: str, suffix: str) -> None:
 
 
 @settings(deadline=None)
-@given(trees(min_nodes=1), st.sampled_from(["{}", "t = {}", '--tree="{}"', '{{"a": {{"eagle_choices": "{}"}}}}']))
+@given(
+    trees(min_nodes=1),
+    st.sampled_from(["{}", "t = {}", '--tree="{}"', '{{"a": {{"eagle_choices": "{}"}}}}']),
+)
 def test_every_tree_survives_every_form(tree: Tree, form: str) -> None:
     assert Static().convert(form.format(list(tree.paths)), None, None) == tree
     assert Static().convert(form.format([list(path) for path in tree.paths]), None, None) == tree

@@ -45,7 +45,12 @@ trtllm_spec_decode_drafted_tokens_created{token_position="0"} 999
 """
 
 
-TEXTS = {"vllm": VLLM, "lmdeploy": VLLM.replace("vllm:", "lmdeploy:"), "llama.cpp": LLAMA_CPP, "tensorrt-llm": TRTLLM}
+TEXTS = {
+    "vllm": VLLM,
+    "lmdeploy": VLLM.replace("vllm:", "lmdeploy:"),
+    "llama.cpp": LLAMA_CPP,
+    "tensorrt-llm": TRTLLM,
+}
 
 
 def scaled(text, factor):
