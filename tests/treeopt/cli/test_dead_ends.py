@@ -60,7 +60,7 @@ def test_other_ways_on(small_plan, trace_file, profile_file, tmp_path):
     refused(run(*words, tmp_path), "is a folder without manifest.json, not one of `trace collect --parts`: give a .npz")
     refused(run(*words, trace_file, "--compare", "mc_sim_7b_63"), "published tree (medusa/mc_sim_7b_63, ", code=2)
     dear = ("whatif", "--trace", trace_file, "--target", "8b", "--hardware", "h100", "--price", "2.5")
-    refused(run(*dear), "'2.5' is not NAME=NUMBER, such as h100=2.5, or gives a name twice", code=2)
+    refused(run(*dear), "'2.5' is not NAME=NUMBER with a name of its own, such as h100=2.5", code=2)
     hardware = ("whatif", "--trace", trace_file, "--target", "8b", "--batch", "1", "--hardware", "h900")
     refused(run(*hardware), "hardware must be one of", "another device needs its --data-sheet")
 

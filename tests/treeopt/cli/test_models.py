@@ -37,7 +37,11 @@ def test_a_target_by_name_by_its_last_part_and_by_hand(tmp_path, asked):
     found = json.loads(done(*asked, "--target", "DeepSeek-V4-Pro", *by_hand).stdout)
     assert found["cells"][0]["fits"]
     for wrong in ("params=x", "params", "params=1e9,params=2e9"):
-        refused(run(*asked, "--target", "8b", "--sizes", wrong), "is not NAME=NUMBER with a name of its own", code=2)
+        refused(
+            run(*asked, "--target", "8b", "--sizes", wrong),
+            "is not NAME=NUMBER with a name of its own, such as params",
+            code=2,
+        )
     for wrong in ("frob=1", "params=1e16", "spread=2"):
         said = "--sizes takes numbers of params, active, kv_bytes, layers"
         refused(run(*asked, "--target", "8b", "--sizes", wrong), said, code=2)

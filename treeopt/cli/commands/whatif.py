@@ -58,9 +58,9 @@ class NamedNumbers(click.ParamType):  # type: ignore[type-arg]
             except ValueError:
                 number = math.nan
             if not name or not math.isfinite(number) or name in numbers:
-                self.fail(
-                    f"{part.strip()!r:.80} is not NAME=NUMBER, such as h100=2.5, or gives a name twice", param, ctx
-                )
+                example = "params=8e9" if param is None or param.name == "sizes" else "h100=2.5"
+                said = f"{part.strip()!r:.80} is not NAME=NUMBER with a name of its own, such as {example}"
+                self.fail(said, param, ctx)
             numbers[name] = number
         return numbers
 
