@@ -77,7 +77,7 @@ HERE = ("processor", "cores", "software")  # provenance of the machine that read
 
 
 class Column(NamedTuple):
-    """What a column holds, the name of the column, and the factor to the unit that is read."""
+    """A column of a table: what it holds, its name, and the factor to the unit that is read."""
 
     holds: str
     name: str

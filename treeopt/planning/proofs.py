@@ -1,4 +1,4 @@
-"""What was searched, what is proved about the choice, and what is not: the sentences of a plan's proof."""
+"""Sentences of a plan's proof: what was searched, what is proved about the choice, and what is not."""
 
 from dataclasses import replace
 
