@@ -198,7 +198,7 @@ def _lines(path: Path, given: Mapping[str, str], *, contexts: bool) -> list[_Lin
     with reading(path, CostError):
         text = read_text(path)
     is_json = text.lstrip().startswith(("{", "["))
-    records = list(enumerate(_records(path, text), start=1)) if is_json else _table(path, text)
+    records = list(enumerate(_records(path, text), start=1)) if is_json else table_of(path, text)
     named = [(f"{path}: {'result' if is_json else 'line'} {number}", record) for number, record in records]
     rows = named if given else [(at, row) for at, record in named if (row := _row(record, at)) is not None]
     if not rows:
@@ -209,7 +209,7 @@ def _lines(path: Path, given: Mapping[str, str], *, contexts: bool) -> list[_Lin
     return [_line(row, at, columns) for at, row in rows]
 
 
-def _table(path: Path, text: str) -> list[tuple[int, Row]]:
+def table_of(path: Path, text: str) -> list[tuple[int, Row]]:
     """Return the lines of a table by their numbers."""
     table = [line.strip().strip("|") if "|" in line else line for line in text.splitlines()]
     mark = next((mark for mark in "|\t;" if table and mark in table[0]), ",")
@@ -285,14 +285,14 @@ def _columns(path: Path, names: Sequence[str], given: Mapping[str, str]) -> dict
 
 def _line(row: Row, where: str, columns: Mapping[str, Column]) -> _Line:
     """Return the measurement of a row; `where` starts the messages of its errors."""
-    batch, drafted = (int(_number(row, columns[name], where, whole=True)) for name in ("batch", "drafted"))
-    context = _number(row, columns["context"], where) if "context" in columns else None
-    time, value = columns["time"], _number(row, columns["time"], where)
+    batch, drafted = (int(number_of(row, columns[name], where, whole=True)) for name in ("batch", "drafted"))
+    context = number_of(row, columns["context"], where) if "context" in columns else None
+    time, value = columns["time"], number_of(row, columns["time"], where)
     if value == 0:
         raise CostError(f"{where}: `{time.name}` must be above 0, found 0")
     tokens, kept = 1.0, columns.get("committed", time)
     if time.holds != "step_ms" and (drafted or str(row.get(kept.name) or "").strip().lower() not in NO_TOKENS):
-        found = _number(row, kept, where)
+        found = number_of(row, kept, where)
         tokens = {"accepted": 1 + found, "acceptance": 1 + found * drafted}.get(kept.holds, found)
     if not 1 <= tokens <= drafted + 1:
         raise CostError(f"{where}: `{kept.name}` must be 1 to {drafted + 1}, bonus counted, found {tokens:g}")
@@ -302,12 +302,12 @@ def _line(row: Row, where: str, columns: Mapping[str, Column]) -> _Line:
     return _Line(batch, drafted, step_s, context)
 
 
-def _number(row: Row, column: Column, where: str, *, whole: bool = False) -> float:
+def number_of(row: Row, column: Column, where: str, *, whole: bool = False) -> float:
     """Return a finite number of a row in the unit of `NAMES`, `whole`: an integer."""
     found = row.get(column.name)
     text = "" if found is None else str(found).strip()
     try:
-        value = float(text) * column.factor
+        value = float(re.sub(r",(?=\d{3}(?:,\d{3})*\.\d)", "", text)) * column.factor  # 4,094.75
     except ValueError:
         value = np.nan
     if not np.isfinite(value) or (whole and not value.is_integer()):
