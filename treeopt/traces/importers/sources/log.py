@@ -108,7 +108,9 @@ def _of_requests(lines: Sequence[re.Match[str]]) -> tuple[list[Printed], list[st
     for line in lines:
         rates, accepted, tokens = _numbers(line[line.lastindex or 0]), int(line["accepted"]), int(line["drafted"])
         if bool(accepted) != any(rates):
-            raise TraceError(f"a request has {accepted} accepted tokens, its rates by position add up to {sum(rates):g}")
+            raise TraceError(
+                f"a request has {accepted} accepted tokens, its rates by position add up to {sum(rates):g}"
+            )
         steps = max(round(accepted / sum(rates)) if accepted else 0, -(-tokens // len(rates)))
         if steps:
             rows.append(Printed(tuple(rates), ROUNDING, steps, accepted))

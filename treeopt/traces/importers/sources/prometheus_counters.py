@@ -3,7 +3,8 @@
 Sources: vLLM 0.33.0, LMDeploy 0.18.0, llama.cpp (llama-cpp-python 0.3.36) and TensorRT-LLM (#12636).
 
 They stand in any container: Prometheus text (also behind what `kubectl logs`, a quotation or a log puts before each
-line), the objects of vLLM's `LLM.get_metrics()` as JSON, and answers of Prometheus' own query. Names are as the text has them.
+line), the objects of vLLM's `LLM.get_metrics()` as JSON, and answers of Prometheus to a query. Names are as the text
+has them.
 """
 
 import re
@@ -114,7 +115,7 @@ def _of_text(text: str) -> Samples:
 
 
 def _of_get_metrics(content: Content) -> Samples:
-    """Return the counters of `LLM.get_metrics()`, or of a query of Prometheus, as the samples that /metrics has of them."""
+    """Return the counters of `LLM.get_metrics()` or of a query of Prometheus as the samples that /metrics has."""
     samples: Samples = {}
     for record in map(_of_query, content.records):
         name, labels = record.get("name"), record.get("labels") or {}
@@ -137,7 +138,11 @@ def _of_query(record: Mapping[str, Any]) -> Mapping[str, Any]:
     number = value[-1] if value else None
     with suppress(TypeError, ValueError):
         number = float(number)
-    return {"name": labels.get("__name__"), "labels": {k: v for k, v in labels.items() if k != "__name__"}, "value": number}
+    return {
+        "name": labels.get("__name__"),
+        "labels": {k: v for k, v in labels.items() if k != "__name__"},
+        "value": number,
+    }
 
 
 def _add(samples: Samples, key: Key, value: float, where: str) -> None:
