@@ -49,7 +49,8 @@ class Rivals:
 
         A policy takes the place of the tree where it is faster on the fitted requests. It does not where
         the rules are those of an engine without dynamic trees, where forwards have one shape and the policy changes
-        it, and where dynamic trees were timed and its kind was not. The best static configuration, plain decoding included, is then compared with it.
+        it, and where dynamic trees were timed and its kind was not. The best static configuration, plain decoding
+        included, is then compared with it.
         """
         plain, static = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
         kinds = () if self.cannot_run is not None and self.cannot_run(SMALLEST, batch) else self.settings.policies
