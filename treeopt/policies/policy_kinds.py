@@ -58,10 +58,6 @@ class Sweep(Protocol):
     def trace(self) -> Trace:
         """The requests that settings are chosen on."""
 
-    @property
-    def batch(self) -> int:
-        """Sequences decoded together."""
-
     def sizes(self, depth: int) -> list[int]:
         """Return the numbers of nodes worth trying at a depth, up to and including the largest possible."""
 

@@ -180,7 +180,6 @@ def _tree_settings(tree: DynamicTree) -> dict[str, int]:
     for name, given, only in (
         ("width", tree.children, tree.beam),
         ("min_probability", tree.min_probability, 0),
-        ("budget", tree.budget, None),
         ("calibration", tree.calibration, None),
     ):
         if given != only:
