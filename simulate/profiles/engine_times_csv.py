@@ -399,8 +399,8 @@ def _served(record: Row, where: str) -> dict[str, Any]:
         if not max([1.0, *stated]) / UNEVEN < tokens < (asked + 1) * UNEVEN:
             raise CostError(
                 f"{where}: mean_itl_ms is {tokens:.3g} times mean_tpot_ms, where a step commits "
-                f"{f'{stated[0]:.3g} tokens' if stated else f'at most {asked + 1}'}: it is no step's time (but "
-                "that of several with --stream-interval, of a token in SGLang's, or the server's drafts are not counted)"
+                f"{f'{stated[0]:.3g} tokens' if stated else f'at most {asked + 1}'}: it is no step's time: "
+                "several steps' with --stream-interval, a token's in SGLang's results, or drafts were not counted"
             )
     if record.get("total_input_tokens") and record.get("completed"):
         cached = _figure(record, "total_input_tokens", where) + _figure(record, "total_output_tokens", where) / 2
