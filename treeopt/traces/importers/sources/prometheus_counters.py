@@ -135,7 +135,7 @@ def _of_query(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a result of Prometheus' /api/v1/query as `LLM.get_metrics()` has it; any other record itself."""
     if not isinstance(labels := record.get("metric"), dict) or not isinstance(value := record.get("value"), list):
         return record
-    number = value[-1] if value else None
+    number: Any = value[-1] if value else None
     with suppress(TypeError, ValueError):
         number = float(number)
     return {
