@@ -6,8 +6,10 @@ The ranking of candidates is computed in `treeopt.policies.reranking`.
 import math
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from treeopt.errors import TreeError
@@ -106,6 +108,7 @@ class DynamicTreeRecord(Record, frozen=True, tag_field="kind", tag="dynamic-tree
     width: Size | None
     min_probability: Probability
     calibration: CalibrationRecord | None
+    budget: Annotated[None, Meta(description="of a whole batch: in older files, where it must be null")] = None
 
 
 def sweep_sizes(sweep: Sweep) -> None:
