@@ -37,7 +37,7 @@ _HISTOGRAM = re.compile(
     r"([\d.]{1,20}(?:e[+-]?\d+)?)"
 )
 _COLUMN = re.compile(
-    r"(?i)(?:accept\w*@|(?:accept[a-z]*[ _](?:rate[ _])?)?(?:at[ _])?(?:pos[a-z]*|token)[ _]?#?)(\d{1,2})(?: accept\w*)?"
+    r"(?i)(?:accept\w*@|(?:accept[a-z]*[ _](?:rate[ _])?)?(?:at[ _])?(?:pos[a-z]*|token)[ _]?#?)(\d{1,2})(?: accept.*)?"
 )
 _PAIR = re.compile(r"(?m)^\|[ *`]*([^|\n]+?)[ *`]*\|[ *`]*([^|\n]+?)[ *`]*\|[ \t]*$")  # a row of a name and its value
 _HEADER = re.compile(r"\s*[A-Za-z][\w @#/()%.-]*(?:[,;\t]\s*[A-Za-z][\w @#/()%.-]*)+\s*")
