@@ -74,8 +74,6 @@ WITH_IMAGES = frozenset(
         *("qwen3_vl", "qwen3_vl_moe", "smolvlm"),
     }
 )
-# Families whose forward asks a mask for its dimensions, which FlexAttention's block masks lack (transformers 5.23).
-TENSOR_MASKS = frozenset({"gpt2"})
 # Tensors without effect on the text: computed ones, masks and scales of a cache in another type, and towers for images
 # and sound. transformers leaves out others by lists of each architecture.
 _WITHOUT_EFFECT = re.compile(
@@ -198,12 +196,6 @@ def eager_reason(model: PreTrainedModel) -> str | None:
     if not getattr(model, "_supports_sdpa", False):
         return "transformers has no scaled-dot-product attention for it"
     return None
-
-
-def tensor_mask_reason(model: PreTrainedModel) -> str | None:
-    """Return why this model cannot run with FlexAttention's block masks; None if it can."""
-    kind = str(model.config.model_type)
-    return f"{kind} models take no block masks, which FlexAttention needs" if kind in TENSOR_MASKS else None
 
 
 def query_group(model: PreTrainedModel) -> int:
