@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from executor.target.positions import BOTH, FULL, RECURRENT, SLIDING, refused_positions
@@ -66,6 +66,14 @@ REFUSED = {
     "rwkv": _STATE,
     "xlstm": _STATE,
 }
+# Families that transformers has as readers of images alone, whose text part is tried.
+WITH_IMAGES = frozenset(
+    {
+        *("aya_vision", "cohere2_vision", "exaone4_5", "glm46v", "glm4v", "glm4v_moe", "idefics3", "internvl"),
+        *("kimi_k25", "lfm2_vl", "llava", "llava_next", "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl"),
+        *("qwen3_vl", "qwen3_vl_moe", "smolvlm"),
+    }
+)
 # Tensors without effect on the text: computed ones, masks and scales of a cache in another type, and towers for images
 # and sound. transformers leaves out others by lists of each architecture.
 _WITHOUT_EFFECT = re.compile(
@@ -101,6 +109,23 @@ def refusal(config: Any) -> str | None:
         return "transformers bounds time steps by time_step_min for several tokens, not for one: no chain is lossless"
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # one class, but typed as several
     return None if model is None else _class_refusal(model, config)
+
+
+def model_class(config: PretrainedConfig) -> Any:
+    """Return transformers' class that loads the models of a configuration.
+
+    Raises:
+        ExecutorError: there is none, or one with images that was not tried.
+    """
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    if config.model_type in WITH_IMAGES:
+        return AutoModelForImageTextToText
+    kinds = ", ".join(sorted(WITH_IMAGES))
+    raise ExecutorError(
+        f"{config.model_type} models are no causal language models of transformers; of those with images the text part "
+        f"is tried of {kinds}"
+    )
 
 
 def _class_refusal(model: Any, config: Any) -> str | None:
