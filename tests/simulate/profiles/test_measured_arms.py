@@ -89,7 +89,7 @@ BAD = {
     "batch,drafted,tokens_s\n1,0,9\n1,2,9\n": "one batch size, 1, does not tell drafting from verification",
     "batch,drafted,tokens_s\n1,0,9\n1,2,900\n2,0,9\n2,2,900\n": "takes less than a plain one",
     "": "must be 0 and one length",
-    "batch,drafted,tokens_s\n1,0,9\n1,9,9\n2,0,9\n2,9,9\n": "9 tokens are drafted, the acceptance has 8 positions: give",
+    "batch,drafted,tokens_s\n1,0,9\n1,9,9\n2,0,9\n2,9,9\n": "9 tokens are drafted, the acceptance has 8 positions",
     "batch,drafted,tokens_s\n1,0,9\n8,0\n": "line 3: `tokens_s` must be a number, found ''",
     "batch,drafted,tokens_s\n1,0,9\n1,0,9\n": "line 3: 1, 0, 9 are there twice",
 }
