@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from executor.target.architectures import NO_ATTENTION, REFUSED, refusal
+from executor.target.architectures import NO_ATTENTION, REFUSED, WITH_IMAGES, model_class, refusal
 from executor.target.positions import refused_positions
 from executor.target.target_model import Target
 from tests.helpers import model_families as small
@@ -27,7 +27,8 @@ LARGEST = 30_000_000  # parameters of a small model
 NEW = 10  # tokens that `generate` writes and the loop must write too
 HEAD = f"""# Families of targets
 
-Every decoder that transformers {transformers.__version__} has, as a target of treeopt's own loop. *Trees* and *chains*:
+Every decoder that transformers {transformers.__version__} has, as a target of treeopt's own loop; also models with
+images, of which the text part is decoded. *Trees* and *chains*:
 a small model with random weights wrote what its `generate` writes, token for token, with trees (chains) verified for
 one sequence and for a ragged batch of three, float32, on a CPU. *Refused*: in one line, before weights are read.
 *Not tried*: no small model could be made from its configuration here; no claim. Families with an entry in the tests
@@ -123,6 +124,8 @@ def small_config(kind: str, default: PretrainedConfig) -> PretrainedConfig:
         if made.model_type == kind:
             fields = words if "n_embd" in words else small.BASE | words
             return made(**{field: value for field, value in fields.items() if value is not ...})
+    if kind in WITH_IMAGES:
+        return small.with_images(kind)
     if kind in OWN:
         return type(default)(**(OWN[kind] if {"text_config", "d_model"} & OWN[kind].keys() else small.BASE | OWN[kind]))
     return type(default).from_dict(shrunk(default.to_dict()))
@@ -133,12 +136,12 @@ def tried(kind: str, default: PretrainedConfig) -> tuple[str, str]:
     try:
         config = small_config(kind, default)
         with torch.device("meta"):
-            parameters = AutoModelForCausalLM.from_config(config).num_parameters()
+            parameters = model_class(config).from_config(config).num_parameters()
         if parameters > LARGEST:
             return "not tried", f"its smallest model has {parameters / 1e6:.0f} M parameters"
         torch.manual_seed(0)
         eager = {"attn_implementation": "eager"} if kind in small.EAGER else {}
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **eager).eval()
+        model = model_class(config).from_config(config, dtype=torch.float32, **eager).eval()
         for weight in model.parameters():
             if weight.dim() > 1:
                 torch.nn.init.normal_(weight, std=0.3)
@@ -175,7 +178,7 @@ def row(kind: str) -> str:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore")
-    kinds = sys.argv[1:] or [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+    kinds = sys.argv[1:] or sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *WITH_IMAGES})
     rows = []
     for kind in kinds:
         rows.append(row(kind))

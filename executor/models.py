@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig
 
 from executor.drafters.base.drafter import Drafter
 from executor.target import fused_verification
-from executor.target.architectures import context_limit
+from executor.target.architectures import context_limit, model_class
 from executor.target.fused_verification import fuse
 from executor.target.load_hf_model import dtype_name, read_verifiable_config
 from executor.target.packed_linears import pack_where_it_fits, packed_choice, plain_tensors, quantization_of, repack
@@ -242,7 +242,7 @@ def make_target(config: PretrainedConfig, name: str, dtype: torch.dtype, device:
     """Return a target of this configuration with random weights, the same ones each time; see `random_target`."""
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+        model = model_class(config).from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     if packed:
         pack_where_it_fits(model)
     target = Target(model, name=name)

@@ -8,13 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from executor.drafters.base.drafter import Drafter
 from executor.verification.acceptance_rules import Rule
 from executor.verification.tree_tensors import Draft, Topology
-from treeopt.policies import Chosen, DynamicTree, Policy
+from treeopt.policies import DynamicTree, Policy
 from treeopt.policies.beam import Drafting
 from treeopt.policies.reranking import Calibration, Shortlists
 from treeopt.tree import Tree
@@ -362,17 +361,11 @@ class DynamicGrowth(PolicyGrowth):
                     break
         pool = join_levels(drafted)
         best = pool.order()[:, : policy.nodes]
-        if not policy.min_probability and policy.budget is None:
+        if not policy.min_probability:
             return pool, best, None
-        log = pool.log.gather(1, best)
-        present = log >= policy.least
+        present = pool.log.gather(1, best) >= policy.least
         if idle is not None:
             present &= ~idle[:, None]
-        if policy.budget is not None and policy.budget < log.numel():
-            log = log if idle is None else log.masked_fill(idle[:, None], -torch.inf)
-            within_budget = torch.zeros_like(present)
-            within_budget.view(-1).index_fill_(0, best_places(log.flatten()[None], policy.budget)[0], True)
-            present &= within_budget
         if self.adaptive:
             largest = int(present.sum(1).max())
             best, present = best[:, :largest], present[:, :largest]
@@ -388,72 +381,24 @@ class AskingGrowth(PolicyGrowth):
         self.policy = policy
 
     def _choose(self, levels: Iterator[tuple[Pool, ...]], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor]:
-        policy, read, busy, chosen = self.policy, list[_HostLevel](), None, None
-        for drafted, expandable in zip(levels, self.drafting.expandable, strict=True):
-            pool, last = join_levels(drafted), drafted[-1]
+        policy, lists, chosen = self.policy, None, None
+        for number, drafted in enumerate(levels):
+            pool = join_levels(drafted)
             order = pool.order()
-            onward = best_places(last.value, expandable)
-            read.append(_HostLevel.read(pool.log.gather(1, order[:, : policy.nodes]), last.log.gather(1, onward)))
-            busy = _busy_rows(idle, len(order)) if busy is None else busy
-            chosen = policy.choose(_shortlists(policy, [level.rows(busy) for level in read]))
-            if chosen.levels.max() <= len(read):
+            log = pool.log.gather(1, order[:, : policy.nodes]).cpu().numpy()
+            if lists is None:
+                lists = Shortlists.blank(len(log), depth=policy.depth, nodes=policy.nodes)  # `best` stays blank
+                busy = np.ones(len(log), dtype=bool) if idle is None else ~idle.cpu().numpy()
+                busy |= not busy.any()
+            lists.log[:, number, : log.shape[1]] = log
+            chosen = policy.choose(lists)
+            if chosen.levels[busy].max() <= number + 1:
                 break
-        assert busy is not None
         assert chosen is not None
-        return pool, *_chosen_places(order, [level.log.shape[1] for level in drafted], busy, chosen)
-
-
-@dataclass(frozen=True, eq=False)
-class _HostLevel:
-    """The values that the host has read after a level.
-
-    Attributes:
-        log: (batch, n), log-probabilities of the best candidates so far, the best first.
-        mass: (batch,), probability of the nodes that the next level would expand.
-    """
-
-    log: NDArray[np.float32]
-    mass: NDArray[np.float64]
-
-    @classmethod
-    def read(cls, best: Tensor, onward: Tensor) -> "_HostLevel":
-        both = torch.cat([best, onward], 1).cpu().numpy()  # read at once
-        return cls(both[:, : best.shape[1]], np.exp(both[:, best.shape[1] :], dtype=np.float64).sum(1))
-
-    def rows(self, which: NDArray[np.bool_]) -> "_HostLevel":
-        return _HostLevel(self.log[which], self.mass[which])
-
-
-def _busy_rows(idle: Tensor | None, batch: int) -> NDArray[np.bool_]:
-    """Return the rows that the choice is made for; all of them if every row is idle."""
-    busy = np.ones(batch, dtype=bool) if idle is None else ~idle.cpu().numpy()
-    return busy | (not busy.any())
-
-
-def _chosen_places(
-    order: Tensor, sizes: Sequence[int], busy: NDArray[np.bool_], chosen: Chosen
-) -> tuple[Tensor, Tensor]:
-    """Return the places of the best candidates (batch, n), and which of them are nodes of the trees.
-
-    Args:
-        order: int64 (batch, size), places of all candidates, the best first.
-        sizes: candidates of each level.
-        busy: rows that `chosen` is about.
-        chosen: levels and nodes of those rows.
-    """
-    levels, nodes = np.ones_like(busy, dtype=np.int64), np.zeros_like(busy, dtype=np.int64)
-    levels[busy], nodes[busy] = chosen.levels[0], chosen.nodes[0]
-    ends = np.cumsum(sizes)[levels - 1]
-    end, count = (torch.from_numpy(part).to(order.device)[:, None] for part in (ends, nodes))
-    beyond = (order >= end).to(torch.int8)  # on levels that only other sequences wanted
-    best = order.gather(1, beyond.sort(dim=1, stable=True).indices)[:, : int(nodes.max())]
-    return best, torch.arange(best.shape[1], device=order.device) < count
-
-
-def _shortlists(policy: Policy, levels: Sequence[_HostLevel]) -> Shortlists:
-    """Return what `Policy.choose` reads for one batch; `best` stays blank, since only a `DynamicTree` reads it."""
-    lists = Shortlists.blank(1, len(levels[0].log), depth=policy.depth, nodes=policy.nodes)
-    for number, level in enumerate(levels):
-        lists.log[0, :, number, : level.log.shape[1]] = level.log
-        lists.mass[0, :, number] = level.mass
-    return lists
+        # Levels that only other sequences wanted hold none of a row's nodes.
+        ends = np.cumsum([level.log.shape[1] for level in drafted])[np.where(busy, chosen.levels, 1) - 1]
+        nodes = np.where(busy, chosen.nodes, 0)
+        end, count = (torch.from_numpy(part).to(order.device)[:, None] for part in (ends, nodes))
+        beyond = (order >= end).to(torch.int8)
+        best = order.gather(1, beyond.sort(dim=1, stable=True).indices)[:, : int(nodes.max())]
+        return pool, best, torch.arange(best.shape[1], device=order.device) < count

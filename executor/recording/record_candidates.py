@@ -51,7 +51,7 @@ def candidate_trees(
         target: what is drafted for.
         drafter: what drafts.
         texts: prompts and what was written after them.
-        policy: how deep and wide candidates go; its nodes, min_probability and budget have no effect here.
+        policy: how deep and wide candidates go; its nodes and min_probability have no effect here.
         stride: positions from one recorded tree to the next.
     """
     positions: list[list[Arrays]] = [[] for _ in texts.written]

@@ -4,7 +4,7 @@
 * `causal_model`: the wrapped model itself: sizes, embeddings, LM head and what scales its logits, plain forward.
 * `architectures`: which model families are refused and why; context limits.
 * `positions`: rotary positions and windows: kinds, masks, and what config.json states and the model does not use.
-* `tree_attention_mask`: masks of trees and chunks, and the attention that reads them: packed, FlexAttention, sdpa.
+* `tree_attention_mask`: masks of trees and chunks, and the attention that reads them.
 * `kv_cache`: the key/value cache, and moving an accepted path into place.
 * `load_hf_model`: load a model from a local folder; number types; preparing a device.
 * `tokenizer`: load a tokenizer, stop tokens, text as a stream; compare a draft model's tokens with the target's.

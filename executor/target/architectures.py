@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from executor.target.positions import BOTH, FULL, RECURRENT, SLIDING, refused_positions
@@ -66,8 +66,14 @@ REFUSED = {
     "rwkv": _STATE,
     "xlstm": _STATE,
 }
-# Families whose forward asks a mask for its dimensions, which FlexAttention's block masks lack (transformers 5.23).
-TENSOR_MASKS = frozenset({"gpt2"})
+# Families that transformers has as readers of images alone, whose text part is tried.
+WITH_IMAGES = frozenset(
+    {
+        *("aya_vision", "cohere2_vision", "exaone4_5", "glm46v", "glm4v", "glm4v_moe", "idefics3", "internvl"),
+        *("kimi_k25", "lfm2_vl", "llava", "llava_next", "llava_onevision", "mistral3", "qwen2_5_vl", "qwen2_vl"),
+        *("qwen3_vl", "qwen3_vl_moe", "smolvlm"),
+    }
+)
 # Tensors without effect on the text: computed ones, masks and scales of a cache in another type, and towers for images
 # and sound. transformers leaves out others by lists of each architecture.
 _WITHOUT_EFFECT = re.compile(
@@ -103,6 +109,23 @@ def refusal(config: Any) -> str | None:
         return "transformers bounds time steps by time_step_min for several tokens, not for one: no chain is lossless"
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # one class, but typed as several
     return None if model is None else _class_refusal(model, config)
+
+
+def model_class(config: PretrainedConfig) -> Any:
+    """Return transformers' class that loads the models of a configuration.
+
+    Raises:
+        ExecutorError: there is none, or one with images that was not tried.
+    """
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    if config.model_type in WITH_IMAGES:
+        return AutoModelForImageTextToText
+    kinds = ", ".join(sorted(WITH_IMAGES))
+    raise ExecutorError(
+        f"{config.model_type} models are no causal language models of transformers; of those with images the text part "
+        f"is tried of {kinds}"
+    )
 
 
 def _class_refusal(model: Any, config: Any) -> str | None:
@@ -173,12 +196,6 @@ def eager_reason(model: PreTrainedModel) -> str | None:
     if not getattr(model, "_supports_sdpa", False):
         return "transformers has no scaled-dot-product attention for it"
     return None
-
-
-def tensor_mask_reason(model: PreTrainedModel) -> str | None:
-    """Return why this model cannot run with FlexAttention's block masks; None if it can."""
-    kind = str(model.config.model_type)
-    return f"{kind} models take no block masks, which FlexAttention needs" if kind in TENSOR_MASKS else None
 
 
 def query_group(model: PreTrainedModel) -> int:

@@ -114,8 +114,8 @@ class CausalModel:
     """A model in evaluation mode, with hooks that return features for drafters.
 
     Attributes:
-        attention: the attention in use, "packed" (scaled-dot-product, grouped heads folded), "flex" (FlexAttention),
-            "sdpa" or "eager" (transformers' own).
+        attention: the attention in use, "packed" (scaled-dot-product, grouped heads folded), or transformers' own,
+            "sdpa" or "eager".
         attention_reason: why that is not the requested one; None when it is.
         warnings: what loading its files warns of, sentences without a full stop.
     """

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
 from executor.device import fits_device
 from executor.target import NUMBER_TYPES
-from executor.target.architectures import check_drafts, layer_number, refusal, tensors_with_effect
+from executor.target.architectures import check_drafts, layer_number, model_class, refusal, tensors_with_effect
 from executor.target.fused_verification import fuse
 from executor.target.packed_linears import pack_where_it_fits, plain_tensors, quantizer, stored_quantization
 from executor.target.positions import refused_positions, rope_types, unused_window
@@ -83,7 +83,7 @@ def load_target(
         check_drafts(config)
     settings = _settings(path, config, dtype, device, quantize, tensor_parallel)
     with _explain_errors(path, config):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = model_class(config).from_pretrained(
             path,
             config=config,
             dtype=DTYPES.get(dtype, "auto"),
@@ -201,6 +201,10 @@ def read_verifiable_config(path: Path | str) -> PretrainedConfig:
         raise ExecutorError(f"{path}: {config.model_type} models cannot verify trees: {reason}")
     if (reason := refused_positions(config)) is not None:
         raise ExecutorError(f"{Path(path) / 'config.json'}: {reason}")
+    try:
+        model_class(config)
+    except ExecutorError as error:
+        raise ExecutorError(f"{path}: {error}") from error
     return config
 
 

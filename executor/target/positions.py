@@ -40,8 +40,9 @@ def looks_at_positions(model: PreTrainedModel) -> bool:
 
 
 def makes_windows(model: PreTrainedModel) -> bool:
-    """Return whether the model's code makes masks of windows."""
-    return hasattr(sys.modules[type(model).__module__], "create_sliding_window_causal_mask")
+    """Return whether the code of the model, or of its text part, makes masks of windows."""
+    parts = (sys.modules[type(part).__module__] for part in (model, model.get_decoder()))
+    return any(hasattr(part, "create_sliding_window_causal_mask") for part in parts)
 
 
 def windows(model: PreTrainedModel) -> dict[str, int | None]:

@@ -20,7 +20,7 @@ from executor.target.causal_model import HEAD, CausalModel, Outputs, Taps, pick_
 from executor.target.kv_cache import Layout, TreeCache, cache_argument, layout_of
 from executor.target.packed_linears import unpack_linears
 from executor.target.positions import windows
-from executor.target.tree_attention_mask import ForwardMasks, keep_shapes
+from executor.target.tree_attention_mask import ForwardMasks
 from treeopt.errors import ExecutorError
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class ReusedPrompts:
         return [row.features[taps] for row in prefilled]
 
 
+KEPT_SHAPES = 1024  # that compiled code is kept for
 CHUNK = 1024  # tokens of a prompt that go through the model at once
 
 
@@ -104,8 +105,8 @@ class Target(CausalModel):
         """Wrap `model`, without a cache yet; see `CausalModel`."""
         super().__init__(model, name, attention=attention)
         self.recurrent = is_recurrent(model.config)
-        group = query_group(model) if self.attention in ("packed", "flex") else 1
-        self.masks = ForwardMasks(windows(model), flex=self.attention == "flex", dtype=self.dtype, group=group)
+        group = query_group(model) if self.attention == "packed" else 1
+        self.masks = ForwardMasks(windows(model), dtype=self.dtype, group=group)
         self.cache: TreeCache | None = None
         self._reused = ReusedPrompts()
         self._forward: Callable[..., Any] = model
@@ -250,8 +251,7 @@ class Target(CausalModel):
             lengths: int64 (batch,), committed tokens in the cache.
             depths: int64 (b, fed), 0 for the root; b is 1 or batch.
             ancestors: bool (b, fed, first + fed), row is below or equal to column; parents before children.
-            view: columns of the cache that are read; at least max(lengths) + first + fed. Best a multiple of 8, for
-                "flex" a multiple of 128.
+            view: columns of the cache that are read; at least max(lengths) + first + fed, best a multiple of 8.
             taps: layers whose inputs are returned as features; () for the input of the LM head, None if the features
                 are not used.
         """
@@ -345,14 +345,13 @@ class Target(CausalModel):
         """Compile the forward that verifies, once for each shape and view; `options` go to torch.compile.
 
         Raises:
-            ExecutorError: recurrent layers; FlexAttention on CPU, where inductor (torch 2.13) takes every layer's keys
-                for the first's.
+            ExecutorError: recurrent layers.
         """
         if self.recurrent:
             raise ExecutorError(f"{self.name}: recurrent layers are not compiled: omit --compiled")
-        if self.attention == "flex" and self.device.type == "cpu":
-            raise ExecutorError(f"{self.name}: FlexAttention is wrong when compiled for CPU: use packed attention")
         unpack_linears(self.model)
         self.fused, self.fused_reason = None, "the model's forward is compiled"
-        keep_shapes()
+        limits = torch._dynamo.config  # 8 shapes are compiled by default; a run has views of 256 tokens, and trees
+        limits.recompile_limit = max(limits.recompile_limit, KEPT_SHAPES)
+        limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, KEPT_SHAPES)
         self._forward = torch.compile(self.model.forward, **{"fullgraph": True, "dynamic": False} | options)

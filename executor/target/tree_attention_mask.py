@@ -1,36 +1,27 @@
 """Attention masks: a tree's nodes attend to the committed text, their ancestors and themselves; also chunks of prompts.
 
 A mask is made once per forward and handed to all layers of a kind. `tree_seen` is the definition; `TreeMasks` makes
-the same as additive masks, cut from a table per tree; `tree_blocks` makes it for FlexAttention.
+the same as additive masks, cut from a table per tree.
 
-`ATTENTION` is registered with transformers; the kind of mask decides what it does:
-
-* an additive tensor (batch, 1, group * tokens, view): query heads that share a key head are folded into the query
-  length, so that keys and values are read once and never copied;
-* a BlockMask: FlexAttention, which skips blocks and splits long contexts;
-* anything else: transformers' own attention, where no mask means causal.
+`ATTENTION` is registered with transformers. With an additive mask (batch, 1, group * tokens, view), query heads that
+share a key head are folded into the query length, so that keys and values are read once and never copied. With any
+other it is transformers' own attention, where no mask means causal.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from executor.target.architectures import eager_reason, tensor_mask_reason
+from executor.target.architectures import eager_reason
 from executor.target.positions import RECURRENT
 from treeopt.errors import ExecutorError
-
-BLOCK = 128  # FlexAttention reads the cache in blocks of this many columns
-
-Mask = Tensor | BlockMask
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
@@ -139,46 +130,6 @@ def _windows(table: Tensor, reach: int) -> tuple[Tensor, Tensor]:
     return windows, torch.arange(trees, device=table.device) * (rows * width) + reach
 
 
-def tree_blocks(lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int, window: int | None = None) -> BlockMask:
-    """Return `tree_seen` for FlexAttention.
-
-    Blocks of committed tokens are full, blocks with nodes or a window's edge are partial.
-    """
-    batch, (_, fed, count) = len(lengths), ancestors.shape
-    tree = within_window(ancestors, window).expand(batch, -1, -1)
-    depths = depths.expand(batch, -1)
-
-    def seen(b: Tensor, h: Tensor, q: Tensor, column: Tensor) -> Tensor:
-        node = column - lengths[b]
-        row = q.clamp(max=fed - 1)
-        committed = node < 0
-        if window is not None:
-            committed = committed & (depths[b, row] - node < window)
-        return committed | ((node >= 0) & (node < count) & tree[b, row, node.clamp(0, count - 1)])
-
-    rows, columns = -(-fed // BLOCK), -(-view // BLOCK)
-    order = torch.arange(columns, dtype=torch.int32, device=lengths.device)
-    last = (lengths + count - 1) // BLOCK
-    if window is None:
-        full = first = lengths // BLOCK
-    else:
-        full, first = torch.zeros_like(lengths), (lengths - window + 1).clamp(min=0) // BLOCK
-
-    def of_all_rows(values: Tensor) -> Tensor:
-        return values[:, None, None].expand(-1, 1, rows, *values.shape[1:]).to(torch.int32).contiguous()
-
-    return BlockMask.from_kv_blocks(
-        of_all_rows(last - first + 1),
-        of_all_rows((first[:, None] + order).clamp(max=columns - 1)),
-        of_all_rows(full),
-        of_all_rows(order.expand(batch, -1)),
-        BLOCK_SIZE=(BLOCK, BLOCK),
-        mask_mod=seen,
-        seq_lengths=(fed, view),
-        compute_q_blocks=False,
-    )
-
-
 def fold_heads(mask: Tensor, group: int) -> Tensor:
     """Fold a mask (b, 1, tokens, view) for `group` query heads into the tokens, heads outermost."""
     return mask if group == 1 else mask.repeat(1, 1, group, 1)
@@ -187,22 +138,21 @@ def fold_heads(mask: Tensor, group: int) -> Tensor:
 class ForwardMasks:
     """Makes the masks of a model's forwards: one for all layers, or one for each kind of layer."""
 
-    def __init__(self, windows: Mapping[str, int | None], *, flex: bool, dtype: torch.dtype, group: int) -> None:
+    def __init__(self, windows: Mapping[str, int | None], *, dtype: torch.dtype, group: int) -> None:
         """Take the model's kinds of layers.
 
         Args:
             windows: kind of layer -> positions that it sees, see `sliding_windows.windows`.
-            flex: make block masks for FlexAttention.
             dtype: of additive masks.
             group: query heads that are folded into the tokens.
         """
         self.windows = dict(windows)
-        self._flex, self._dtype, self._group = flex, dtype, group
+        self._dtype, self._group = dtype, group
         self._trees = TreeMasks(dtype, group)
 
     def chunk(
         self, start: int, count: int, view: int, batch: int, device: torch.device
-    ) -> Mask | dict[str, Mask | None] | None:
+    ) -> Tensor | dict[str, Tensor | None] | None:
         """Masks of `count` tokens of prompts from position `start`.
 
         None for the first chunk: without a mask the model is causal, by its fast path where it has one.
@@ -210,31 +160,29 @@ class ForwardMasks:
         if start == 0:
             return None
 
-        def build(window: int | None) -> Mask:
+        def build(window: int | None) -> Tensor:
             mask = self._additive(chunk_seen(start, count, view, window, device))
             return mask.expand(batch, -1, -1, -1)
 
         return self._for_each_kind(build)
 
-    def tree(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int) -> Mask | dict[str, Mask | None]:
+    def tree(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int) -> Tensor | dict[str, Tensor | None]:
         """Masks of tree nodes; for the arguments see `tree_seen`."""
 
-        def build(window: int | None) -> Mask:
-            if self._flex:
-                return tree_blocks(lengths, depths, ancestors, view, window)
+        def build(window: int | None) -> Tensor:
             if window is None:
                 return self._trees(lengths, ancestors, view)
             return self._additive(tree_seen(lengths, depths, ancestors, view, window))
 
         return self._for_each_kind(build)
 
-    def nodes(self, ancestors: Tensor, dtype: torch.dtype) -> Mask | dict[str, Mask | None]:
+    def nodes(self, ancestors: Tensor, dtype: torch.dtype) -> Tensor | dict[str, Tensor | None]:
         """Masks of trees without committed tokens, of which all nodes are fed, bool (batch, nodes, nodes)."""
         return self._for_each_kind(lambda window: additive(within_window(ancestors, window), dtype)[:, None])
 
-    def _for_each_kind(self, build: Callable[[int | None], Mask]) -> Mask | dict[str, Mask | None]:
+    def _for_each_kind(self, build: Callable[[int | None], Tensor]) -> Tensor | dict[str, Tensor | None]:
         masks: dict[str, Any] = {kind: build(window) for kind, window in self.windows.items()}
-        chosen: Mask | dict[str, Mask | None] = masks.get("", masks | dict.fromkeys(RECURRENT))
+        chosen: Tensor | dict[str, Tensor | None] = masks.get("", masks | dict.fromkeys(RECURRENT))
         return chosen
 
     def _additive(self, seen: Tensor) -> Tensor:
@@ -242,8 +190,7 @@ class ForwardMasks:
 
 
 ATTENTION = "treeopt"
-KINDS = ("packed", "flex", "sdpa", "eager")
-KEPT_SHAPES = 1024  # compiled code is kept for this many shapes: views of 256 tokens, and trees
+KINDS = ("packed", "sdpa", "eager")
 
 
 def attend(
@@ -251,7 +198,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | BlockMask | None,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **others: Any,
@@ -266,9 +213,6 @@ def attend(
             raise ExecutorError(f"{type(module).__name__} passes {name}: use eager attention")
     batch, heads, count, width = query.shape
     shared = key.shape[1]
-    if isinstance(attention_mask, BlockMask):
-        out = _flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=heads != shared)
-        return out.transpose(1, 2).contiguous(), None
     if attention_mask is None or attention_mask.shape[2] * shared != heads * count:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
@@ -284,39 +228,11 @@ def set_attention(model: PreTrainedModel, wanted: str) -> tuple[str, str | None]
     if reason is not None:
         model.set_attn_implementation("eager")
         return "eager", None if wanted == "eager" else reason
-    reason = tensor_mask_reason(model) if wanted == "flex" else None
-    wanted = wanted if reason is None else "packed"
-    implementation = ATTENTION if wanted in ("packed", "flex") else wanted
     if not model._can_set_attn_implementation():
         fixed = str(model.config._attn_implementation)
         return fixed, None if fixed == wanted else "its attention is fixed when it is loaded"
-    model.set_attn_implementation(implementation)
-    return wanted, reason
-
-
-def keep_shapes() -> None:
-    """Let torch keep compiled code for every shape of a run; its default is 8 shapes."""
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, KEPT_SHAPES)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, KEPT_SHAPES)
-
-
-_compiled: list[Callable[..., Any]] = []
-
-
-def _flex(*tensors: Tensor, **options: Any) -> Any:
-    """Run FlexAttention, compiled by itself or with the forward around it; on CPU not compiled, which is slow."""
-    flex: Any = flex_attention
-    if torch.compiler.is_compiling():
-        return flex(*tensors, **options)
-    if tensors[0].device.type == "cpu":
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-            return flex(*tensors, **options)
-    if not _compiled:
-        keep_shapes()
-        _compiled.append(torch.compile(flex, dynamic=False))
-    return _compiled[0](*tensors, **options)
+    model.set_attn_implementation(ATTENTION if wanted == "packed" else wanted)
+    return wanted, None
 
 
 AttentionInterface.register(ATTENTION, attend)

@@ -110,16 +110,19 @@ def read_times(
 
     Raises:
         CostError: names file, line and column; or a batch size and context without plain decoding, or a chain of 1.
-        UsageError: the context is given nowhere, or twice.
+        UsageError: the context is given nowhere, or twice; or a file twice.
     """
     path, lines = paths[0], [line for part in paths for line in _lines(part, columns or {}, contexts=context is None)]
+    sums = [checksum(part) for part in paths]
+    if twice := [part for place, part in enumerate(paths) if sums[place] in sums[:place]]:
+        raise UsageError(f"{twice[0]} is given twice: its lines would count as repetitions")
     low, high = _context_range(path, lines, context)
     cells = _cells(lines, middle=(low + high) / 2)
     meta: dict[str, Any] = {
         "imported": {
             "format": "times",
             "file": ", ".join(part.name for part in paths),
-            "sha256": ", ".join(checksum(part) for part in paths),
+            "sha256": ", ".join(sums),
         },
         "device": device,
         "provenance": {name: value for name, value in this_run().items() if name not in HERE},
@@ -198,7 +201,7 @@ def _lines(path: Path, given: Mapping[str, str], *, contexts: bool) -> list[_Lin
     with reading(path, CostError):
         text = read_text(path)
     is_json = text.lstrip().startswith(("{", "["))
-    records = list(enumerate(_records(path, text), start=1)) if is_json else _table(path, text)
+    records = list(enumerate(_records(path, text), start=1)) if is_json else table_of(path, text)
     named = [(f"{path}: {'result' if is_json else 'line'} {number}", record) for number, record in records]
     rows = named if given else [(at, row) for at, record in named if (row := _row(record, at)) is not None]
     if not rows:
@@ -209,7 +212,7 @@ def _lines(path: Path, given: Mapping[str, str], *, contexts: bool) -> list[_Lin
     return [_line(row, at, columns) for at, row in rows]
 
 
-def _table(path: Path, text: str) -> list[tuple[int, Row]]:
+def table_of(path: Path, text: str) -> list[tuple[int, Row]]:
     """Return the lines of a table by their numbers."""
     table = [line.strip().strip("|") if "|" in line else line for line in text.splitlines()]
     mark = next((mark for mark in "|\t;" if table and mark in table[0]), ",")
@@ -285,14 +288,14 @@ def _columns(path: Path, names: Sequence[str], given: Mapping[str, str]) -> dict
 
 def _line(row: Row, where: str, columns: Mapping[str, Column]) -> _Line:
     """Return the measurement of a row; `where` starts the messages of its errors."""
-    batch, drafted = (int(_number(row, columns[name], where, whole=True)) for name in ("batch", "drafted"))
-    context = _number(row, columns["context"], where) if "context" in columns else None
-    time, value = columns["time"], _number(row, columns["time"], where)
+    batch, drafted = (int(number_of(row, columns[name], where, whole=True)) for name in ("batch", "drafted"))
+    context = number_of(row, columns["context"], where) if "context" in columns else None
+    time, value = columns["time"], number_of(row, columns["time"], where)
     if value == 0:
         raise CostError(f"{where}: `{time.name}` must be above 0, found 0")
     tokens, kept = 1.0, columns.get("committed", time)
     if time.holds != "step_ms" and (drafted or str(row.get(kept.name) or "").strip().lower() not in NO_TOKENS):
-        found = _number(row, kept, where)
+        found = number_of(row, kept, where)
         tokens = {"accepted": 1 + found, "acceptance": 1 + found * drafted}.get(kept.holds, found)
     if not 1 <= tokens <= drafted + 1:
         raise CostError(f"{where}: `{kept.name}` must be 1 to {drafted + 1}, bonus counted, found {tokens:g}")
@@ -302,12 +305,12 @@ def _line(row: Row, where: str, columns: Mapping[str, Column]) -> _Line:
     return _Line(batch, drafted, step_s, context)
 
 
-def _number(row: Row, column: Column, where: str, *, whole: bool = False) -> float:
+def number_of(row: Row, column: Column, where: str, *, whole: bool = False) -> float:
     """Return a finite number of a row in the unit of `NAMES`, `whole`: an integer."""
     found = row.get(column.name)
     text = "" if found is None else str(found).strip()
     try:
-        value = float(text) * column.factor
+        value = float(re.sub(r",(?=\d{3}(?:,\d{3})*\.\d)", "", text)) * column.factor  # 4,094.75
     except ValueError:
         value = np.nan
     if not np.isfinite(value) or (whole and not value.is_integer()):
@@ -326,6 +329,8 @@ COLUMNS = (
     "outputs, such as mean ITL), or tokens_s (of all requests) and committed"
 )
 SERVED = {"mean_itl_ms", "max_concurrency"}  # fields of results of `vllm bench serve`
+LENGTHS = ("spec_decode_acceptance_length", "accept_length")
+UNEVEN = 1.5  # by how much the means over requests and over outputs may differ
 LACKING = {  # a field that only this program writes -> the program, and what its results lack
     "speed_tg": ("llama-batched-bench", "times plain steps of the target alone, without a drafter"),
     "avg_latency": ("vllm bench latency", "has neither the batch size nor the tokens of what it timed"),
@@ -381,13 +386,22 @@ def _served(record: Row, where: str) -> dict[str, Any]:
         asked = round(tokens / drafts)
         if abs(tokens / drafts - asked) > 0.02 * asked:
             raise CostError(f"{where}: {tokens / drafts:.3g} tokens per draft is no chain: serve one length at a time")
-    elif not asked and (record.get("spec_decode_acceptance_length") or record.get("accept_length")):
+    elif not asked and any(map(record.get, LENGTHS)):
         raise CostError(f"{where}: does not say how many tokens are drafted: {COLUMNS}")
     if record["max_concurrency"] is None:
         raise CostError(f"{where}: max_concurrency must be a number: serve with --max-concurrency")
     if record.get("completed") and _figure(record, "completed", where) < _figure(record, "max_concurrency", where):
         raise CostError(f"{where}: {record['completed']} requests never fill max_concurrency: serve many more")
     row = {"batch": record["max_concurrency"], "drafted": asked, "step_ms": _figure(record, "mean_itl_ms", where)}
+    if record.get("mean_tpot_ms"):
+        tokens = row["step_ms"] / _figure(record, "mean_tpot_ms", where)
+        stated = [_figure(record, name, where) for name in LENGTHS if record.get(name)]
+        if not max([1.0, *stated]) / UNEVEN < tokens < (asked + 1) * UNEVEN:
+            raise CostError(
+                f"{where}: mean_itl_ms is {tokens:.3g} times mean_tpot_ms, where a step commits "
+                f"{f'{stated[0]:.3g} tokens' if stated else f'at most {asked + 1}'}: it is no step's time: "
+                "several steps' with --stream-interval, a token's in SGLang's results, or drafts were not counted"
+            )
     if record.get("total_input_tokens") and record.get("completed"):
         cached = _figure(record, "total_input_tokens", where) + _figure(record, "total_output_tokens", where) / 2
         row["context"] = round(cached / _figure(record, "completed", where))

@@ -417,7 +417,8 @@ def way_to_measure(meta: Mapping[str, Any], sizes: Collection[int], *, option: s
     values = ",".join(map(str, sorted(set(sizes))))
     if look(meta, "imported") is not None:
         table = look(meta, "imported", "file") or "the table"
-        return f"add their step times to {table} and read it again with `treeopt times`", ""
+        again = "" if look(meta, "imported", "format") == "arms" else " and read it again with `treeopt times`"
+        return f"add them to {table}{again}", ""
     words = str(look(meta, "provenance", "command") or "").split()
     words[:1] = ["treeopt" if word.endswith("__main__.py") else word.rpartition("/")[2] for word in words[:1]]
     if words[:2] == ["treeopt", "whatif"] and any(word.startswith("--profiles") for word in words):

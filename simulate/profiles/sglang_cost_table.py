@@ -4,8 +4,8 @@ Source: dspark_components/dspark_sps.py of SGLang 0.5.23. Tokens are requests an
 includes drafting. The sampled form is written and read, the additive form is read.
 """
 
-import csv
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,14 +13,14 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from simulate.profiles.engine_times_csv import column_of
+from simulate.profiles.engine_times_csv import column_of, number_of, table_of
 from simulate.profiles.profile import Profile
 from simulate.profiles.step_tables import BatchTimes
 from treeopt.errors import CostError
 from treeopt.replay.static_tree import replay_tree
 from treeopt.storage.json_records import reading
 from treeopt.storage.typed_records import Count, Positive, Record, read_record
-from treeopt.storage.user_files import read_text, why, write_text
+from treeopt.storage.user_files import read_text, write_text
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
@@ -137,6 +137,7 @@ def _batches(table: SampledTable | AdditiveTable) -> tuple[BatchTimes, ...]:
 
 
 ARMS_ERROR = 0.1  # half-width of step / plain step where a length between the arms was not measured; assumed
+FAR = 4  # ratio of neighbouring batch sizes between which a line says little
 SENTENCE = (
     "step times come from two arms: drafting is taken to be the least that a speculative step takes beyond a plain "
     "one, at any load and length, and verification to depend on the drafted tokens of all requests together"
@@ -150,31 +151,38 @@ def profile_of_arms(path: Path, trace: Trace) -> tuple[Profile, list[str]]:
     `tokens_s` (of all requests, prompts excluded as far as possible).
 
     Raises:
-        CostError: names file and line, or the arm that is missing.
-        TraceError: the trace is not as deep as the arm.
+        CostError: names file and line, or the arm that is missing; or the trace is not as deep as the arm.
     """
+    with reading(path, CostError):
+        text = read_text(path)
     rates: dict[int, dict[int, float]] = {}
-    try:
-        reader = csv.DictReader(read_text(path).splitlines(), skipinitialspace=True)
-        reader.fieldnames = [column_of(name).holds for name in reader.fieldnames or ()]
-        if reader.fieldnames and (missing := {"batch", "drafted", "tokens_s"} - {*reader.fieldnames}):
-            shown = f"its columns are {', '.join(reader.fieldnames):.200}"
-            raise CostError(f"{path}: there is no column {', '.join(sorted(missing))}; {shown}")
-        for row in reader:
-            batch, drafted, rate = int(row["batch"]), int(row["drafted"]), float(row["tokens_s"])
-            if batch < 1 or drafted < 0 or not 0 < rate < np.inf or batch in rates.get(drafted, {}):
-                why_not = "are there twice" if batch in rates.get(drafted, {}) else "are not possible"
-                raise CostError(f"{path}: line {reader.line_num}: {batch}, {drafted}, {rate} {why_not}")
-            rates.setdefault(drafted, {})[batch] = rate
-    except (OSError, UnicodeDecodeError) as error:
-        raise CostError(f"{path}: cannot be read: {why(error)}") from error
-    except (ValueError, TypeError) as error:
-        raise CostError(f"{path}: line {reader.line_num}: each cell must be a number: {error}") from error
+    for number, row in table_of(path, text):
+        columns, where = {column.holds: column for column in map(column_of, row)}, f"{path}: line {number}"
+        if missing := {"batch", "drafted", "tokens_s"} - {*columns}:
+            raise CostError(
+                f"{path}: there is no column {', '.join(sorted(missing))}; its columns are {', '.join(row)}"
+            )
+        batch, drafted = (int(number_of(row, columns[name], where, whole=True)) for name in ("batch", "drafted"))
+        rate = number_of(row, columns["tokens_s"], where)
+        if rate == 0 or batch in rates.get(drafted, {}):
+            raise CostError(
+                f"{where}: {batch}, {drafted}, {rate:g} {'are there twice' if rate else 'are not possible'}"
+            )
+        rates.setdefault(drafted, {})[batch] = rate
     lengths = sorted(rates)
     both = sorted(set.intersection(*map(set, rates.values()))) if rates else []
     if len(lengths) != 2 or lengths[0] != 0 or not both:
         raise CostError(f"{path}: `drafted` must be 0 and one length, at the same batch sizes; found {lengths}")
+    if len(both) == 1:
+        raise CostError(
+            f"{path}: one batch size, {both[0]}, does not tell drafting from verification: measure a small one, too"
+        )
     length = lengths[1]
+    if length > trace.depth:
+        raise CostError(
+            f"{path}: {length} tokens are drafted, the acceptance has {trace.depth} positions: give as many, or "
+            f"--accepted-length L@{length}"
+        )
     tau = replay_tree(Tree.chain(length), trace).tau
     plain_s = np.array([batch / rates[0][batch] for batch in both])
     more_s = np.array([batch * tau / rates[length][batch] for batch in both]) - plain_s
@@ -191,7 +199,10 @@ def profile_of_arms(path: Path, trace: Trace) -> tuple[Profile, list[str]]:
     for size, alone_s in zip(both, plain_s.tolist(), strict=True):
         rest = alone_s + np.interp(size * np.arange(length + 1), totals, verify_s)
         batches.append(BatchTimes(size, alone_s, draft, tuple(enumerate(rest.tolist(), 1))))
-    meta = {"predicted": {"arms": path.name}, "device": "the measured machine"}
+    meta = {"imported": {"format": "arms", "file": path.name}, "device": "the measured machine"}
     alone = [f"{size}" for size in sorted(set.union(*map(set, rates.values())) - {*both})]
     left_out = f"only one of the two arms was measured at batch {', '.join(alone)}: left out"
-    return Profile(tuple(batches), (0, 2**20), ARMS_ERROR, meta), [SENTENCE, *([left_out] if alone else [])]
+    apart = [f"{a} and {b}" for a, b in pairwise(both) if b > FAR * a]
+    line = f"between batch {', '.join(apart)} verification is taken to rise on a line: measure loads between them"
+    known = [SENTENCE, *([left_out] if alone else []), *([line] if apart else [])]
+    return Profile(tuple(batches), (0, 2**20), ARMS_ERROR, meta), known

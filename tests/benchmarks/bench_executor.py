@@ -129,8 +129,6 @@ def ways(shape: str, dtype: torch.dtype, device: str, batch: int, new: int) -> d
     else:
         decoders["plain, weights as they are"] = Decoder(Target(copy.deepcopy(target)), batch=batch)
     decoders |= {name: Decoder(ours, drafter, tree=t, batch=batch, graphs=on_cuda) for name, t in TREES.items()}
-    flex = Target(packed(target), attention="flex")
-    decoders["tree 15, FlexAttention"] = Decoder(flex, drafter, tree=TREES["tree 15"], batch=batch, graphs=on_cuda)
     found: dict[str, Callable[[], Ran]] = {"HF generate": hugging_face}
     if on_cuda:
         found["HF generate, static cache, compiled"] = lambda: hugging_face(cache_implementation="static")
@@ -182,7 +180,6 @@ def compare_ways(shape: str, dtype: torch.dtype, device: str, batch: int, *, rou
         **({"failed": failed} if failed else {}),
         "plain_over_generate": ratio("plain", generate),
         "best_over_generate": ratio(best, generate),
-        "packed_over_flex_attention": ratio("tree 15", "tree 15, FlexAttention"),
     }
     if bare := [name for name in runs if name.startswith("plain,")]:
         record[f"plain_over_{bare[0].removeprefix('plain, ').replace(' ', '_')}"] = ratio("plain", bare[0])

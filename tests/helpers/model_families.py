@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from executor.target.target_model import Target
 from executor.verification.acceptance_rules import Greedy
@@ -139,6 +139,41 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         | {"time_step_min": 1e-9},  # which transformers applies to several tokens at once only
     ),
 }
+# Families with images, the family of their text part, and fields of theirs; the towers are small.
+_SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+_HALF = {"rope_parameters": _SECTIONS["rope_parameters"] | {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}}
+_GRID = {"image_grid_pinpoints": [[28, 28]]}
+_GLM = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 1}
+TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "depth": 1, "out_hidden_size": 32}
+TOWER |= {
+    "num_attention_heads": 2,
+    "num_heads": 2,
+    "embed_dim": 16,
+    "image_size": 28,
+    "patch_size": 14,
+    "hidden_act": "gelu",
+}
+IMAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "aya_vision": ("cohere2", {}, {}),
+    "cohere2_vision": ("cohere2", {}, {}),
+    "exaone4_5": ("exaone4", {}, {}),
+    "glm46v": ("glm4v_moe_text", _GLM | _HALF, {}),
+    "glm4v": ("glm4v_text", _HALF, {}),
+    "glm4v_moe": ("glm4v_moe_text", _GLM | _HALF, {}),
+    "idefics3": ("llama", {}, {}),
+    "internvl": ("qwen2", {}, {}),
+    "kimi_k25": ("deepseek_v3", {}, {}),
+    "lfm2_vl": ("lfm2", {}, {}),
+    "llava": ("llama", {}, {}),
+    "llava_next": ("mistral", {}, _GRID),
+    "llava_onevision": ("qwen2", {}, _GRID),
+    "mistral3": ("mistral", {}, {}),
+    "qwen2_5_vl": ("qwen2_5_vl_text", _SECTIONS, {}),
+    "qwen2_vl": ("qwen2_vl_text", _SECTIONS, {}),
+    "qwen3_vl": ("qwen3_vl_text", _SECTIONS, {}),
+    "qwen3_vl_moe": ("qwen3_vl_moe_text", _SECTIONS | EXPERTS | {"moe_intermediate_size": 16}, {}),
+    "smolvlm": ("llama", {}, {}),
+}
 # Products of experts and of linear attention, xglm: no float64.
 SINGLE = {"mixtral", "qwen3_moe", "gpt_oss", "xglm", "mimo_v2_flash"} | (RECURRENT.keys() - {"lfm2"})
 SINGLE |= {name for name, (_, words) in FAMILIES.items() if "kv_lora_rank" in words}
@@ -266,3 +301,10 @@ def decode(
             if going[row]:
                 text += accepted.emitted[row, : int(accepted.count[row]) + 1].tolist()
     return [text[:new] for text in texts], best
+
+
+def with_images(kind: str) -> PretrainedConfig:
+    """The configuration of a small model that reads images and text."""
+    text, fields, outer = IMAGES[kind]
+    words = BASE | (FAMILIES | RECURRENT).get(text, ("", {}))[1] | fields | {"model_type": text}
+    return AutoConfig.for_model(kind, text_config=words, vision_config=TOWER, **outer)

@@ -1,11 +1,11 @@
-"""Replay of a dynamic policy whose rows do not depend on one another, sequence by sequence."""
+"""Replay of a dynamic policy, sequence by sequence."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.policies import Policy
 from treeopt.policies.reranking import shortlists
-from treeopt.replay.dynamic_tree import choose_alone, not_recorded
+from treeopt.replay.dynamic_tree import choose, not_recorded
 from treeopt.replay.walk import StepCounts, Walk, count, walk_steps
 from treeopt.traces.trace import Trace
 
@@ -15,13 +15,11 @@ UNKNOWN = -1
 def accepted_lengths(policy: Policy, trace: Trace) -> NDArray[np.int64]:
     """Return the drafted tokens that a step from each anchor would accept; int64 (P,), UNKNOWN where not recorded.
 
-    A budget applies to a sequence decoded alone.
-
     Raises:
         TraceError: the trace holds no candidates.
     """
     lists = shortlists(trace, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)
-    chosen = choose_alone(policy, lists)
+    chosen = choose(policy, lists)
     return np.where(chosen.known, lists.accepted(chosen.levels, chosen.nodes), UNKNOWN)
 
 

@@ -5,31 +5,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treeopt.policies import CostAware, DynamicTree, OptTree, Policy
+from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.policies.beam import Drafting
 from treeopt.policies.reranking import Calibration
 from treeopt.statistics import Curve
 from treeopt.traces.trace import Trace
 
 CALIBRATION = tuple(tuple(Curve((0.1 * rank, 0.75), (0.01, 0.5 / (rank + 1))) for rank in range(3)) for _ in range(2))
-AWARE = CostAware(
-    nodes=4,
-    depth=2,
-    beam=3,
-    width=3,
-    shared=True,
-    rate=412.5,
-    seconds=((0.001, 0.002, 0.002, 0.003), (0.002, 0.003, 0.003, 0.004)),
-    advantage=(Curve((0.0, 0.5), (-0.125, 0.25)),),
-    calibration=CALIBRATION,
-)
+CALIBRATED = DynamicTree(nodes=8, depth=2, beam=3, width=3, min_probability=0.05, calibration=CALIBRATION)
 # One of each kind and some of their settings, for a drafter of 2 levels and more.
 POLICIES: list[Policy] = [
     DynamicTree(nodes=8, depth=3, beam=4),
-    DynamicTree(nodes=8, depth=2, beam=3, width=3, min_probability=0.05, budget=20, calibration=CALIBRATION),
+    CALIBRATED,
     OptTree(nodes=8, depth=3, threshold=0.1),
     OptTree(nodes=8, depth=3, threshold=0.0, beam=4, width=2),
-    AWARE,
 ]
 
 
@@ -82,8 +71,6 @@ def chosen(policy: Policy, rows: list[list[Node]]) -> tuple[list[int], list[list
         case OptTree():
             found = [_opt_tree(policy, nodes) for nodes in rows]
             return [levels for levels, _ in found], [nodes for _, nodes in found]
-        case CostAware():
-            return _cost_aware(policy, rows)
     raise AssertionError(policy)
 
 
@@ -96,10 +83,6 @@ def _confident(policy, rows):
             level += 1
         levels.append(level)
     best = [[n for n in sorted(nodes, key=lambda n: n.order)[: policy.nodes] if n.log >= least] for nodes in rows]
-    if policy.budget is not None:
-        pool = sorted((-node.log, row, place) for row, nodes in enumerate(best) for place, node in enumerate(nodes))
-        kept = {(row, place) for _, row, place in pool[: policy.budget]}
-        best = [[n for place, n in enumerate(nodes) if (row, place) in kept] for row, nodes in enumerate(best)]
     return levels, best
 
 
@@ -112,28 +95,6 @@ def _opt_tree(policy, nodes):
             return level, best
         before = total
     raise AssertionError
-
-
-def _cost_aware(policy, rows):
-    level = 1
-    while level < policy.depth:
-        masses = [sum(np.exp(n.log) for n in nodes if n.level == level and n.expanded) for nodes in rows]
-        if np.mean([policy.advantage[level - 1].at(np.float64(mass)) for mass in masses]) < 0:
-            break
-        level += 1
-    lists = [sorted((n for n in nodes if n.level <= level), key=lambda n: n.order)[: policy.nodes] for nodes in rows]
-    options = []
-    for size in range(1, policy.nodes + 1):
-        if policy.shared:
-            pool = sorted((-n.log, row, place) for row, nodes in enumerate(lists) for place, n in enumerate(nodes))
-            kept = {(row, place) for _, row, place in pool[: size * len(rows)]}
-            some = [[n for place, n in enumerate(nodes) if (row, place) in kept] for row, nodes in enumerate(lists)]
-        else:
-            some = [nodes[:size] for nodes in lists]
-        tokens = 1 + sum(math.exp(n.log) for nodes in some for n in nodes) / len(rows)
-        options.append((tokens - policy.rate * policy.seconds[level - 1][size - 1], some))
-    most = max(worth for worth, _ in options)
-    return [level] * len(rows), next(some for worth, some in reversed(options) if worth > most - 1e-12)
 
 
 def run(policy: Policy, trace: Trace, *, batch: int, queues: list[list[int]]) -> list[list[tuple]]:

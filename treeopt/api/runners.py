@@ -1,6 +1,7 @@
 """What decodes in `collect`, `profile` and `validate`: treeopt's own loop with its models, or an inference engine."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treeopt.api.messages import note
 from treeopt.api.run_models import Models, Sampling, engine_tokenizer, load_models
 from treeopt.engines import ENGINES
-from treeopt.errors import UsageError
+from treeopt.errors import TreeoptError, UsageError
 from treeopt.settings import Settings, setting
 from treeopt.storage.hub_models import folder_name
 from treeopt.tree import Tree
@@ -74,10 +75,10 @@ class EngineSetup(Settings):
         """Return the driver for these models; nothing is started yet.
 
         Raises:
-            UsageError: the engine cannot be named so.
+            UsageError: the engine cannot be named so, or its method does not run the drafter.
             EngineError: it is not there.
         """
-        from simulate.model_sizes.drafter_kinds import kind_of_name
+        from simulate.model_sizes.drafter_kinds import kind_of_drafter, kind_of_name, known_kind
         from treeopt.engines.driver import DriverSettings
 
         assert self.engine is not None
@@ -85,7 +86,14 @@ class EngineSetup(Settings):
         count = None if tokenizer is None else lambda text: len(tokenizer.encode(text, add_special_tokens=False))
         drafter = None if models.drafter is None else str(models.drafter)
         lookup = drafter if drafter is not None and kind_of_name(drafter) is not None else None
-        return ENGINES[self.engine].start(
+        kind, engine, method = None, ENGINES[self.engine], self.method or ""
+        with suppress(TreeoptError):  # a file that the engine alone reads
+            kind = kind_of_drafter(self.engine_drafter or drafter or {})
+        fitting = engine.fitting(kind)
+        if kind and method not in fitting and (method in engine.methods or (fitting and known_kind(method))):
+            way = f"give {' or '.join(fitting)}" if fitting else "leave it out, or give another drafter"
+            raise UsageError(f"--method {method} does not run a drafter of kind {kind}: {way}")
+        return engine.start(
             DriverSettings(
                 self.engine,
                 self.engine_target or str(models.target),

@@ -16,7 +16,7 @@ from treeopt.api.search_trace import search
 from treeopt.errors import EngineError, TraceError, UsageError
 from treeopt.plans import Plan, to_json
 from treeopt.settings import Settings, setting, takes
-from treeopt.storage.provenance import look
+from treeopt.storage.provenance import look, target_name
 from treeopt.storage.work_file import check_same_settings
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def watch(plan: Plan | Path | str, *, settings: WatchSettings) -> Iterator[dict[
     verdicts, now = None, None
     try:
         while True:
-            failures = [_scrape(compared, url, client, settings.model) for url, client in clients.items()]
+            failures = [_scrape(compared, url, client, settings.model, plan) for url, client in clients.items()]
             if settings.once and all(failures):
                 raise EngineError(str(failures[0]))
             compared.close_block()
@@ -124,15 +124,25 @@ def watch(plan: Plan | Path | str, *, settings: WatchSettings) -> Iterator[dict[
             client.close()
 
 
-def _scrape(watched: "PlanWatch", url: str, client: "CompletionsClient", model: str | None) -> str | None:
+def _alike(one: str, other: str) -> bool:
+    """Return whether two names of models may mean one, such as a folder and a name on the hub."""
+    one, other = (name.rstrip("/").rpartition("/")[2].lower() for name in (one, other))
+    return one in other or other in one
+
+
+def _scrape(watched: "PlanWatch", url: str, client: "CompletionsClient", model: str | None, plan: Plan) -> str | None:
     """Add a scrape of a server; return why it failed, or None."""
-    from treeopt.monitoring.prometheus_watch import totals_of
+    from treeopt.monitoring.prometheus_watch import models_of, totals_of
 
     try:
         text = client.text(url)
         if text is None:
             raise EngineError(f"{url}: nothing is there, or an error: counters of vLLM are at /metrics")
-        watched.add(url, totals_of(text, model), time.time())
+        totals, first = totals_of(text, model), url not in watched.state.servers
+        watched.add(url, totals, time.time())
+        named, names = target_name(plan.meta.get("trace")), [model] if model else models_of(text)
+        if first and named and len(names) == 1 and not _alike(named, names[0]):
+            warn([f"the plan's acceptance was recorded with {named}, {url} serves {names[0]}: do they belong together"])
     except (EngineError, TraceError) as error:
         reason = str(error) if isinstance(error, EngineError) else f"{url}: {error}"
         watched.fail(url, reason)

@@ -138,7 +138,7 @@ def model_warnings(pair: str, one: Any, other: Any) -> list[str]:
     >>> model_warnings("trace and profile", one, other)
     ['trace and profile name different drafters or number types: llama (fp32) with ngram, llama (fp32) with ngram']
     """
-    if look(other, "imported", "format") == "times":
+    if look(other, "imported", "format") in ("times", "arms"):
         return []
     if look(other, "predicted") is not None:
         kinds = [look(meta, "drafter", "kind") for meta in (one, other)]

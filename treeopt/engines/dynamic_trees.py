@@ -202,7 +202,6 @@ def _beyond_three_settings(policy: DynamicTree) -> str | None:
     """Return the setting that no engine offers, None if depth, width and nodes are all."""
     extra = {
         "min_probability": policy.min_probability,
-        "budget": policy.budget,
         "calibration": policy.calibration,
         f"width {policy.children} unlike beam {policy.beam}": policy.children != policy.beam,
     }

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field
-from functools import reduce
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +33,8 @@ TURNOVER = 4  # requests that finish in a block, per running request
 BLOCK_S = 60.0  # of a block where finished requests are not counted
 REACH = 1.1  # ratio to the smallest or largest planned batch up to which step times are compared
 TAU = "tau"
+BEGUN = "process_start_time_seconds"  # tells replicas behind one address apart, and a restart
+BEGAN = "began="  # before it in the name of a worker
 Reference = Literal["plan", "start"]
 
 
@@ -78,6 +79,11 @@ NONE = Totals((0.0,), 0, 0, 0, 0, 0)
 Workers = dict[str, Totals]  # by the labels that tell data-parallel engines, replicas and workers apart
 
 
+def models_of(text: str) -> list[str]:
+    """Return the names of the models in the labels of a scrape, in order."""
+    return sorted({word for _, labels in all_samples(text) for label, word in labels if label == "model_name"})
+
+
 def totals_of(text: str, model: str | None) -> Workers:
     """Return the totals of a scrape by worker, which are restarted one by one.
 
@@ -96,9 +102,10 @@ def totals_of(text: str, model: str | None) -> Workers:
     start, *ends = (name.replace(":", "_") for name in (names.prefix, *latency, names.iterations, names.ended))
     used = [key for key in samples if start in key[0] or key[0].endswith(tuple(filter(None, ends)))]
     telling = set.intersection(*({label for label, _ in labels} for _, labels in used)) - {"model_name"}
+    began = [f"{BEGAN}{samples[BEGUN, ()]:.15g}"] if (BEGUN, ()) in samples else []
     by_worker: dict[str, Samples] = {}
     for name, labels in used:
-        worker = ",".join(f"{label}={word}" for label, word in labels if label in telling)
+        worker = ",".join([f"{label}={word}" for label, word in labels if label in telling] + began)
         by_worker.setdefault(worker, {})[name, labels] = samples[name, labels]
 
     def totals(some: Samples) -> Totals:
@@ -205,23 +212,27 @@ class PlanWatch:
     def add(self, url: str, totals: Workers, at_s: float) -> None:
         """Add a scrape of a server."""
         server = self.state.servers.setdefault(url, Server())
-        before, elapsed_s = server.totals, at_s - server.at_s
-        server.totals, server.at_s, server.tau, server.running = totals, at_s, None, None
+        before, at_before_s = server.totals, server.at_s
+        server.totals = {**(before or {}), **totals}  # a worker may be missing for a while
+        server.at_s, server.tau, server.running = at_s, None, None
         if before is None:
             server.state = "ok"
             return
-        grown = {worker: now.since(before.get(worker, NONE)) for worker, now in totals.items()}
-        restarted = any(
-            grown[worker] is totals[worker] and old.steps for worker, old in before.items() if worker in grown
-        )
-        growth = reduce(Totals.plus, grown.values())
+        growth, restarted = NONE, False
+        for worker, now in totals.items():
+            old, began_s = before.get(worker), worker.rpartition(BEGAN)[2]
+            if old is None and BEGAN in worker and float(began_s) < at_before_s:
+                continue  # another replica behind this address, which began before the last scrape
+            grown = now.since(old or NONE)
+            restarted |= BEGAN in worker if old is None else grown is now and old.steps > 0
+            growth = growth.plus(grown)
         server.state = "restarted" if restarted else "ok" if growth.steps else "idle"
         if not growth.steps:
             return
         server.tau, server.running = 1 + sum(growth.accepted) / growth.steps, growth.running
         self._compare(growth)
         state = self.state
-        state.open_s += elapsed_s / len(state.servers)
+        state.open_s += (at_s - at_before_s) / len(state.servers)
         state.finished += growth.finished
         state.lanes = max(state.lanes, sum(server.running or 0.0 for server in state.servers.values()))
 

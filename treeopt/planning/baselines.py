@@ -48,14 +48,17 @@ class Rivals:
         """Return the plan entry of a batch size.
 
         A policy takes the place of the tree where it is faster on the fitted requests. It does not where
-        the rules are those of an engine without dynamic trees, and where forwards have one shape and the policy changes
-        it. The best static configuration, plain decoding included, is then compared with it.
+        the rules are those of an engine without dynamic trees, where forwards have one shape and the policy changes
+        it, and where dynamic trees were timed and its kind was not. The best static configuration, plain decoding
+        included, is then compared with it.
         """
         plain, static = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
         kinds = () if self.cannot_run is not None and self.cannot_run(SMALLEST, batch) else self.settings.policies
         policies = [self._judged(judge, kind, batch) for kind in kinds]
         any_shape = self.settings.padded != "full"
-        runs = [policy for policy in policies if any_shape or isinstance(policy.policy, DynamicTree)]
+        timed = judge.cost.growths
+        runs = [p for p in policies if any_shape or isinstance(p.policy, DynamicTree)]
+        runs = [p for p in runs if not timed or p.policy.growth in timed]
         eligible = runs if self.take_policies else []
         fastest = max(eligible, key=_fitted_rate, default=None)
         trees, skipped = self._trees(judge, batch)

@@ -122,8 +122,8 @@ class Tuner:
     >>> while (setting := tuner.ask()) is not None:
     ...     step_s, tau = 1 + 0.1 * setting.draft, 1 + 0.5 * (setting.draft > 0)
     ...     tuner.tell(setting, Result(step_s, {i: 100 for i in range(9)}, {i: int(100 * tau) for i in range(9)}))
-    >>> [(verdict.draft, round(verdict.speedup.value, 2)) for verdict in tuner.verdicts() if verdict.chosen]
-    [(1, 1.36)]
+    >>> next((verdict.draft, round(verdict.speedup.value, 2)) for verdict in tuner.verdicts() if verdict.chosen)
+    (1, 1.36)
     """
 
     batches: Sequence[int]

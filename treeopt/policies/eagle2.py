@@ -4,25 +4,24 @@ The ranking of candidates is computed in `treeopt.policies.reranking`.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from treeopt.errors import TreeError
 from treeopt.policies.beam import Drafting
-from treeopt.policies.policy import Chosen, Policy, among_best, check_reach, leading
+from treeopt.policies.policy import Chosen, Policy, check_reach, leading
 from treeopt.policies.policy_kinds import CalibrationRecord, PolicyKind, Probability, Size, Sweep, unchanged
 from treeopt.policies.reranking import Calibration, Shortlists, calibrate
 from treeopt.storage.typed_records import Record
-from treeopt.tree import MAX_NODES
 
 EAGLE2 = "eagle2"  # the sweep of what inference engines run
 DYNAMIC_TREE = "dynamic-tree"  # its growth, by which profiles price it
 PROBABILITIES = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5)
-FACTORS = (3, 1, 2, 5, 8)  # largest number of nodes per sequence over its share of a budget
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,6 @@ class DynamicTree:
         width: children considered per expanded node; None: the same as `beam`.
         min_probability: less probable nodes are left out, and a batch without others stops drafting (the confidence
             stop).
-        budget: most nodes verified in all sequences together; None: `nodes` each.
         calibration: curves that calibrate the drafter's probabilities; None: use them as they are.
     """
 
@@ -51,7 +49,6 @@ class DynamicTree:
     beam: int = 10
     width: int | None = None
     min_probability: float = 0.0
-    budget: int | None = None
     calibration: Calibration | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +57,7 @@ class DynamicTree:
         Raises:
             TreeError: names the invalid setting.
         """
-        check_reach(self, "nodes", "depth", "beam", "children", "budget")
+        check_reach(self, "nodes", "depth", "beam", "children")
         if not 0 <= self.min_probability < 1:
             raise TreeError(f"min_probability must be in [0, 1), got {self.min_probability!r}")
 
@@ -80,32 +77,25 @@ class DynamicTree:
         return DYNAMIC_TREE if self.calibration is None else "calibrated-tree"
 
     @property
-    def alone(self) -> bool:
-        """See `Policy.alone`."""
-        return self.budget is None
-
-    @property
     def least(self) -> float:
         """The lowest log-probability at which a node is verified."""
         return float(np.float32(math.log(self.min_probability))) if self.min_probability else -math.inf
 
     def choose(self, lists: Shortlists) -> Chosen:
         """See `Policy.choose`."""
-        log, best = lists.log[:, :, self.depth - 1, : self.nodes], lists.best[:, :, : self.depth - 1]
+        log, best = lists.log[:, self.depth - 1, : self.nodes], lists.best[:, : self.depth - 1]
         # A child is no more probable than its parent: if no node of a level reaches the minimum, none below it does.
         levels = leading(best >= self.least) + 1
         present = ~np.isnan(log) & (log >= self.least)
-        if self.budget is not None:
-            present &= among_best(log, self.budget)
         return Chosen(levels, present.sum(-1), self._recorded(lists, levels, log))
 
     def _recorded(self, lists: Shortlists, levels: NDArray[np.int64], log: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Return True where no unrecorded candidate could be verified or call for another level."""
         if self.calibration is not None:
             return np.asarray(np.take_along_axis(lists.doubt, levels[..., None] - 1, -1)[..., 0] == -np.inf)
-        doubt = lists.doubt[:, :, self.depth - 1]
+        doubt = lists.doubt[:, self.depth - 1]
         # With a stop a child that was not recorded could also have called for another level.
-        least = self.least if self.min_probability else log[..., self.nodes - 1]
+        least = self.least if self.min_probability else log[:, self.nodes - 1]
         return np.asarray((doubt < least) | (doubt == -np.inf))
 
 
@@ -117,8 +107,8 @@ class DynamicTreeRecord(Record, frozen=True, tag_field="kind", tag="dynamic-tree
     beam: Size
     width: Size | None
     min_probability: Probability
-    budget: Size | None
     calibration: CalibrationRecord | None
+    budget: Annotated[None, Meta(description="of a whole batch: in older files, where it must be null")] = None
 
 
 def sweep_sizes(sweep: Sweep) -> None:
@@ -135,38 +125,7 @@ def sweep_stops(sweep: Sweep, *, calibrated: bool = False) -> None:
     beam, width = sweep.drafting.beam, sweep.drafting.width
     curves = calibrate(sweep.trace, sweep.drafting) if calibrated else None
     sweep.prepare(curves)
-    sweep.consider_stops(
-        lambda nodes, depth, stop: DynamicTree(nodes, depth, beam, width, stop, None, curves), PROBABILITIES
-    )
-
-
-def sweep_budgets(sweep: Sweep) -> None:
-    """Try every depth and budget for the batch, calibrated or not; the best also with other limits per sequence."""
-    beam, width = sweep.drafting.beam, sweep.drafting.width
-    for calibration in (None, calibrate(sweep.trace, sweep.drafting)):
-        sweep.prepare(calibration)
-        _budgets(sweep, partial(DynamicTree, beam=beam, width=width, calibration=calibration))
-
-
-def _budgets(sweep: Sweep, make: Callable[..., Policy]) -> None:
-    batch = sweep.batch
-
-    def consider(share: int, depth: int, factor: int) -> Policy:
-        largest = min(sweep.max_nodes, replace(sweep.drafting, depth=depth).candidates)
-        policy = make(min(share * factor, largest), depth, budget=share * batch)
-        sweep.consider(policy)
-        return policy
-
-    tried = {
-        consider(share, depth, FACTORS[0]): (share, depth)
-        for depth in sweep.depths()
-        for share in sweep.sizes(depth)
-        if share * batch <= MAX_NODES
-    }
-    replayed = [policy for policy in tried if policy in sweep.rates]
-    if replayed:
-        for factor in FACTORS[1:]:
-            consider(*tried[max(replayed, key=sweep.rates.__getitem__)], factor)
+    sweep.consider_stops(lambda nodes, depth, stop: DynamicTree(nodes, depth, beam, width, stop, curves), PROBABILITIES)
 
 
 def _unstopped(nodes: int, drafting: Drafting, calibration: Calibration | None = None) -> Policy:
@@ -181,7 +140,6 @@ ENTRY = PolicyKind(
         EAGLE2: sweep_sizes,
         "best-first": sweep_stops,
         "calibrated": partial(sweep_stops, calibrated=True),
-        "shared-budget": sweep_budgets,
     },
     growths={
         "dynamic-tree": _unstopped,

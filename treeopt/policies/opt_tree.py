@@ -60,17 +60,12 @@ class OptTree:
         """See `Policy.calibration`."""
         return None
 
-    @property
-    def alone(self) -> bool:
-        """See `Policy.alone`."""
-        return True
-
     def choose(self, lists: Shortlists) -> Chosen:
         """See `Policy.choose`."""
-        log = lists.log[:, :, : self.depth, : self.nodes]
+        log = lists.log[:, : self.depth, : self.nodes]
         gain = np.diff(np.nansum(np.exp(log, dtype=np.float64), -1), prepend=0)
-        levels = leading(gain[:, :, : self.depth - 1] > self.threshold) + 1
-        doubt = lists.doubt[:, :, : self.depth]
+        levels = leading(gain[:, : self.depth - 1] > self.threshold) + 1
+        doubt = lists.doubt[:, : self.depth]
         known = (doubt == -np.inf) | (doubt < log[..., -1])
         nodes = np.take_along_axis((~np.isnan(log)).sum(-1), levels[..., None] - 1, -1)[..., 0]
         return Chosen(levels, nodes, leading(known) >= levels)
@@ -98,7 +93,7 @@ class _Unstopped(OptTree):
 
     def choose(self, lists: Shortlists) -> Chosen:
         stopping = super().choose(lists)
-        nodes = (~np.isnan(lists.log[:, :, self.depth - 1, : self.nodes])).sum(-1)
+        nodes = (~np.isnan(lists.log[:, self.depth - 1, : self.nodes])).sum(-1)
         return Chosen(np.full_like(stopping.levels, self.depth), nodes, stopping.known)
 
 

@@ -14,11 +14,11 @@ from treeopt.tree import MAX_NODES
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """The levels and nodes that a policy chose, for rows of batches or for any anchors; all arrays of one shape.
+    """The levels and nodes that a policy chose, for any anchors; all arrays of one shape.
 
     Attributes:
-        levels: int64, levels that the row asks for; the batch drafts the most that any row asks for.
-        nodes: int64, number of nodes of the row's shortlist after these levels that are verified.
+        levels: int64, levels that the anchor asks for; a batch drafts the most that any of its rows asks for.
+        nodes: int64, number of nodes of the shortlist after these levels that are verified.
         known: bool, False where the choice depends on candidates that were not recorded.
     """
 
@@ -54,12 +54,8 @@ class Policy(Protocol):
     def growth(self) -> str:
         """The kind of drafting, one of `treeopt.policies.growths`."""
 
-    @property
-    def alone(self) -> bool:
-        """True if the choice for a row does not depend on the other rows of its batch."""
-
     def choose(self, lists: Shortlists) -> Chosen:
-        """Choose levels and nodes for the rows of batches, (batches, rows).
+        """Choose levels and nodes for anchors (P,), each of its own.
 
         The choice must not depend on `place`, nor on levels deeper than those drafted.
         """
@@ -95,15 +91,6 @@ def policy_text(policy: Policy) -> str:
     """
     values = ", ".join(f"{name}={value}" for name, value in settings(policy).items() if value is not None)
     return f"{type(policy).__name__}({values})"
-
-
-def among_best(log: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
-    """Return True for the nodes (batches, rows, n) among the best `count` of their batch, the first of equals."""
-    flat = log.reshape(len(log), -1)
-    best = (-flat).argsort(1, kind="stable")[:, :count]
-    chosen = np.zeros(flat.shape, dtype=bool)
-    np.put_along_axis(chosen, best, True, 1)
-    return (chosen & ~np.isnan(flat)).reshape(log.shape)
 
 
 def leading(true: NDArray[np.bool_]) -> NDArray[np.int64]:

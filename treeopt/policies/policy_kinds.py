@@ -6,7 +6,7 @@ A new policy is one file: the class, its record, the sweeps that search it, and 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Protocol
 
 from msgspec import Meta
@@ -57,10 +57,6 @@ class Sweep(Protocol):
     @property
     def trace(self) -> Trace:
         """The requests that settings are chosen on."""
-
-    @property
-    def batch(self) -> int:
-        """Sequences decoded together."""
 
     def sizes(self, depth: int) -> list[int]:
         """Return the numbers of nodes worth trying at a depth, up to and including the largest possible."""
@@ -138,7 +134,7 @@ def policy_of(record: Record, where: str) -> Policy:
         RecordError: names the setting that cannot be.
     """
     (kind,) = (kind for kind in POLICIES.values() if isinstance(record, kind.record))
-    values = {name: _value(getattr(record, name)) for name in record.__struct_fields__}
+    values = {field.name: _value(getattr(record, field.name)) for field in fields(kind.policy)}
     try:
         policy: Policy = kind.policy(**values)
     except TreeError as error:

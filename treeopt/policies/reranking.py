@@ -34,7 +34,6 @@ class Shortlists:
             where there are fewer candidates.
         place: int16 (..., D, D), position in that order of the true candidate of depth 1, 2, ...; N if it is absent.
         best: float32 (..., D), the highest log-probability on the deepest drafted level.
-        mass: float32 (..., D), sum of the probabilities of the nodes that would be expanded on the deepest level.
         doubt: float32 (..., D), the highest log-probability of an expanded candidate whose children were not all
             recorded; −inf if there is none.
     """
@@ -42,7 +41,6 @@ class Shortlists:
     log: NDArray[np.float32]
     place: NDArray[np.int16]
     best: NDArray[np.float32]
-    mass: NDArray[np.float32]
     doubt: NDArray[np.float32]
 
     def __getitem__(self, index: Any) -> "Shortlists":
@@ -56,7 +54,6 @@ class Shortlists:
             np.full((*anchors, depth, nodes), np.nan, dtype=np.float32),
             np.full((*anchors, depth, depth), nodes, dtype=np.int16),
             np.full((*anchors, depth), -np.inf, dtype=np.float32),
-            np.zeros((*anchors, depth), dtype=np.float32),
             np.full((*anchors, depth), -np.inf, dtype=np.float32),
         )
 
@@ -90,10 +87,7 @@ def shortlists(trace: Trace, drafting: Drafting, *, nodes: int, calibration: Cal
             lists.log[part, level - 1, : order.shape[1]] = np.where(present, log[rows, order], np.nan)
             row, place = np.nonzero(present & trees.hit[rows, order])
             lists.place[part[row], level - 1, trees.level[row, order[row, place]] - 1] = place
-            on_level = trees.level == level
-            lists.best[part, level - 1] = np.where(on_level, log, -np.inf).max(1)
-            expandable = np.where(on_level & trees.expanded, np.exp(log, dtype=np.float64), 0)
-            lists.mass[part, level - 1] = expandable.sum(1)
+            lists.best[part, level - 1] = np.where(trees.level == level, log, -np.inf).max(1)
             lacking = trees.lacking & trees.within(level - 1)
             doubt = np.where(lacking, np.maximum(log, LOWEST), -np.inf).max(1)
             lists.doubt[part, level - 1] = np.where(trees.rootless, 0, doubt)

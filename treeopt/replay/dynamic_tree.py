@@ -3,8 +3,8 @@
 Shortlists equal those of the live loop (see `treeopt.policies.reranking`), so on a greedy trace replayed and live steps
 are identical. Nothing is guessed: a replay that needs candidates that were not recorded raises TraceError.
 
-Rows of a batch may depend on each other: they share a budget, and levels are drafted for all of them or for none.
-`Batches` replays such policies in running batches, each with its own queue of requests: when a request ends, the next
+Rows of a batch depend on each other: levels are drafted for all of them or for none, and their trees are padded.
+`Batches` replays policies in running batches, each with its own queue of requests: when a request ends, the next
 takes its row. An empty queue begins again; its repeated requests fill rows but are not counted. So every counted step
 is a step of a full batch.
 """
@@ -26,12 +26,11 @@ CHUNK = 2**22  # entries of shortlists processed together
 ROUNDS = 2  # approximate number of requests per row of a running batch
 
 
-def choose_alone(policy: Policy, lists: Shortlists) -> Chosen:
-    """Return the policy's choice for each anchor of (P,) shortlists, decoded alone; all arrays (P,)."""
-    anchors = len(lists.log)
+def choose(policy: Policy, lists: Shortlists) -> Chosen:
+    """Return the policy's choice for each anchor of (P,) shortlists; all arrays (P,)."""
     size = max(1, CHUNK // max(1, lists.log[0].size))
-    parts = [policy.choose(lists[start : start + size][:, None]) for start in range(0, anchors, size)]
-    return Chosen(*(np.concatenate([getattr(part, f.name)[:, 0] for part in parts]) for f in fields(Chosen)))
+    parts = [policy.choose(lists[start : start + size]) for start in range(0, len(lists.log), size)]
+    return Chosen(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Chosen)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,21 +85,15 @@ class Batches:
         Raises:
             TraceError: candidates that the policy needs were not recorded.
         """
-        # The choice at every anchor, if it does not depend on the other rows of a batch.
-        everywhere = choose_alone(policy, lists) if policy.alone or self.batch == 1 else None
-        accepted_everywhere = None if everywhere is None else lists.accepted(everywhere.levels, everywhere.nodes)
+        everywhere = choose(policy, lists)
+        accepted_everywhere = lists.accepted(everywhere.levels, everywhere.nodes)
         lane = np.arange(len(self.queues))[:, None]
         turn = np.tile(np.arange(self.batch), (len(lane), 1))  # queue index of each row's request
         request = self._request(lane, turn)
         anchors = self.trace.starts[request]
         log: list[tuple[Any, ...]] = []
         while (turn < self.lengths[:, None]).any():
-            if everywhere is None or accepted_everywhere is None:
-                batch_lists = lists[anchors]
-                chosen = policy.choose(batch_lists)
-                accepted = batch_lists.accepted(chosen.levels, chosen.nodes)
-            else:
-                chosen, accepted = everywhere[anchors], accepted_everywhere[anchors]
+            chosen, accepted = everywhere[anchors], accepted_everywhere[anchors]
             if not chosen.known.all():
                 raise not_recorded(int(anchors[~chosen.known][0]))
             log.append((anchors, turn < self.lengths[:, None], accepted, chosen.nodes, chosen.levels.max(1)))
@@ -132,9 +125,7 @@ def first_tree(policy: Policy, trace: Trace) -> tuple[Tree, int]:
         TraceError: the trace holds no candidates, or too few everywhere in its first request.
     """
     first = trace.select(np.array([0]))
-    chosen = choose_alone(
-        policy, shortlists(first, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)
-    )
+    chosen = choose(policy, shortlists(first, policy.drafting, nodes=policy.nodes, calibration=policy.calibration))
     found: list[tuple[int, Tree]] = []
     for anchors, trees in drafted_candidates(first, policy.drafting):
         for row in np.flatnonzero(chosen.known[anchors])[:1].tolist():

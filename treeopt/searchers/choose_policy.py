@@ -81,11 +81,6 @@ class Sweep:
         return self.bench.trace
 
     @property
-    def batch(self) -> int:
-        """Sequences decoded together."""
-        return self.bench.prices.batch
-
-    @property
     def best(self) -> Policy:
         """The policy with the most tokens per second; there must be one."""
         return max(self.rates, key=self.rates.__getitem__)

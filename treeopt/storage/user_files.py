@@ -103,10 +103,10 @@ def read_bytes(path: Path | str, *, limit: int = LIMIT) -> bytes:
         return b"".join(parts)
 
 
-def read_text(path: Path | str, *, limit: int = LIMIT) -> str:
+def read_text(path: Path | str, *, limit: int = LIMIT, errors: str = "strict") -> str:
     """Return the text of a regular file, without a byte order mark; every line ends with a line feed.
 
-    The text is in UTF-8, or in UTF-16 with a byte order mark.
+    The text is in UTF-8, or in UTF-16 with a byte order mark. `errors` is as of `bytes.decode`.
 
     Raises:
         OSError: see `read_bytes`; or the file is packed, no text, or a pointer of Git LFS.
@@ -114,7 +114,7 @@ def read_text(path: Path | str, *, limit: int = LIMIT) -> str:
     """
     data = read_bytes(path, limit=limit)
     check_text(data, path)
-    text = data.decode("utf-16" if data.startswith(UTF16) else "utf-8-sig")
+    text = data.decode("utf-16" if data.startswith(UTF16) else "utf-8-sig", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -184,7 +184,12 @@ def _is_causal(stored: Stored, window: int | None) -> bool:
     """Return whether the slots of a layer see only those before them."""
     stated = _field(stored, "is_causal", "causal", switch=True)
     if stated is None and (other := _field(stored, "sliding_window_non_causal", switch=True)) is not None:
-        stated = not other
+        if window is None and not other:
+            stored.assume(
+                "sliding_window_non_causal false concerns layers with a window alone, as speculators trains them; vLLM "
+                "0.32 takes it for all layers, and accepts less"
+            )
+        stated = window is not None and not other
     return window is not None if stated is None else bool(stated)
 
 
@@ -234,7 +239,10 @@ def dflash_content(drafter: DFlash, layout: str | None, target: Target | None, n
     if layout is not None:
         outer |= {"architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash"}
         outer |= {"mask_token_id": drafter.mask, "aux_hidden_state_layer_ids": list(drafter.taps)}
-        outer |= {"sample_from_anchor": drafter.from_anchor, "sliding_window_non_causal": not drafter.causal[0]}
+        causal = dict(zip((own is not None for own in drafter.windows), drafter.causal, strict=True))
+        if causal.get(False):
+            raise ExecutorError("speculators' layout cannot express a causal layer without a window")
+        outer |= {"sample_from_anchor": drafter.from_anchor, "sliding_window_non_causal": not causal.get(True)}
         return Written("model.safetensors", tensors, outer | {"transformer_layer_config": layer}, facts)
     nested = {"mask_token_id": drafter.mask, "target_layer_ids": [tap - 1 for tap in drafter.taps]}
     if list(drafter.causal) != [own is not None for own in drafter.windows]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from executor.drafters.base.drafter import Admitted, Committed, Forced
 from executor.models import make_target
@@ -192,8 +193,14 @@ def random_layers(target: Target, count: int, packed: bool) -> LanguageModel:
 
 
 def of_layers(config: PretrainedConfig, count: int) -> PretrainedConfig:
-    """Return the text part of a configuration with `count` layers, the first ones (repeated if they are all alike)."""
+    """Return the text part of a configuration with `count` layers, the first ones (repeated if they are all alike).
+
+    Raises:
+        UsageError: layers that differ cannot be repeated, or no language model has this text part alone.
+    """
     text = config.get_text_config()
+    if type(text) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UsageError(f"{text.model_type}: transformers has no language model of this text part: name a --drafter")
     present = int(text.num_hidden_layers)
     fields = text.to_dict()
     lists = {name for name, value in fields.items() if isinstance(value, list) and len(value) == present}

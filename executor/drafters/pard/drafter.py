@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.checkpoints.tensors.write_tensors import Written
@@ -20,6 +19,7 @@ from executor.drafters.base.drafter import USUAL_DEPTH, Admitted, Committed, For
 from executor.drafters.base.recipe import Frequent, Recipe
 from executor.drafters.language_model.drafter import LanguageModel, LanguageModelState, for_vocabulary, of_layers
 from executor.drafters.pard import MASKS
+from executor.target.architectures import model_class
 from executor.target.load_hf_model import dtype_name, load_target
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
@@ -169,8 +169,13 @@ def pard_content(drafter: Pard, layout: str | None, target: Target | None, name:
 
 def untrained(recipe: Recipe, target: Target, frequent: Frequent) -> Pard:
     """Return the target's first layers between its embeddings and its LM head; see `Training.untrained`."""
-    model: PreTrainedModel = type(target.model)(of_layers(target.model.config, recipe.layers))
-    model.load_state_dict(target.model.state_dict(), strict=False)
+    config = of_layers(target.model.config, recipe.layers)
+    model = model_class(config).from_config(config, dtype=torch.float32)
+    for part, own in (
+        (model.get_decoder(), target.model.get_decoder()),
+        (model.get_output_embeddings(), target.model.get_output_embeddings()),
+    ):
+        part.load_state_dict(own.state_dict(), strict=False)
     return Pard(Target(model, target.name), mask_token(target))
 
 

@@ -13,13 +13,12 @@ from tests.helpers.slow_params import examples
 from tests.helpers.strategies import grown_trace
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, TraceError
-from treeopt.policies import CostAware, DynamicTree, OptTree, growths
+from treeopt.policies import DynamicTree, OptTree, growths
 from treeopt.policies.beam import Drafting, reach
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.policies.reranking import calibrate, shortlists
-from treeopt.replay.dynamic_tree import Batches, Steps, choose_alone
+from treeopt.replay.dynamic_tree import Batches, Steps, choose
 from treeopt.searchers.choose_policy import best_policy, upper_bound
-from treeopt.searchers.cost_aware_fit import fit_cost_aware
 from treeopt.searchers.step_prices import Prices, price_replay
 from treeopt.statistics import Curve
 
@@ -50,28 +49,13 @@ def policies(draw):
     most = Drafting(depth, beam, width).candidates
     nodes = draw(st.integers(1, min(most, 14)))
     least = draw(st.sampled_from([0.0, 0.0, 0.011, 0.13, 0.47]))
-    budget = draw(st.none() | st.integers(1, 20))
-    kind = draw(st.sampled_from(["dynamic", "opt-tree", "calibrated", "cost-aware"]))
+    kind = draw(st.sampled_from(["dynamic", "opt-tree", "calibrated"]))
     if kind == "dynamic":
-        return DynamicTree(nodes, depth, beam, width, least, budget)
+        return DynamicTree(nodes, depth, beam, width, least)
     if kind == "opt-tree":
         return OptTree(nodes, depth, draw(st.sampled_from([0.0, 0.03, 0.2, 0.6])), beam, width)
     calibration = tuple(tuple(draw(curves()) for _ in range(width)) for _ in range(depth))
-    if kind == "calibrated":
-        return DynamicTree(nodes, depth, beam, width, least, budget, calibration)
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    seconds = rng.integers(0, 4, (depth, nodes)).cumsum(0).cumsum(1) * 0.0137
-    return CostAware(
-        nodes,
-        depth,
-        beam,
-        width,
-        shared=draw(st.booleans()),
-        rate=draw(st.sampled_from([0.0, 1.0, 5.0, 40.0])),
-        seconds=tuple(map(tuple, seconds.tolist())),
-        advantage=tuple(draw(curves(-0.5003, 0.5001)) for _ in range(depth - 1)),
-        calibration=calibration,
-    )
+    return DynamicTree(nodes, depth, beam, width, least, calibration)
 
 
 def of(policy, trace):
@@ -111,10 +95,9 @@ def test_steps_equal_a_plain_simulation(trace, policy, batch, seed):
 @settings(max_examples=examples(100), deadline=None)
 @given(worlds(), policies(), st.integers(1, 3))
 def test_running_batches_take_the_steps_of_a_request_alone(trace, policy, batch):
-    if policy.alone or batch == 1:
-        steps = Batches(trace, batch=batch).steps(policy, of(policy, trace))
-        taken = np.bincount(trace.request_index[steps.anchors[steps.counted]], minlength=trace.requests)
-        assert taken.tolist() == replay_policy(policy, trace).steps.tolist()
+    steps = Batches(trace, batch=batch).steps(policy, of(policy, trace))
+    taken = np.bincount(trace.request_index[steps.anchors[steps.counted]], minlength=trace.requests)
+    assert taken.tolist() == replay_policy(policy, trace).steps.tolist()
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -129,11 +112,11 @@ def test_opt_tree_without_threshold_takes_the_best_of_the_whole_tree(trace, node
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(worlds(), policies(), st.integers(1, 3), st.integers(0, 2**32 - 1))
-def test_nothing_is_looked_at_that_is_not_known_at_run_time(trace, policy, rows, seed):
+@given(worlds(), policies(), st.integers(0, 2**32 - 1))
+def test_nothing_is_looked_at_that_is_not_known_at_run_time(trace, policy, seed):
     """Other hits change nothing, nor do other candidates below the level at which drafting stopped."""
     rng = np.random.default_rng(seed)
-    here = rng.integers(0, trace.anchors, (4, rows))
+    here = rng.integers(0, trace.anchors, 4)
     before = policy.choose(of(policy, trace)[here])
     candidates = trace.candidates
     level = np.zeros(len(candidates.parent), dtype=np.int64)
@@ -141,14 +124,14 @@ def test_nothing_is_looked_at_that_is_not_known_at_run_time(trace, policy, rows,
     for _ in range(DEPTH):
         level = np.where(candidates.parent < 0, 1, level[above] + 1)
     logs = -rng.integers(1, 30, len(level)).astype(np.float32) / 7
-    for batch in range(len(here)):
-        stop = before.levels[batch].max()
+    for place, anchor in enumerate(here):
+        stop = before.levels[place]
         changed = replace(
             candidates, hit=np.zeros_like(candidates.hit), logprob=np.where(level > stop, logs, candidates.logprob)
         )
-        after = policy.choose(of(policy, replace(trace, candidates=changed))[here[batch : batch + 1]])
-        assert after.levels.tolist() == before.levels[batch : batch + 1].tolist()
-        assert after.nodes.tolist() == before.nodes[batch : batch + 1].tolist()
+        after = policy.choose(of(policy, replace(trace, candidates=changed))[[anchor]])
+        assert after.levels.tolist() == [stop]
+        assert after.nodes.tolist() == [before.nodes[place]]
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -178,7 +161,7 @@ def test_what_is_told_of_a_narrower_recording_is_true(beam, policy, seed):
             hit=candidates.hit[kept],
         ),
     )
-    found, due = choose_alone(policy, of(policy, part)), choose_alone(policy, of(policy, whole))
+    found, due = choose(policy, of(policy, part)), choose(policy, of(policy, whole))
     assert due.known.all()
     # A wider beam may expand other nodes than a narrow one: children of a node that the narrow one leaves.
     wanted = [
@@ -307,16 +290,6 @@ def test_drawing_trees_anew_is_paid_for_in_every_step(policy, padding):
     assert fed.min() > 0
 
 
-def test_a_policy_that_looks_at_costs_is_told_what_drawing_anew_takes():
-    fit, held = two_traces()
-    cost = Stairs(2, anew=0.05)
-    policy = best_policy(fit, held, cost, kind="cost-aware", max_nodes=6).policy
-    table = Prices(cost, 1).table(policy.drafting, policy.nodes, growth="cost-aware")
-    assert policy.seconds == tuple(map(tuple, table.tolist()))
-    static = Prices(Stairs(2), 1).table(policy.drafting, policy.nodes)
-    assert table - static == pytest.approx(0.05 * np.cumsum(policy.drafting.expanded)[:, None] * np.ones_like(table))
-
-
 @pytest.mark.parametrize("kind", sweeps())
 def test_narrower_beams_are_tried_where_trees_drawn_anew_cost(kind):
     """Of every kind, with sizes and depths of their own, as far as the recording tells what they draft."""
@@ -329,49 +302,6 @@ def test_narrower_beams_are_tried_where_trees_drawn_anew_cost(kind):
     assert all(policy.beam == (min(policy.nodes, 4) if kind == "opt-tree" else 4) for policy in wide)
     assert {policy.beam for policy in narrow} >= {1, 2, 4}
     assert len({policy.depth for policy in narrow if policy.beam == 1}) > 1
-
-
-@settings(max_examples=50, deadline=None)
-@given(worlds(requests=(2, 6)), st.integers(1, 3), st.integers(1, 12), st.sampled_from(["widest", "none", "full"]))
-def test_where_time_costs_nothing_more_everything_is_taken(trace, batch, nodes, padding):
-    flat = Stairs(0)
-    flat.nodes[:], flat.levels[:] = 1.0, 0.0
-    drafting = Drafting(DEPTH, FULL, WIDTH)
-    curves = calibrate(trace, drafting)
-    lists = shortlists(trace, drafting, nodes=nodes, calibration=curves)
-    prices, batches = Prices(flat, batch, padding), Batches(trace, batch=batch)
-    policy, found = fit_cost_aware(batches, lists, prices, nodes=nodes, drafting=drafting, calibration=curves)
-    steps = batches.steps(policy, lists)
-    assert (steps.levels == DEPTH).all()
-    assert (steps.nodes.sum(-1) == batch * nodes).all()
-    assert found.rate == pytest.approx(found.tau.value)
-
-
-def test_a_flat_stair_is_looked_across():
-    """The second node costs more than it gives; with the four after it, which are free, it pays."""
-    calibration = ((Curve((0.0,), (0.3,)),) * 6,)
-    seconds = ((1.0, 1.5, 1.5, 1.5, 1.5, 1.5),)
-    policy = CostAware(6, 1, 1, 6, False, 1.0, seconds, (), calibration)
-    trace = grown_trace([3], depth=1, width=6, rng=np.random.default_rng(0))
-    assert choose_alone(policy, of(policy, trace)).nodes.tolist() == [6, 6, 6]
-    dear = replace(policy, rate=4.0)
-    assert choose_alone(dear, of(dear, trace)).nodes.tolist() == [1, 1, 1]
-
-
-def test_cost_aware_is_as_good_as_every_fixed_size_of_a_still_world():
-    """One kind of position only: the best fixed size and depth is the best policy, and is found."""
-    rng = np.random.default_rng(5)
-    for seed in range(2):
-        cost = Stairs(seed)
-        trace = grown_trace([40] * 20, depth=DEPTH, width=WIDTH, rng=rng, grain=0.7)
-        whole = trace.candidates
-        same = np.tile(whole.logprob[: int(whole.offset[1])], trace.anchors)
-        trace = replace(trace, candidates=replace(whole, logprob=same))
-        rates = {
-            kind: max(rate for _, rate in best_policy(trace, trace, cost, kind=kind, max_nodes=12).tried)
-            for kind in ("eagle2", "calibrated", "cost-aware")
-        }
-        assert rates["cost-aware"] >= 0.97 * max(rates.values())
 
 
 # --- the bound

@@ -31,7 +31,7 @@ from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from tests.helpers.drafters import MAKE, random_drafter
 from tests.helpers.fake_cuda import CUDA, Queued, WaitError, fake_cuda, moved_drafter, moved_target, trace
 from tests.helpers.models import VOCABULARY, random_heads, random_prompts, small_target
-from tests.helpers.slow_growth import AWARE, CALIBRATION
+from tests.helpers.slow_growth import CALIBRATION
 from tests.helpers.slow_params import slow_unless
 from tests.helpers.strategies import drawn_trace
 from treeopt.acceptance_rule_entries import RULES
@@ -43,10 +43,10 @@ TREES: dict[str, Tree | DynamicTree] = {
     "chain": Tree.chain(3),
     "branching": Tree.from_paths([(0, 0, 0), (0, 1), (1, 0), (2,)]),
     "dynamic": DynamicTree(nodes=8, depth=3, beam=3, width=3),
-    "shared": DynamicTree(nodes=8, depth=3, beam=3, width=3, min_probability=0.02, budget=13),
+    "stopping": DynamicTree(nodes=8, depth=3, beam=3, width=3, min_probability=0.02),
     "calibrated": DynamicTree(nodes=5, depth=2, beam=3, min_probability=0.02, calibration=CALIBRATION),
 }
-ASKING: dict[str, Policy] = {"opt-tree": OptTree(nodes=8, depth=3, threshold=0.1), "cost-aware": AWARE}
+ASKING: dict[str, Policy] = {"opt-tree": OptTree(nodes=8, depth=3, threshold=0.1)}
 CPU = torch.device("cpu")
 ENGINES = ("prompt-lookup:vllm", "prompt-lookup:llama.cpp", "prompt-lookup:transformers")
 LOOKUP = ("prompt-lookup", "prompt-lookup:1", *ENGINES)
@@ -90,8 +90,8 @@ DAILY = {
     ("hydra++", "sequoia", "branching", True),
     ("eagle", "sample-and-match", "dynamic", False),
     ("eagle-qkv-bias", "block", "chain", False),
-    ("coral-router", "point-mass", "shared", False),
-    ("eagle3", "sample-and-match", "shared", True),
+    ("coral-router", "point-mass", "stopping", False),
+    ("eagle3", "sample-and-match", "stopping", True),
     ("eagle3-variants", "imposed", "branching", False),
     ("mtp", "sample-and-match", "branching", False),
     ("dflash", "greedy", "branching", True),
@@ -104,7 +104,7 @@ DAILY = {
 }
 EVERY = {
     *product(["medusa"], [*RULES, "imposed"], TREES, [False]),
-    *product(KINDS, ["sample-and-match"], ["chain", "branching", "dynamic", "shared"], [False, True]),
+    *product(KINDS, ["sample-and-match"], ["chain", "branching", "dynamic", "stopping"], [False, True]),
 }
 
 
@@ -152,7 +152,7 @@ def test_policies_that_ask_the_host_wait(policy):
 
 def test_an_adaptive_growth_reads_and_is_for_cpu_only():
     """Static and dynamic trees have one; a decoder that reads late never makes it."""
-    tree = TREES["shared"]
+    tree = TREES["stopping"]
     kinds = {late: Decoder(small_target(), drafter("medusa"), tree=tree, late=late).growth for late in (0, 1)}
     assert [getattr(kinds[late], "adaptive", None) for late in (0, 1)] == [True, False]
     with pytest.raises(DataDependentOutputException):
@@ -224,7 +224,7 @@ def step(rows: Rows, *, steps: int | None = None, all_fed: bool = False) -> None
     ("rule", "tree"),
     [
         pytest.param("greedy", "plain", marks=pytest.mark.slow),
-        pytest.param("greedy", "shared", marks=pytest.mark.slow),
+        pytest.param("greedy", "stopping", marks=pytest.mark.slow),
         pytest.param("typical", "branching", marks=pytest.mark.slow),
         pytest.param("sample-and-match", "dynamic", marks=pytest.mark.slow),
         pytest.param("point-mass", "branching", marks=pytest.mark.slow),

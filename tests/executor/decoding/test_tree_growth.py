@@ -132,29 +132,12 @@ def test_the_confidence_stop_leaves_out_what_is_improbable(adaptive):
             assert set(nodes) == {path for path, (_, value) in due.items() if value >= torch.tensor(0.05).log()}
 
 
-@pytest.mark.parametrize("budget", [1, 7, 16])
-def test_a_shared_budget_goes_to_the_most_probable(budget):
-    policy = DynamicTree(nodes=8, depth=3, beam=3, width=3, budget=budget)
-    scores, roots = torch.cat([drawn(1, 0, 2.0), drawn(2, 1, 0.1)]).float(), [0, 1, 2]
-    found = paths_of(DynamicGrowth(policy, CPU), scores, roots)
-    due = [by_hand(scores[row], roots[row], policy) for row in range(3)]
-    everyone = sorted((-value, row) for row in range(3) for _, value in due[row].values())
-    least = -everyone[budget - 1][0]
-    assert sum(len(nodes) for nodes in found) == budget
-    for row, nodes in enumerate(found):
-        assert all(due[row][path][1] >= least - 1e-6 for path in nodes)
-        assert all(path[:-1] in nodes or len(path) == 1 for path in nodes)
-    assert len(found[0]) == max(len(nodes) for nodes in found)
-
-
 def test_idle_rows_take_nothing_from_the_others():
-    """A budget goes to those that are busy; levels are drafted for them alone."""
+    """Levels are drafted for those alone that are busy."""
     scores, roots = torch.cat([drawn(1, 0, 9.0), drawn(2, 1, 0.1)]).float(), torch.tensor([0, 1, 2])
     idle = torch.tensor([True, False, True])
-    shared = DynamicTree(nodes=8, depth=3, beam=3, width=3, budget=6)
     sure = DynamicTree(nodes=8, depth=3, beam=3, width=3, min_probability=0.1)
     for growth, calls in (  # with the first row all call for three levels
-        (DynamicGrowth(shared, CPU), 3),
         (DynamicGrowth(sure, CPU, adaptive=True), 2),
         (AskingGrowth(OptTree(nodes=8, depth=3, threshold=0.7, beam=3, width=3), CPU), 1),
     ):

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
-from executor.checkpoints import load_drafter, save_drafter
+from executor.checkpoints import assumptions_of, load_drafter, save_drafter
 from executor.drafters.base.drafter import Committed
 from executor.drafters.base.recipe import recipes, replaced
 from executor.drafters.dflash.drafter import spread_taps
@@ -64,8 +64,9 @@ def test_it_is_written_and_read_again(tmp_path, name):
     drafter = random_drafter(name.replace("causal", "variants"), target)
     if name == "dflash-causal":
         drafter.causal = (True, True)
-    layouts = [None] if name == "dspark" else [None, "speculators-dflash"]
-    for layout in layouts if name in ("dflash", "dspark") else layouts[:1]:
+        with pytest.raises(ExecutorError, match="speculators' layout cannot express a causal layer without a window"):
+            save_drafter(tmp_path, drafter, dtype="float32", meta={}, layout="speculators-dflash", target=target)
+    for layout in [None, "speculators-dflash"] if name in ("dflash", "dflash-variants") else [None]:
         save_drafter(tmp_path, drafter, dtype="float32", meta={}, layout=layout, target=target)
         loaded = load_drafter(tmp_path, target)
         assert loaded.kind == drafter.kind == kind_of_drafter(tmp_path)
@@ -76,6 +77,20 @@ def test_it_is_written_and_read_again(tmp_path, name):
         passes = (each.teacher_forced(target, text, features, 3) for each in (loaded, drafter))
         for found, due in zip(*passes, strict=True):
             torch.testing.assert_close(found.scores, due.scores)
+
+
+@pytest.mark.parametrize(("name", "causal"), [("dflash", (False, False)), ("dflash-variants", (True, False))])
+def test_speculators_default_of_windows_leaves_whole_layers_as_they_are(tmp_path, name, causal):
+    """Its DFlashSpeculatorConfig, which writes `sliding_window_non_causal` false: full layers see the whole block."""
+    target = small_target()
+    drafter = random_drafter(name, target)
+    save_drafter(tmp_path, drafter, dtype="float32", meta={}, layout="speculators-dflash", target=target)
+    changed(tmp_path, sliding_window_non_causal=False)
+    loaded = load_drafter(tmp_path, target)
+    assert loaded.causal == causal
+    assert "vLLM 0.32 takes it for all layers" in str(assumptions_of(loaded))
+    changed(tmp_path, sliding_window_non_causal=True)
+    assert load_drafter(tmp_path, target).causal == (False, False)
 
 
 def changed(folder, **fields):

@@ -28,7 +28,6 @@ SHAPES: dict[str, Tree | DynamicTree] = {
     "eagle": published_trees()[EAGLE],
     "dynamic": DynamicTree(nodes=12, depth=4, beam=3, width=4),
     "stopping": DynamicTree(nodes=12, depth=4, beam=3, width=4, min_probability=0.02),
-    "shared": DynamicTree(nodes=8, depth=3, beam=4, budget=11),
 }
 
 

@@ -4,16 +4,20 @@ import json
 
 import pytest
 import torch
+from transformers import MistralForCausalLM
 
 from executor.checkpoints import load_drafter, save_drafter
 from executor.drafters.base.recipe import recipes, replaced
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.pard.drafter import Pard
+from executor.target.architectures import model_class
+from executor.target.target_model import Target
 from executor.train.loss_module import Lesson
 from executor.train.training_run import continued, fresh_drafter
 from simulate.model_sizes.drafter_kinds import drafter_shape, kind_of_drafter
+from tests.helpers.model_families import with_images
 from tests.helpers.models import random_prompts, small_target
-from treeopt.errors import ExecutorError
+from treeopt.errors import ExecutorError, UsageError
 
 RECIPE = replaced(recipes()["pard"], ["depths=3", "layers=1"])
 
@@ -67,6 +71,18 @@ def test_training_begins_from_any_language_model():
     assert type(drafter.model) is type(start.model)
     with pytest.raises(ExecutorError, match="recipe p-eagle trains p-eagle, this drafter is language-model"):
         continued(recipes()["p-eagle"], start, target)
+
+
+def test_training_begins_from_the_text_part_of_a_model_with_images():
+    configs = map(with_images, ("mistral3", "qwen3_vl"))
+    target, text = (Target(model_class(config).from_config(config).eval()) for config in configs)
+    drafter = fresh_drafter(RECIPE, target)
+    assert type(drafter.model) is MistralForCausalLM
+    due = target.model.get_decoder().state_dict() | {"lm_head.weight": target.head.weight}
+    for name, value in drafter.model.state_dict().items():
+        torch.testing.assert_close(value, due[name.removeprefix("model.")])
+    with pytest.raises(UsageError, match="qwen3_vl_text: transformers has no language model of this text part: name"):
+        fresh_drafter(RECIPE, text)
 
 
 def test_a_configuration_is_priced_as_one_forward_of_eight_slots():

@@ -150,7 +150,7 @@ def test_what_the_engine_cannot_draft_is_left_out_with_the_reason():
         (entry(1, BUSHY), Engine(), "chosen tree cannot be run: openvino runs chains and dynamic trees of EAGLE-2"),
         (grown(1, TREE), Chains(), "eagle2 cannot be run: openvino runs chains alone: search with --for"),
         (grown(4, TREE), Engine(), "batch 4: eagle2 cannot be run: openvino runs dynamic trees with 1 request"),
-        (grown(1, replace(TREE, budget=9)), Engine(), "eagle2 cannot be run: its budget"),
+        (grown(1, replace(TREE, min_probability=0.1)), Engine(), "eagle2 cannot be run: its min_probability"),
     ],
 )
 def test_a_choice_that_the_engine_cannot_draft_is_refused(planned, engine, message):

@@ -4,12 +4,23 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
-from transformers import CohereConfig, DeepseekV3Config, GPT2Config, LlamaConfig, Qwen2Config
+from transformers import (
+    AutoModelForImageTextToText,
+    CohereConfig,
+    DeepseekV3Config,
+    GPT2Config,
+    LlamaConfig,
+    Qwen2Config,
+)
 
-from executor.target.architectures import context_limit, refusal
-from tests.helpers.model_families import EAGER, FAMILIES, FIXED, RECURRENT, Oracle, decode, family
+from executor.target.architectures import WITH_IMAGES, context_limit, refusal
+from executor.target.load_hf_model import load_target
+from tests.helpers.model_families import EAGER, FAMILIES, FIXED, IMAGES, RECURRENT, Oracle, decode, family, with_images
+from tests.helpers.models import generated, random_prompts
 from tests.helpers.slow_params import slow_unless
+from treeopt.errors import ExecutorError
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "original_max_position_embeddings": 32768}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
@@ -67,6 +78,30 @@ def test_recurrent_layers_equal_generate_with_chains(name):
         assert best == 0 if share == 0 else best >= 3
 
 
+@pytest.mark.parametrize("kind", slow_unless(lambda kind: kind in ("aya_vision", "qwen3_vl"), IMAGES))
+def test_the_text_part_of_models_with_images_equals_generate(tmp_path, kind):
+    """Read from files; the window of aya_vision's layers is known to the code of the text part alone."""
+    config = with_images(kind)
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    torch.manual_seed(0)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.3)
+    model.save_pretrained(tmp_path)
+    model.generation_config.eos_token_id = None
+    target, prompts = load_target(tmp_path), random_prompts((9, 1, 4), seed=3)
+    texts = [generated(model, prompt, 12) for prompt in prompts]
+    assert min(len(set(text)) for text in texts) > 3
+    assert target.warnings == ()
+    assert decode(target, prompts, Oracle(texts, 6, 0.7, chain=target.recurrent), new=12)[0] == texts
+
+
+def test_models_that_are_no_language_models_are_refused_by_name(tmp_path):
+    transformers.ViTConfig().save_pretrained(tmp_path)
+    with pytest.raises(ExecutorError, match="vit models are no causal language models of transformers"):
+        load_target(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "limit"),
     [
@@ -91,7 +126,7 @@ def test_the_page_of_families_lists_every_decoder():
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in lines if line.startswith("| ")}
     if f"transformers {transformers.__version__} " not in "".join(lines):
         pytest.skip("the page is of another version of transformers")
-    assert rows.keys() - {"model_type"} == made["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"].keys()
+    assert rows.keys() - {"model_type"} == made["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"].keys() | WITH_IMAGES
     results = {kind: row.split(" | ")[1] for kind, row in rows.items() if kind != "model_type"}
     assert set(results.values()) <= {"trees", "chains", "refused", "not tried"}
     for kind in ("llama", "lfm2", "mamba"):

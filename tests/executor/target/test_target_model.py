@@ -90,23 +90,13 @@ def test_the_comparison_notices(name, broken, monkeypatch):
 # --- kinds of attention
 
 
-@pytest.mark.parametrize("attention", ["flex", "sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt_neox"])
 def test_other_attentions_write_the_same(name, attention):
     known = family(name)
     target = known.target(attention=attention)
     assert (target.attention, target.attention_reason) == (attention, None)
     found, _ = decode(target, known.prompts, Oracle(known.texts, 24, 0.8), chunk=5, view=128)
-    assert found == known.texts
-
-
-def test_without_block_masks_attention_is_packed():
-    """GPT-2's forward asks a mask for its dimensions."""
-    known = family("gpt2")
-    target = known.target(attention="flex")
-    assert target.attention == "packed"
-    assert target.attention_reason == "gpt2 models take no block masks, which FlexAttention needs"
-    found, _ = decode(target, known.prompts, Oracle(known.texts, 24, 0.8))
     assert found == known.texts
 
 
@@ -228,15 +218,9 @@ def test_a_target_that_nobody_holds_is_freed_at_once():
 # --- trees fed level by level
 
 
-@pytest.mark.parametrize(
-    ("name", "attention"),
-    slow_unless(
-        lambda name, attention: attention == "packed" or name == "mistral",
-        product(["llama", "mistral", "gemma3", "gpt_oss"], ["packed", "flex"]),
-    ),
-)
-def test_a_tree_fed_level_by_level_is_the_tree(name, attention):
-    target, prompts = family(name).target(attention=attention), family(name).prompts
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt_oss"])
+def test_a_tree_fed_level_by_level_is_the_tree(name):
+    target, prompts = family(name).target(), family(name).prompts
     parents = torch.tensor([[0, 0, 0, 1, 2, 3, 3, 5, 7, 8, 9, 10]])
     topology = Topology.from_parents(parents, 8)
     tokens = torch.randint(499, (4, 12), generator=torch.Generator().manual_seed(0))
@@ -289,14 +273,6 @@ def test_verifying_reads_nothing_back(name, attention):
         target.cache.compact(lengths, path)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_making_blocks_reads_nothing_back(window):
-    """All that FlexAttention adds; on CPU the product itself runs in an interpreter of its own."""
-    topology, lengths = Topology.from_parents(torch.tensor([[0, 0, 1, 1, 2]]), 3), torch.tensor([3, 1])
-    with NoHostReads():
-        executor.target.tree_attention_mask.tree_blocks(lengths, topology.depth, topology.ancestors, 128, window)
-
-
 def test_the_mode_notices_a_read():
     with pytest.raises(AssertionError, match="reads from the device"), NoHostReads():
         torch.ones(3).sum().item()
@@ -330,18 +306,12 @@ def test_inductor_writes_the_same():
     assert found == known.texts
 
 
-def test_flex_attention_is_not_compiled_on_cpu():
-    with pytest.raises(ExecutorError, match="FlexAttention is wrong when compiled for CPU"):
-        family("llama").target(attention="flex").compile()
-
-
 def test_many_nodes_and_views_of_any_width():
-    """More nodes than a block of FlexAttention has rows."""
     count = 200
     topology = Topology.from_parents(torch.tensor([[0, *(max(0, i - i % 7) for i in range(count - 1))]]), 60)
     tokens = torch.randint(499, (2, count), generator=torch.Generator().manual_seed(0))
     found = []
-    for attention in ("packed", "flex"):
+    for attention in ("packed", "sdpa"):
         target = family("mistral").target(attention=attention)
         target.allocate(2, 300)
         target.prefill([0, 1], [[1, 2, 3], list(range(50))])

@@ -2,9 +2,8 @@ from itertools import product
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_mask
 
-from executor.target.tree_attention_mask import TreeMasks, additive, fold_heads, tree_blocks, tree_seen, tree_table
+from executor.target.tree_attention_mask import TreeMasks, additive, fold_heads, tree_seen, tree_table
 from executor.verification.tree_tensors import Topology
 
 PARENTS = torch.tensor([[0, 0, 1, 1, 2, 4, 5, 0], [0, 0, 0, 2, 3, 4, 5, 6]])
@@ -61,18 +60,3 @@ def test_a_tree_is_laid_out_once_and_forgotten_with_its_tensor(monkeypatch):
     assert made == [8, 16, 32, 64, 128]
     del ancestors
     assert not masks._known
-
-
-@pytest.mark.parametrize("window", [None, 3, 100, 300])
-def test_blocks_hold_what_the_mask_shows(window):
-    lengths, view = torch.tensor([505, 126]), 640
-    seen = tree_seen(lengths, TOPOLOGY.depth, TOPOLOGY.ancestors, view, window)
-    blocks = tree_blocks(lengths, TOPOLOGY.depth, TOPOLOGY.ancestors, view, window)
-    assert torch.equal(create_mask(blocks.mask_mod, 2, 1, 8, view, "cpu")[:, 0], seen)
-    for b in range(2):
-        full = set(blocks.full_kv_indices[b, 0, 0, : blocks.full_kv_num_blocks[b, 0, 0]].tolist())
-        partial = set(blocks.kv_indices[b, 0, 0, : blocks.kv_num_blocks[b, 0, 0]].tolist())
-        assert not full & partial
-        by_block = seen[b].reshape(8, -1, 128)
-        assert all(by_block[:, k].all() for k in full)
-        assert all(k in full | partial for k in range(view // 128) if by_block[:, k].any())

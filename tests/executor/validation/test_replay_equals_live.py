@@ -30,7 +30,7 @@ from tests.helpers.policy_replay import replay_policy, visit
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import UsageError
 from treeopt.planning.search_pipeline import search
-from treeopt.policies import CostAware, DynamicTree, OptTree
+from treeopt.policies import DynamicTree, OptTree
 from treeopt.policies.reranking import shortlists
 from treeopt.replay.dynamic_tree import Batches
 from treeopt.replay.static_tree import replay_tree
@@ -74,12 +74,6 @@ def with_drafters(values, *, batches=(4,)):
         return batch == 4 and name in DAILY and (name == "medusa" or place == DAILY.index(name) % 3)
 
     return slow_unless(daily, product(DRAFTERS, values, *([batches] if len(batches) > 1 else [])))
-
-
-def cost_aware(*, shared: bool) -> CostAware:
-    seconds = tuple(tuple(0.02 * level + 0.01 * (nodes // 3) for nodes in range(12)) for level in range(1, 5))
-    going_on = tuple(Curve((0.1, 0.6), (-0.2 * level, 0.3)) for level in range(1, 4))
-    return CostAware(12, 4, 5, 6, shared, 5.0, seconds, going_on, FITTED)
 
 
 def recorded(target, drafter, tokens=TOKENS, **settings):
@@ -137,26 +131,10 @@ def test_replay_of_a_policy_takes_the_live_steps(name, policy, batch):
     assert (steps.accepted > 0).mean() > 0.05  # else the equality says little
 
 
-SHARED = [
-    DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=4),
-    DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=4, calibration=FITTED),
-    cost_aware(shared=False),
-]
-
-
-@pytest.mark.parametrize(("name", "policy"), with_drafters(SHARED), ids=str)
-def test_what_a_batch_shares_is_that_of_a_sequence_alone(name, policy):
-    target, drafter, trace = dynamic(name)
-    live = Decoder(target, drafter, tree=policy, batch=1).generate(TOKENS[:4], new_tokens=NEW, stop=[7])
-    assert_same_steps(visit(policy, trace), live)
-
-
 RUNNING = [
-    DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=11),
-    DynamicTree(nodes=20, depth=4, beam=5, width=6, budget=11, calibration=FITTED),
+    DynamicTree(nodes=20, depth=4, beam=5, width=6, min_probability=0.02),
+    DynamicTree(nodes=20, depth=4, beam=5, width=6, min_probability=0.02, calibration=FITTED),
     OptTree(nodes=16, depth=4, threshold=0.3, beam=5, width=6),
-    cost_aware(shared=False),
-    cost_aware(shared=True),
 ]
 
 

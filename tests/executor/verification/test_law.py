@@ -29,7 +29,7 @@ from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from executor.verification.typical_acceptance import Typical
 from tests.helpers.models import SMALL, noisy
-from tests.helpers.slow_growth import AWARE, CALIBRATION
+from tests.helpers.slow_growth import CALIBRATION
 from tests.helpers.slow_params import slow_unless
 from treeopt.acceptance_rule_entries import RULES
 from treeopt.errors import ExecutorError
@@ -46,10 +46,9 @@ TREES: dict[str, Tree | Policy] = {  # of depth 2 and 3: an accepted path must l
     "branching": Tree.from_paths([(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]),
     "deep": Tree.from_paths([(0, 0, 0), (1, 0), (1, 1), (2, 0, 0), (2, 1, 0), (3, 0)]),
     "dynamic": DynamicTree(nodes=7, depth=3, beam=3, width=3),
-    "shared": DynamicTree(nodes=7, depth=2, beam=3, width=3, min_probability=0.01, budget=2000),
+    "stopping": DynamicTree(nodes=7, depth=2, beam=3, width=3, min_probability=0.01),
     "opt-tree": OptTree(nodes=7, depth=3, threshold=0.3, beam=3, width=3),
     "calibrated": DynamicTree(nodes=5, depth=2, beam=3, calibration=CALIBRATION),
-    "cost-aware": AWARE,
 }
 
 
@@ -219,12 +218,11 @@ FAST = [
     ("sequoia", "copy", "branching", 1),
     ("sequoia", "near", "deep", 0),
     ("sample-and-match", "near", "dynamic", 0),
-    ("sample-and-match", "medusa", "shared", 1),
+    ("sample-and-match", "medusa", "stopping", 1),
     ("point-mass", "stranger", "branching", 0),
     ("point-mass", "copy", "dynamic", 1),
     ("sample-and-match", "near", "opt-tree", 0),
     ("point-mass", "near", "calibrated", 1),
-    ("sample-and-match", "medusa", "cost-aware", 1),
 ]
 
 

@@ -14,7 +14,8 @@ COLUMNS = "write a CSV with a line per measurement and the columns batch, drafte
 
 
 def served(batch, drafted, **more):
-    record = {"max_concurrency": batch, "mean_itl_ms": 1e3 * engine_s(batch, drafted), "mean_tpot_ms": 1.0}
+    step_ms = 1e3 * engine_s(batch, drafted)
+    record = {"max_concurrency": batch, "mean_itl_ms": step_ms, "mean_tpot_ms": step_ms / (1 + drafted / 2)}
     if drafted:
         record |= {"spec_decode_num_drafts": 2000, "spec_decode_draft_tokens": 2000 * drafted}
     return record | more
@@ -65,6 +66,8 @@ def test_several_files_are_one_table_and_state_their_contexts(tmp_path):
     assert found.meta["imported"]["file"].startswith("plain.jsonl, 1-1.json")
     table = written(tmp_path / "t.csv", [(1, 0, 6), (1, 1, 7)])
     assert read_times(table, *files, device=DEVICE, context=(512, 512)).context == (512, 512)
+    with pytest.raises(UsageError, match=r"1-1.json is given twice: its lines would count as repetitions"):
+        read_times(*files, files[1], device=DEVICE)
     with pytest.raises(CostError, match=r"batch 1, context 500 .* no line with `drafted` 1"):
         read_times(plain, device=DEVICE)
 
@@ -83,6 +86,8 @@ def test_several_files_are_one_table_and_state_their_contexts(tmp_path):
         (served(1, 0, max_concurrency=None), "max_concurrency must be a number: serve with --max-concurrency"),
         (served(1, 0, spec_decode_acceptance_length=2.1), "does not say how many tokens are drafted"),
         (served(1, 3) | {"spec_decode_draft_tokens": 5000}, "2.5 tokens per draft is no chain"),
+        (served(1, 0, mean_itl_ms=127.4, mean_tpot_ms=12.8), "is 9.95 times mean_tpot_ms, .* at most 1: .* --stream-"),
+        (served(8, 3, accept_length=2.8, mean_itl_ms=3.6, mean_tpot_ms=3.7), "commits 2.8 tokens: .* SGLang's results"),
         (served(1, 0, mean_itl_ms="9"), "`mean_itl_ms` must be a number above 0, found '9'"),
         (speculative(1, 0) | {"batch_size": "x"}, "result 1: `batch` must be an integer, found 'x'"),
     ],

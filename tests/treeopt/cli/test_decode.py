@@ -122,7 +122,7 @@ WAYS = {
     "more rows than requests": ("--tree", TREE, "--batch", "9"),
     "dynamic": ("--dynamic", "nodes=7,depth=3,beam=3"),
     "sure": ("--dynamic", "nodes=7,depth=3,beam=3,min_probability=0.05", "--batch", "3"),
-    "budget": ("--dynamic", "nodes=7,depth=3,beam=3,width=2,budget=9", "--batch", "3"),
+    "narrow": ("--dynamic", "nodes=7,depth=3,beam=3,width=2", "--batch", "3"),
     "threshold": ("--dynamic", "nodes=7,depth=3,beam=3,width=4,threshold=0.2", "--batch", "3"),
 }
 

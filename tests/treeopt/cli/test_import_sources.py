@@ -8,6 +8,7 @@ from threading import Thread
 import pytest
 
 from tests.helpers.command_line import done, refused, run
+from tests.helpers.source_texts import LOG
 from treeopt.cli.commands import trace as trace_command
 from treeopt.storage.user_files import shipped
 from treeopt.traces.trace_files import load_trace
@@ -119,3 +120,13 @@ def test_counts_of_tokens_take_k_and_m(tmp_path, trace_file, profile_file):
         assert json.loads((tmp_path / "p.json").read_text())["context"] == due
     nameless = run("times", tmp_path / "t.csv", "--device", " ", "--context", "8k", "--output", tmp_path / "q.json")
     refused(nameless, "--device must name the device that was measured", code=2)
+
+
+def test_a_log_with_foreign_bytes_is_read_and_what_is_no_text_is_refused(tmp_path):
+    log, output = tmp_path / "server.log", tmp_path / "t.npz"
+    log.write_bytes(LOG.encode() + b"caf\xe9 \xff\n")
+    done("trace", "import", log, "--output", output)
+    assert load_trace(output).meta["imported"]["survival"] == [0.8, 0.6, 0.4]
+    for data in (LOG.encode("utf-16-le"), bytes(range(128, 256)) * 4):
+        log.write_bytes(data)
+        refused(run("trace", "import", log, "--output", tmp_path / "no.npz"), "cannot be read: it is no text in UTF-8")

@@ -12,6 +12,7 @@ import treeopt
 from treeopt.cli.commands import doctor
 
 ROOT = Path(__file__).resolve().parents[3]
+ROOMS = ("treeopt", "simulate", "executor")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
@@ -26,10 +27,18 @@ def test_shipped_files_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
 
 
 def test_the_wheel_ships_what_the_first_steps_need():
+    """A small trace and profile, and every file in data/ that the packages or the help of a command name."""
     target = PROJECT["tool"]["hatch"]["build"]["targets"]
-    for name in ("data/traces/medusa-t0.npz", "data/profiles/medusa-cpu.json"):
-        assert target["wheel"]["force-include"][name] == f"treeopt/{name}"
-        assert f"!{name}" in target["sdist"]["exclude"]
+    first = {"data/traces/medusa-t0.npz", "data/profiles/medusa-cpu.json"}
+    assert {f"!{name}" for name in first} <= set(target["sdist"]["exclude"])
+    sources = {path: path.read_text("utf-8") for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    words = {word for text in sources.values() for word in re.findall(r'"([\w./-]+\.json)"', text)}
+    helps = "".join(text for path, text in sources.items() if path.parent.name == "commands")
+    words |= set(re.findall(r"data/((?:traces|profiles)/[\w.-]+)", helps))
+    named = {f"data/{word}" for word in words if (ROOT / "data" / word).is_file()}
+    assert "data/engine_overheads.json" in named
+    shipped = target["wheel"]["force-include"]
+    assert {name: shipped.get(name) for name in first | named} == {name: f"treeopt/{name}" for name in first | named}
 
 
 def test_another_distribution_of_our_name_is_said_in_one_line(tmp_path):

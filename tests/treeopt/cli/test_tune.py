@@ -55,11 +55,29 @@ def test_a_dry_run_starts_nothing():
     assert "lengths 0, 2 at batch 1, 2" in said.stdout
 
 
-@pytest.mark.parametrize(("engine", "title"), [("vllm", "vLLM"), ("sglang", "SGLang")])
-def test_an_engine_without_a_way_to_draft_is_refused_before_anything_is_started(engine, title):
-    said = run(*TUNE, "--engine", engine, "--engine-python", sys.executable, "--dry-run")
+@pytest.mark.parametrize(
+    ("engine", "method", "kind", "way"),
+    [
+        ("vllm", "medusa", "eagle", "give eagle or eagle3"),
+        ("vllm", "ngram", "eagle3", "give eagle3"),
+        ("vllm", "eagle3", "medusa", "leave it out, or give another drafter"),
+        ("llama.cpp", "draft-mtp", "eagle3", "give draft-eagle3"),
+    ],
+)
+def test_a_method_that_does_not_run_the_drafter_is_refused_before_anything_is_started(engine, method, kind, way):
+    words = ("--drafter", f"data/models/stdlib-{kind}", "--engine-python", sys.executable, "--dry-run")
+    said = run(*TUNE, "--engine", engine, "--method", method, *words)
     assert said.exit_code == 2
-    assert f"{title} needs a drafter for a draft of 1: give --method, and " in error_of(said)
+    assert f"--method {method} does not run a drafter of kind {kind}: {way}" in error_of(said)
+
+
+@pytest.mark.parametrize(
+    ("engine", "title", "code"), [("vllm", "vLLM", 2), ("sglang", "SGLang", 2), ("openvino", "OpenVINO GenAI", 1)]
+)
+def test_an_engine_without_a_way_to_draft_is_refused_before_anything_is_started(engine, title, code):
+    said = run(*TUNE, "--engine", engine, "--engine-python", sys.executable, "--dry-run")
+    assert said.exit_code == code
+    assert f"{title} needs a drafter for a draft of 1: give " in error_of(said)
 
 
 @pytest.mark.slow

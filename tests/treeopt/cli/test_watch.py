@@ -22,7 +22,7 @@ class Counters:
     """A server whose counters grow by a block of steps with each scrape: 4 requests, 10 ms a step."""
 
     def __init__(self) -> None:
-        self.rng, self.factor, self.rows = np.random.default_rng(0), 1.0, np.zeros(8)
+        self.rng, self.factor, self.rows, self.model = np.random.default_rng(0), 1.0, np.zeros(8), ""
 
     def text(self) -> str:
         steps, rng = 4000, self.rng
@@ -35,6 +35,7 @@ class Counters:
         names += [f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{place}"}}' for place in range(3)]
         names += ["vllm:inter_token_latency_seconds_sum", "vllm:inter_token_latency_seconds_count"]
         names += ["vllm:iteration_tokens_total_count", "vllm:request_success_total"]
+        names[0] += f'{{model_name="{self.model}"}}' if self.model else ""
         return "".join(f"{name} {value}\n" for name, value in zip(names, values, strict=True))
 
 
@@ -94,6 +95,18 @@ def test_cron_learns_of_a_change_by_the_exit_code(files, tmp_path):
         assert f'treeopt_watch_server_up{{url="{url}"}} 1.0' in text
         other = watch(files, url, "--state", state, "--tolerance", "0.1")
         assert "was begun with tolerance 0.05, not 0.1" in one_line(other.stderr)
+
+
+def test_a_server_of_another_model_is_said_once(tmp_path, caplog):
+    plan = treeopt.search("data/traces/medusa-t0.npz", "data/profiles/medusa-cpu.json", batch=4)
+    save_plan(plan, tmp_path / "plan.json")
+    with served() as (counters, url):
+        for name, said in (("org/stdlib-llama", 0), ("llama-8b", 1)):
+            counters.model = name
+            seen = treeopt.watch(tmp_path / "plan.json", urls=(url,), every_s=1e-3)
+            list(islice(seen, 3))
+            seen.close()
+            assert caplog.text.count(f"{url} serves {name}: do they belong together") == said
 
 
 def test_a_change_is_followed_by_the_plan_for_now(files):

@@ -106,7 +106,6 @@ def test_one_tree_in_three_conventions() -> None:
         (OPT_TREE, "it offers only"),
         (DynamicTree(nodes=15, depth=5, beam=4, width=3), "width 3 unlike beam 4"),
         (DynamicTree(nodes=15, depth=5, beam=4, min_probability=0.1), "its min_probability"),
-        (DynamicTree(nodes=15, depth=5, beam=4, budget=20), "its budget"),
         (DynamicTree(nodes=4, depth=2, beam=2, calibration=((Curve((0.5,), (0.5,)),) * 2,) * 2), "its calibration"),
     ],
 )

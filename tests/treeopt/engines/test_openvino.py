@@ -196,10 +196,9 @@ TREE = DynamicTree(nodes=4, depth=2, beam=2)
         (MODEL, -1, [REQUEST], "a draft length must be at least 0, got -1"),
         (MODEL, replace(TREE, width=3), [REQUEST], "no setting for width of a dynamic tree; it must be 2"),
         (MODEL, replace(TREE, min_probability=0.1), [REQUEST], "no setting for min_probability .* must be 0"),
-        (MODEL, replace(TREE, budget=8), [REQUEST], "no setting for budget of a dynamic tree; it must be None"),
         (MODEL, TREE, [REQUEST] * 2, "one of several requests with trees ends; decode with concurrency 1"),
         (LOOKUP, TREE, [REQUEST], "looks up chains, no trees; give a draft length"),
-        ({}, 2, [REQUEST], "without a drafter; give it a draft model or prompt lookup"),
+        ({}, 2, [REQUEST], "needs a drafter for a draft of 2: give it a draft model or prompt lookup"),
         ({}, 0, [REQUEST, EngineRequest((), 4)], "request 1 needs at least 1 prompt token and 1 new token, got 0 and"),
     ],
 )

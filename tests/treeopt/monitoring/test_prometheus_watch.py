@@ -304,6 +304,31 @@ def test_an_engine_that_restarts_alone_counts_from_zero_and_the_others_go_on():
         assert watch.state.tests["tau"].pending.steps == steps
 
 
+def test_a_worker_that_is_missing_in_a_scrape_is_made_up_for_by_the_next():
+    watch, alone = watched(), "".join(line for line in METRICS.splitlines(True) if 'engine="1"' not in line)
+    later = METRICS.replace('engine="1",model_name="m"} 30', 'engine="1",model_name="m"} 34')
+    for scraped in (METRICS, alone, later):
+        watch.add("a", totals_of(scraped, None), 30.0)
+    assert watch.state.tests["tau"].pending.steps == 4
+
+
+def test_replicas_behind_one_address_are_told_apart_from_a_restart():
+    watch = watched()
+    one, other = METRICS + "process_start_time_seconds 1.5\n", METRICS + "process_start_time_seconds 2.5\n"
+    more = one.replace('total{engine="0",model_name="m"} 10', 'total{engine="0",model_name="m"} 13')
+    anew = METRICS + "process_start_time_seconds 50.5\n"
+    for scraped, at_s, state, steps in (
+        (one, 10.0, "ok", 0),
+        (other, 20.0, "idle", 0),
+        (more, 30.0, "ok", 3),
+        (other, 40.0, "idle", 3),
+        (anew, 60.0, "restarted", 43),
+    ):
+        watch.add("a", totals_of(scraped, None), at_s)
+        assert watch.state.servers["a"].state == state
+        assert sum(test.pending.steps for name, test in watch.state.tests.items() if name == "tau") == steps
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

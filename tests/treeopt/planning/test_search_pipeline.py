@@ -779,8 +779,10 @@ def test_drawing_trees_anew_is_paid_for():
     assert paid.step_s == pytest.approx(free.step_s + 0.01 * free.grown.depth)
     assert other.name != "eagle2"
     assert dear.grown.depth == 1
-    plan = search(sure_or_not(), Cost(token=0.05, anew=0.01), max_nodes=16, policies=("opt-tree",))
-    assert UNPRICED.format("opt-tree") in plan.warnings
+    for anew in (None, 0.01):  # what was not timed is not preferred to what was
+        plan = search(sure_or_not(), Cost(token=0.05, anew=anew), max_nodes=16, policies=("opt-tree",))
+        assert UNPRICED.format("opt-tree") in plan.warnings
+        assert (plan.entries[0].choice.grown is None) == (anew is not None)
 
 
 def test_policies_need_candidates_and_throughput():

@@ -88,7 +88,6 @@ def test_the_record_of_a_plan():
             "beam": 4,
             "width": None,
             "min_probability": 0.0,
-            "budget": None,
             "calibration": None,
         },
     }
@@ -155,7 +154,7 @@ def places(record: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
 
 
 RECORD = json.loads(to_json(plan_of()))
-FREE = ("meta", "skipped", "settings", "width", "budget", "min_probability", "calibration", "beam")  # of any content
+FREE = ("meta", "skipped", "settings", "width", "min_probability", "calibration", "beam")  # of any content
 
 
 def test_missing_keys_are_named(tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.helpers.slow_growth import AWARE, POLICIES
+from tests.helpers.slow_growth import CALIBRATED, POLICIES
 from treeopt.plans import PolicyRecord
 from treeopt.policies.policy_kinds import policy_of, to_record
 from treeopt.storage.json_records import RecordError
@@ -23,7 +23,7 @@ def test_policies_survive_a_file(policy):
 
 def changed(*path_and_value):
     *path, last, value = path_and_value
-    record = json.loads(json.dumps(to_record(AWARE)))
+    record = json.loads(json.dumps(to_record(CALIBRATED)))
     at = record
     for key in path:
         at = at[key]
@@ -37,7 +37,7 @@ def changed(*path_and_value):
         ([], "policy: Expected `object`, found []"),
         ({"kind": "opt-tree", "nodes": 3}, "policy: Object missing required field `depth`"),
         (changed("nodes", MAX_NODES + 1), f"policy: nodes: Expected `int` <= {MAX_NODES}"),
-        (changed("advantage", []), "policy: advantage must have 1 curves, got 0"),
+        (changed("min_probability", 1.0), "policy: min_probability: Expected `float` < 1"),
         (changed("calibration", 0, 1, {}), "policy: calibration[0][1]: Object missing required field `x`"),
         (changed("calibration", []), "policy: the calibration must have curves for 2 depths and 3 ranks"),
     ],

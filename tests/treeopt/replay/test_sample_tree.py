@@ -9,7 +9,7 @@ from treeopt.errors import TraceError
 from treeopt.plans import Choice, Grown, Plan, PlanEntry, Proof
 from treeopt.policies import DynamicTree
 from treeopt.policies.reranking import shortlists
-from treeopt.replay.dynamic_tree import choose_alone, first_tree
+from treeopt.replay.dynamic_tree import choose, first_tree
 from treeopt.replay.static_tree import deepest
 from treeopt.statistics import Estimate
 from treeopt.storage.user_files import shipped
@@ -27,7 +27,7 @@ def test_the_sample_accepts_what_the_replay_accepts(policy):
     tree, anchor = first_tree(policy, trace)
     first = trace.select(np.array([0]))
     lists = shortlists(first, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)
-    assert tree.nodes == choose_alone(policy, lists).nodes[anchor]
+    assert tree.nodes == choose(policy, lists).nodes[anchor]
     node = deepest(tree, first)[anchor]
     assert [0, *tree.depths][node + 1] == accepted_lengths(policy, first)[anchor]
 

@@ -187,7 +187,7 @@ def test_plan_says_what_holds_for_all_batch_sizes():
 
 
 def test_plan_shows_policies_and_prices():
-    grown = Grown("eagle2", {"nodes": 8, "beam": 4, "budget": None}, nodes=7.5, depth=3.25)
+    grown = Grown("eagle2", {"nodes": 8, "beam": 4, "width": None}, nodes=7.5, depth=3.25)
     policy = replace(CHOSEN, name="eagle2", tree=None, grown=grown)
     price = Price("contiguous ranks", "engine.py", Estimate(0.0081, -0.001, 0.0172))
     lines = shown(PLAN_KIND.blocks, replace(PLAN, entries=(replace(PLAN.entries[0], choice=policy, prices=(price,)),)))

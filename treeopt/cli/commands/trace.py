@@ -240,7 +240,7 @@ COLLECT_SECTIONS = {
 @click.command(cls=Command, sections=COLLECT_SECTIONS, epilog=COLLECT_EXAMPLES)
 @options_of(
     CollectSettings,
-    types={**MODELS, "candidates": Dynamic(nodes=1, min_probability=0.0, budget=None)},
+    types={**MODELS, "candidates": Dynamic(nodes=1, min_probability=0.0)},
     without=("random_weights", "texts", "prompt_tokens"),
     required=("prompts",),
 )

@@ -19,7 +19,7 @@ SECTIONS = {
     "Output": "output",
 }
 EXAMPLES = examples(
-    "treeopt verdict --trace data/traces/eagle3-t0.npz --batch 1,16",
+    "treeopt verdict --arms docs/examples/vllm_52362_arms.csv --accepted-length 3@7",
     "treeopt verdict --trace data/traces/medusa-t0.npz --batch 1,4 --output verdict.json",
 )
 

@@ -96,7 +96,7 @@ class OpenVino(StepWorker):
         if draft == 0:
             return {}
         if self._draft_model is None and self._lookup_ngram is None:
-            raise EngineError(f"{NAME} was started without a drafter; give it a draft model or prompt lookup")
+            raise EngineError(f"{NAME} needs a drafter for a draft of {draft}: give it a draft model or prompt lookup")
         if isinstance(draft, DynamicTree):
             if self._lookup_ngram is not None:
                 raise EngineError(f"{NAME} looks up chains, no trees; give a draft length")
@@ -115,7 +115,7 @@ class OpenVino(StepWorker):
 
     def launch(self, draft: Draft) -> str:
         """See `Driver.launch`."""
-        return DRAFTING if draft else PLAIN
+        return DRAFTING if self._settings(draft) else PLAIN
 
     def load_order(self, pipeline: str) -> dict[str, Any]:
         """See `StepWorker`."""
@@ -180,7 +180,6 @@ def _tree_settings(tree: DynamicTree) -> dict[str, int]:
     for name, given, only in (
         ("width", tree.children, tree.beam),
         ("min_probability", tree.min_probability, 0),
-        ("budget", tree.budget, None),
         ("calibration", tree.calibration, None),
     ):
         if given != only:

@@ -33,15 +33,18 @@ def source_meta(path: Path, kind: str, assumed: Sequence[str], **more: Any) -> d
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file in UTF-8.
+    """Return the text of a file in UTF-8; logs print cut or foreign bytes, which numbers do not have.
 
     Raises:
         TraceError: the file cannot be read, or is too large.
     """
     try:
-        return user_files.read_text(path, limit=LIMIT)
-    except (OSError, UnicodeDecodeError) as error:
+        text = user_files.read_text(path, limit=LIMIT, errors="replace")
+    except OSError as error:
         raise TraceError(f"cannot be read: {why(error)}") from error
+    if "\0" in text or 20 * text.count("\ufffd") > len(text):
+        raise TraceError("cannot be read: it is no text in UTF-8, nor in UTF-16 with a byte order mark")
+    return text
 
 
 def counts_in(text: str) -> list[int | str]:

@@ -22,6 +22,8 @@ from treeopt.traces.trace import Trace
 
 RECOGNISED = "engine"  # the format of a file whose kind is recognised by its content
 GUIDE = "docs/guides/import_measurements.md"
+# Words of outputs that do not name their engine.
+LOGGED = {"llama.cpp": "print_timing", "SGLang": "Decode batch", "TensorRT-LLM": "specDecodingStats"}
 ALIASES = ("counters", "responses", "log")  # names of kinds that mean the same
 
 
@@ -272,7 +274,8 @@ def nothing_known(text: str) -> str:
             f"the outputs in {GUIDE}"
         )
     engines = dict.fromkeys(output.engine for output in outputs())
-    named = [f"{engine}: {ask(engine)}" for engine in engines if engine.split()[0].lower() in text.lower()]
+    words = {engine: (engine.split()[0].lower(), LOGGED.get(engine, "\0").lower()) for engine in engines}
+    named = [f"{engine}: {ask(engine)}" for engine in engines if any(word in text.lower() for word in words[engine])]
     wanted = f"take of {'; '.join(named)}" if named else f"{GUIDE} says which output to take of each engine"
     return (
         f"it has no acceptance by position or step in a form that is read, and means do not determine it: {wanted}; or "

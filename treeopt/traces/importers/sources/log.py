@@ -1,6 +1,6 @@
 """Read acceptance by position from log lines of vLLM, LMDeploy and llama.cpp: rates of three decimals, pooled.
 
-A line of vLLM or LMDeploy covers a window of time, one of llama.cpp the whole run.
+A line of vLLM or LMDeploy covers a window of time, one of llama.cpp the whole run or a request.
 """
 
 import operator
@@ -31,6 +31,11 @@ _WHOLE = re.compile(
     r"statistics\s+(?P<drafter>\S+?):? *#calls\(b,g,a\) =\s*\d+\s+(?P<calls>\d{1,15})\s+(?P<steps>\d{1,15}),"
     rf".*#acc tokens =\s*(?P<accepted>\d{{1,15}}),.*#acc rate/pos = \({_RATES}\)"
 )
+# llama.cpp: a request, printed when it ends.
+_REQUEST = re.compile(
+    r"draft acceptance = [\d.]+ \(\s*(?P<accepted>\d{1,15}) accepted /\s*(?P<drafted>\d{1,15}) generated\), "
+    rf"mean acceptance length = .*acceptance rate per position = \({_RATES}\)"
+)
 _GENERATED = re.compile(r"#gen tokens =\s*(\d{1,15}),")
 
 
@@ -38,7 +43,7 @@ def holds_lines(content: Content) -> bool:
     """Return True if lines that print acceptance by position are in the text; llama.cpp's beside its steps are not."""
     if content.values is not None:
         return False
-    own = _WHOLE.search(content.text) is not None and not holds_steps(content)
+    own = any(pattern.search(content.text) for pattern in (_WHOLE, _REQUEST)) and not holds_steps(content)
     return own or _INTERVAL.search(content.text) is not None
 
 
@@ -46,7 +51,7 @@ def read_log(content: Content) -> Chain:
     """Return the chain whose rates the lines print.
 
     A line of vLLM or LMDeploy is a window, weighted by the steps in it; one that is there again at the same time counts
-    once. For llama.cpp the last statistics of each run count.
+    once. For llama.cpp the last statistics of each run count, or without any the requests.
 
     Raises:
         TraceError: no such lines, lines of several engines, drafters or lengths, or that contradict themselves.
@@ -54,14 +59,15 @@ def read_log(content: Content) -> Chain:
     lines = content.text.splitlines()
     intervals = [(match, line) for line in _once(lines) if (match := _INTERVAL.search(line))]
     runs = [match for line in lines if (match := _WHOLE.search(line))]
+    requests = [match for line in lines if (match := _REQUEST.search(line))]
     drafters = sorted({match["drafter"] for match in runs})
-    if intervals and runs:
+    if intervals and (runs or requests):
         raise TraceError("it holds lines of several engines: keep those of one")
     if len(drafters) > 1:
         raise TraceError(f"it holds statistics of {' and '.join(drafters)}: keep those of one drafter")
     if intervals:
         return _chain(*_of_intervals([(_numbers(match[1]), line) for match, line in intervals]))
-    return _chain(*_of_runs(runs))
+    return _chain(*(_of_runs(runs) if runs else _of_requests(requests)))
 
 
 def _once(lines: Sequence[str]) -> list[str]:
@@ -94,6 +100,22 @@ def _of_runs(lines: Sequence[re.Match[str]]) -> tuple[list[Printed], list[str]]:
     calls, steps = (sum(counts[i][column] for i in last) for column in (0, 1))
     idle = [f"{calls - steps} of {calls} steps drafted nothing and are not in the trace"] if calls > steps else []
     return rows, idle + _cut(full, drafted)
+
+
+def _of_requests(lines: Sequence[re.Match[str]]) -> tuple[list[Printed], list[str]]:
+    """Return rates and steps of each request of llama.cpp that drafted, and sentences for `assumed`."""
+    rows, full, drafted = [], 0, 0
+    for line in lines:
+        rates, accepted, tokens = _numbers(line[line.lastindex or 0]), int(line["accepted"]), int(line["drafted"])
+        if bool(accepted) != any(rates):
+            raise TraceError(
+                f"a request has {accepted} accepted tokens, its rates by position add up to {sum(rates):g}"
+            )
+        steps = max(round(accepted / sum(rates)) if accepted else 0, -(-tokens // len(rates)))
+        if steps:
+            rows.append(Printed(tuple(rates), ROUNDING, steps, accepted))
+            full, drafted = full + steps * len(rates), drafted + tokens
+    return rows, _cut(full, drafted)
 
 
 def _cut(full: int, drafted: int) -> list[str]:
@@ -147,6 +169,7 @@ ENTRY = TraceSource(
     outputs=(
         Output("vLLM", "windows of ten seconds", "the server's log (`SpecDecoding metrics`)", first=2),
         Output("llama.cpp", "totals by position", "llama-server's log at `--verbosity 4`", first=2),
+        Output("llama.cpp", "totals of each request", "llama-server's log (`acceptance rate per position`)", first=2),
         Output("LMDeploy", "windows", "the server's log", first=2),
     ),
 )

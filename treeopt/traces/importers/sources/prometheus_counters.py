@@ -3,13 +3,15 @@
 Sources: vLLM 0.33.0, LMDeploy 0.18.0, llama.cpp (llama-cpp-python 0.3.36) and TensorRT-LLM (#12636).
 
 They stand in any container: Prometheus text (also behind what `kubectl logs`, a quotation or a log puts before each
-line) and the objects of vLLM's `LLM.get_metrics()` as JSON. Names are as the text has them.
+line), the objects of vLLM's `LLM.get_metrics()` as JSON, and answers of Prometheus to a query. Names are as the text
+has them.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from treeopt.errors import TraceError
 from treeopt.registry import load
@@ -98,8 +100,8 @@ def all_samples(text: str) -> Samples:
 def _sample(line: str) -> Samples:
     """Return the sample that a line holds; empty if it holds none."""
     match = _LINE.fullmatch(line.strip())
-    with suppress(TraceError):
-        return all_samples(f"{match[1]}\n") if match else {}
+    with suppress(TraceError):  # Grafana draws a bar between name and value
+        return all_samples(match[1].replace("} | ", "} ") + "\n") if match else {}
     return {}
 
 
@@ -113,9 +115,9 @@ def _of_text(text: str) -> Samples:
 
 
 def _of_get_metrics(content: Content) -> Samples:
-    """Return the counters of `LLM.get_metrics()` as the samples that /metrics has of them."""
+    """Return the counters of `LLM.get_metrics()` or of a query of Prometheus as the samples that /metrics has."""
     samples: Samples = {}
-    for record in content.records:
+    for record in map(_of_query, content.records):
         name, labels = record.get("name"), record.get("labels") or {}
         if not (isinstance(name, str) and PART in name and isinstance(labels, dict)):
             continue
@@ -127,6 +129,20 @@ def _of_get_metrics(content: Content) -> Samples:
             key = tuple(sorted((str(label), str(word)) for label, word in (labels | more).items()))
             _add(samples, (f"{name.removesuffix('_total')}_total", key), value, "it")
     return samples
+
+
+def _of_query(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a result of Prometheus' /api/v1/query as `LLM.get_metrics()` has it; any other record itself."""
+    if not isinstance(labels := record.get("metric"), dict) or not isinstance(value := record.get("value"), list):
+        return record
+    number: Any = value[-1] if value else None
+    with suppress(TypeError, ValueError):
+        number = float(number)
+    return {
+        "name": labels.get("__name__"),
+        "labels": {k: v for k, v in labels.items() if k != "__name__"},
+        "value": number,
+    }
 
 
 def _add(samples: Samples, key: Key, value: float, where: str) -> None:

@@ -65,6 +65,28 @@ def test_lines_of_llama_cpp():
         chain_of(LLAMA_WHOLE + line)
 
 
+REQUEST = (
+    "0.06.896.015 I slot print_timing: id  1 | task 0 | draft acceptance = 0.64479 (  167 accepted /   259 generated), "
+    "mean acceptance length =  2.92, acceptance rate per position = (0.805, 0.632, 0.483)\n"
+)
+
+
+def test_requests_of_llama_cpp_are_windows_where_it_prints_no_statistics():
+    """The first line is that of llama.cpp#24536: 87 steps, two of whose 261 tokens were not drafted."""
+    other = REQUEST.replace("167 accepted /   259", "150 accepted /   300").replace(
+        "0.805, 0.632, 0.483", "0.7, 0.5, 0.3"
+    )
+    idle = REQUEST.replace("167 accepted /   259", "0 accepted /   5").replace("0.805, 0.632, 0.483", "0.0, 0.0, 0.0")
+    chain = chain_of(REQUEST + other + idle)
+    assert chain.steps == 87 + 100 + 2
+    assert chain.survival == pytest.approx([(70 + 70) / 189, (55 + 50) / 189, (42 + 30) / 189], abs=1e-9)
+    assert chain.windows == ((17, 15, 13, 42), (30, 20, 20, 30), (2, 0, 0, 0))
+    assert "0.5% of the tokens that full drafts would have were not drafted" in chain.assumed[1]
+    assert chain_of(REQUEST + LLAMA_WHOLE).survival == (0.85, 0.705)
+    with pytest.raises(TraceError, match=r"a request has 0 accepted tokens, its rates by position add up to 1\.92"):
+        chain_of(REQUEST.replace("167", "0"))
+
+
 def test_runs_of_llama_cpp_that_were_started_anew_are_all_counted():
     """Counts fall where a server was restarted: the last line of each run tells of it whole."""
     few = LLAMA_WHOLE.replace("200    200", "50    50").replace("311", "50").replace("0.850, 0.705", "0.600, 0.400")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.helpers.slow_params import examples
 from tests.helpers.source_texts import (
     AIPERF,
+    COUNTS,
     LOG,
     META,
     METRICS,
@@ -27,6 +28,11 @@ from treeopt.traces.importers.chain_counts import Chain
 from treeopt.traces.importers.trace_source import SOURCES, TraceSource, outputs, read_output
 from treeopt.tree import Tree
 
+QUERY = [
+    {"metric": {"__name__": f"vllm:spec_decode_{name}_total", **({} if n is None else {"position": str(n)})},
+     "value": [1780000000.1, str(count)]}
+    for name, n, count in COUNTS
+]  # fmt: skip
 BOTH_NAMES = SGLANG_LINE.replace(
     "'spec_accept_histogram'", "'spec_correct_drafts_histogram': [400, 400, 400, 800], 'spec_accept_histogram'"
 )
@@ -47,6 +53,11 @@ OUTPUTS = {
     "sglang log, both names": ("[2026-02-06 23:42:16] INFO\n" + BOTH_NAMES, "responses"),
     "sglang log of JSON and lines": (f"{META}\n[2026-02-06] Decode batch, accept len: 2.80\n", "responses"),
     "sglang response, printed by Python": (repr({"text": "a", "meta_info": json.loads(META)}), "responses"),
+    "query of Prometheus": (
+        json.dumps({"status": "success", "data": {"resultType": "vector", "result": QUERY}}),
+        "counters",
+    ),
+    "table of Grafana": (PROMETHEUS.replace("} ", "} | "), "counters"),
     "serve, files joined": (json.dumps(half(SERVE)) + json.dumps(half(SERVE), indent=1), "bench-serve"),
 }
 
@@ -72,7 +83,8 @@ def test_a_file_is_recognised_by_its_content(tmp_path, kind):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[2026-04-05 15:25:25 TP0] Decode batch, accept len: 2.80, accept rate: 0.60", "says which output"),
+        ("[2026-04-05 15:25:25 TP0] Decode batch, accept len: 2.80, accept rate: 0.60", "take of SGLang: "),
+        ("slot print_timing: id 1 | draft acceptance rate = 0.57 ( 171 accepted / 297 generated)", "LLAMA_TRACE=1"),
         ('{"timings": {"draft_n": 300, "draft_n_accepted": 180}, "by": "llama.cpp"}', "LLAMA_TRACE=1"),
         (json.dumps({**SERVE, "spec_decode_per_position_acceptance_rates": []}), "docs/guides/import_measurements.md"),
         ("llamacpp:spec_decode_num_drafts_total 5\nllamacpp:spec_decode_num_draft_tokens_total 9\n"
