@@ -5,6 +5,7 @@ includes drafting. The sampled form is written and read, the additive form is re
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -136,6 +137,7 @@ def _batches(table: SampledTable | AdditiveTable) -> tuple[BatchTimes, ...]:
 
 
 ARMS_ERROR = 0.1  # half-width of step / plain step where a length between the arms was not measured; assumed
+FAR = 4  # ratio of neighbouring batch sizes between which a line says little
 SENTENCE = (
     "step times come from two arms: drafting is taken to be the least that a speculative step takes beyond a plain "
     "one, at any load and length, and verification to depend on the drafted tokens of all requests together"
@@ -171,6 +173,10 @@ def profile_of_arms(path: Path, trace: Trace) -> tuple[Profile, list[str]]:
     both = sorted(set.intersection(*map(set, rates.values()))) if rates else []
     if len(lengths) != 2 or lengths[0] != 0 or not both:
         raise CostError(f"{path}: `drafted` must be 0 and one length, at the same batch sizes; found {lengths}")
+    if len(both) == 1:
+        raise CostError(
+            f"{path}: one batch size, {both[0]}, does not tell drafting from verification: measure a small one, too"
+        )
     length = lengths[1]
     if length > trace.depth:
         raise CostError(
@@ -196,4 +202,7 @@ def profile_of_arms(path: Path, trace: Trace) -> tuple[Profile, list[str]]:
     meta = {"imported": {"format": "arms", "file": path.name}, "device": "the measured machine"}
     alone = [f"{size}" for size in sorted(set.union(*map(set, rates.values())) - {*both})]
     left_out = f"only one of the two arms was measured at batch {', '.join(alone)}: left out"
-    return Profile(tuple(batches), (0, 2**20), ARMS_ERROR, meta), [SENTENCE, *([left_out] if alone else [])]
+    apart = [f"{a} and {b}" for a, b in pairwise(both) if b > FAR * a]
+    line = f"between batch {', '.join(apart)} verification is taken to rise on a line: measure loads between them"
+    known = [SENTENCE, *([left_out] if alone else []), *([line] if apart else [])]
+    return Profile(tuple(batches), (0, 2**20), ARMS_ERROR, meta), known

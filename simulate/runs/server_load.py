@@ -29,9 +29,11 @@ Tokens = Annotated[int, Meta(ge=1, le=2**31)]  # of a request
 MOST = 10**7  # arrivals on all days together
 # Gauges of vLLM, SGLang and llama.cpp; a file may hold any number of scrapes, one after the other.
 GAUGE = re.compile(
-    r"(?m)^(?:vllm:num_requests_running|sglang:num_running_reqs|llamacpp:requests_processing)\S*\s+(\S+)"
+    r"(?m)^\w*?(?:vllm[:_]num_requests_running|sglang[:_]num_running_reqs|llamacpp[:_]requests_processing)\b\S*\s+(\S+)"
 )
-BUCKET = re.compile(r'(?m)^\S*(?:running|iteration_tokens)\S*_bucket\{\S*le="([^"]+)"\S*\}\s+(\S+)')
+BUCKET = re.compile(r'(?m)^\S*running\S*_bucket\{\S*le="([^"]+)"\S*\}\s+(\S+)')
+TOKENS = re.compile(BUCKET.pattern.replace("running", "iteration_tokens"))
+DRAFTING = re.compile(r"(?m)^\S*spec_decode_num_drafts\S*\s+[1-9]")
 LOADS = 8  # numbers of requests that are simulated
 MOST_RUNNING = 2**14
 
@@ -350,8 +352,8 @@ def read_running(path: Path) -> dict[int, float]:
     """Return running requests -> share of the time that the server is busy, at most `LOADS` of them.
 
     The file is a table `requests,share` (CSV), scrapes of `/metrics` with a gauge of running requests, or a histogram
-    of them; vLLM's `iteration_tokens_total`, recorded without speculation, counts as one: a decoding step has a token
-    per request. Neighbours are joined, at their mean.
+    of them; where all gauges are 0, vLLM's `iteration_tokens_total` counts as one, unless the server drafted: a step
+    that only decodes has a token per request. Neighbours are joined, at their mean.
 
     Raises:
         UsageError: names the file and what it must hold.
@@ -363,7 +365,9 @@ def read_running(path: Path) -> dict[int, float]:
         if text.lstrip().lower().startswith("requests"):
             for row in csv.DictReader(text.split("\n"), skipinitialspace=True):
                 shares[float(row["requests"])] += float(row["share"])
-        elif buckets := BUCKET.findall(text):
+        gauges = [float(value) for value in GAUGE.findall(text)]
+        tokens = [] if any(gauges) or DRAFTING.search(text) else TOKENS.findall(text)
+        if buckets := BUCKET.findall(text) or tokens:
             totals, before = defaultdict[float, float](float), (0.0, 0.0)
             for edge, count in buckets:  # of all engines and scrapes
                 totals[float(edge)] += float(count)
@@ -371,8 +375,8 @@ def read_running(path: Path) -> dict[int, float]:
                 middle = before[0] if np.isinf(edge) else (before[0] + 1 + edge) / 2
                 shares[middle] += count - before[1]
                 before = (edge, count)
-        for value in GAUGE.findall(text):
-            shares[float(value)] += 1
+        for value in gauges:
+            shares[value] += 1
         if wrong := [(n, share) for n, share in shares.items() if not (n >= 0 and share >= 0)]:
             raise ValueError(f"{wrong[0][0]:g} requests, {wrong[0][1]:g} of the time")
     except (ValueError, KeyError, TypeError) as error:

@@ -49,14 +49,23 @@ def test_the_third_arm_has_the_published_sign():
 
 def test_batch_sizes_of_one_arm_are_named(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_text("batch,drafted,tokens_s\n1,0,9\n1,2,9\n4,0,30\n8,2,50\n")
+    path.write_text("batch,drafted,tokens_s\n1,0,9\n1,2,9\n4,0,30\n8,2,50\n16,0,80\n16,2,80\n")
     profile, known = profile_of_arms(path, acceptance(ACCEPTED))
-    assert [times.batch for times in profile.batches] == [1]
+    assert [times.batch for times in profile.batches] == [1, 16]
     assert known[1] == "only one of the two arms was measured at batch 4, 8: left out"
+    assert known[2].startswith("between batch 1 and 16 verification is taken to rise on a line")
 
 
 def test_arms_are_read_in_the_tables_that_step_times_are_read_in(tmp_path):
-    text = "| concurrency | K | tok/s |\n|---:|---:|---:|\n| 8 | 0 | 700.0 |\n| 8 | 3 | 1,000.50 |\n"
+    rows = (
+        "| concurrency | K | tok/s |",
+        "|---:|---:|---:|",
+        "|8|0|700.0|",
+        "|8|3|1,000.50|",
+        "|4|0|400|",
+        "|4|3|600|",
+    )
+    text = "\n".join(rows)
     (tmp_path / "a.md").write_text(text)
     profile, _ = profile_of_arms(tmp_path / "a.md", acceptance(ACCEPTED))
     assert profile.plain_s(batch=8) == pytest.approx(8 / 700)
@@ -77,9 +86,10 @@ BAD = {
     "batch,drafted\n1,0\n": "there is no column tokens_s; its columns are batch, drafted",
     "bs,k,tok/s\n1,0,9\n1,2,9\n1,3,9\n": "must be 0 and one length",
     "batch,drafted,tokens_s\n1,0,9\n2,2,9\n": "at the same batch sizes",
-    "batch,drafted,tokens_s\n1,0,9\n1,2,900\n": "takes less than a plain one",
+    "batch,drafted,tokens_s\n1,0,9\n1,2,9\n": "one batch size, 1, does not tell drafting from verification",
+    "batch,drafted,tokens_s\n1,0,9\n1,2,900\n2,0,9\n2,2,900\n": "takes less than a plain one",
     "": "must be 0 and one length",
-    "batch,drafted,tokens_s\n1,0,9\n1,9,9\n": "9 tokens are drafted, the acceptance has 8 positions: give as many, or",
+    "batch,drafted,tokens_s\n1,0,9\n1,9,9\n2,0,9\n2,9,9\n": "9 tokens are drafted, the acceptance has 8 positions",
     "batch,drafted,tokens_s\n1,0,9\n8,0\n": "line 3: `tokens_s` must be a number, found ''",
     "batch,drafted,tokens_s\n1,0,9\n1,0,9\n": "line 3: 1, 0, 9 are there twice",
 }

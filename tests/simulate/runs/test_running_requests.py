@@ -13,6 +13,9 @@ vllm:iteration_tokens_total_bucket{engine="0",le="+Inf"} 40.0
 FORMS = {
     "requests,share\n4, 1\n0,5\n16,3\n": {4: 0.25, 16: 0.75},
     "vllm:num_requests_running{m='a'} 8.0\nvllm:num_requests_running{m='a'} 2\n": {2: 0.5, 8: 0.5},
+    HISTOGRAM + "vllm:num_requests_running 4\n": {4: 1.0},  # steps that read prompts are in the histogram, too
+    HISTOGRAM + "vllm:num_requests_running 0\n": {1: 0.25, 5: 0.5, 8: 0.25},
+    "ray_vllm_num_requests_running{ReplicaId='a'} 6\n": {6: 1.0},
     "sglang:num_running_reqs 3\nother 7\n": {3: 1.0},
     HISTOGRAM: {1: 0.25, 5: 0.5, 8: 0.25},
     HISTOGRAM + HISTOGRAM.replace('"0"', '"1"'): {1: 0.25, 5: 0.5, 8: 0.25},  # two engines behind one address
@@ -45,6 +48,7 @@ def test_many_loads_are_joined_to_a_few_with_the_same_mean(tmp_path):
         "requests,share\n1,-1\n2,1\n",
         "requests,time\n1,1\n",
         "vllm:num_requests_running 0\n",
+        HISTOGRAM + 'vllm:spec_decode_num_drafts_total{engine="0"} 12.0\n',  # its tokens are not its requests
     ],
 )
 def test_others_are_refused_with_what_is_wanted(tmp_path, text):

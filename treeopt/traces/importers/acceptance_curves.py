@@ -104,9 +104,9 @@ def acceptance(figure: str | float | Sequence[float] | None = None, *, accepted_
 
 
 def _acceptance(text: str) -> AcceptanceFigure:
-    if text in published_acceptance():
-        rates = _falling(np.diff([1.0, *published_acceptance()[text]]))
-        meaning = f"acceptance is the published curve {text}, one run of {len(rates)} lengths"
+    if (name := text.lower()) in published_acceptance():
+        rates = _falling(np.diff([1.0, *published_acceptance()[name]]))
+        meaning = f"acceptance is the published curve {name}, one run of {len(rates)} lengths"
         return AcceptanceFigure(meaning, from_positions(rates, max(len(rates), LENGTH)))
     if re.search(r"[^\d\W]", re.sub(r"(?<=\d)[eE](?=[-+\d])", "", text)):
         raise UsageError(f"--acceptance {text!r}: no such curve; published are {', '.join(published_acceptance())}")

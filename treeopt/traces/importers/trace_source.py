@@ -22,7 +22,8 @@ from treeopt.traces.trace import Trace
 
 RECOGNISED = "engine"  # the format of a file whose kind is recognised by its content
 GUIDE = "docs/guides/import_measurements.md"
-LOGGED = {"llama.cpp": "print_timing", "SGLang": "Decode batch"}  # words of logs that do not name their engine
+# Words of outputs that do not name their engine.
+LOGGED = {"llama.cpp": "print_timing", "SGLang": "Decode batch", "TensorRT-LLM": "specDecodingStats"}
 ALIASES = ("counters", "responses", "log")  # names of kinds that mean the same
 
 

@@ -61,6 +61,7 @@ def test_given_positions_are_kept(rates):
         ("0.73,0.52,0.35", 3, 2.60),
         ([0.8, 0.6, 0.4], 2, 2.40),
         ("kimi-k3-dspark", 8, 4.00),
+        ("Kimi-K3-DSpark", 8, 4.00),
         (1.0, 8, 9.0),
         (0, 8, 1.0),
     ],

@@ -36,7 +36,10 @@ _HISTOGRAM = re.compile(
     r'acceptance_rate_per_position_(sum|count)\{[^}\n]{0,200}?position="(\d{1,2})"[^}\n]{0,200}\}\s+'
     r"([\d.]{1,20}(?:e[+-]?\d+)?)"
 )
-_COLUMN = re.compile(r"(?i)(?:accept\w*@|(?:accept\w* )?(?:at )?(?:pos[a-z]*|token)[ _]?#?)(\d{1,2})(?: accept\w*)?")
+_COLUMN = re.compile(
+    r"(?i)(?:accept\w*@|(?:accept[a-z]*[ _](?:rate[ _])?)?(?:at[ _])?(?:pos[a-z]*|token)[ _]?#?)(\d{1,2})(?: accept.*)?"
+)
+_PAIR = re.compile(r"(?m)^\|[ *`]*([^|\n]+?)[ *`]*\|[ *`]*([^|\n]+?)[ *`]*\|[ \t]*$")  # a row of a name and its value
 _HEADER = re.compile(r"\s*[A-Za-z][\w @#/()%.-]*(?:[,;\t]\s*[A-Za-z][\w @#/()%.-]*)+\s*")
 _COUNT = r"\"?[ \t]*[:=|][ \t|:=]{0,40}(\d[\d,]{0,17}+)(?!\.\d{3}\b)"
 _STEPS = (
@@ -75,7 +78,7 @@ def read_rates(content: Content) -> Chain:
     if len(lengths) > 1:
         raise TraceError(f"it has rates of {min(lengths)} to {max(lengths)} positions: keep those of one length")
     if len(rows) == 1:
-        _check_mean(rows[0].rates, content.text, "it")
+        _check_mean(rows[0].rates, _PAIR.sub(r"\1: \2", content.text), "it")
     if len(rows) > 1 and any(not row.steps for row in rows):
         shares = np.mean([row.rates for row in rows], axis=0)
         return Chain(tuple(shares.tolist()), assumed=(SHARES, EQUAL.format(len(rows))))
@@ -108,6 +111,7 @@ def _rows(content: Content) -> Iterator[Printed]:
     elif table := list(_of_tables(text)):
         yield from table
     else:
+        text = _PAIR.sub(r"\1: \2", text)
         counts = _counts(text)
         lines = [row for line in text.splitlines() if (row := _of_line(line, counts))] or list(_of_ones(text, counts))
         if len(lines) > 1:

@@ -56,6 +56,12 @@ NEMO = '{"num_drafts": 2000, "acceptance_rate": 60.0, "per_position_acceptance_r
         ('{\n "per_position_acceptance": [\n  0.8,\n  0.6,\n  0.4\n ]\n}', None),
         ("acceptance rate at position 1: 80%, at position 2: 60%, at position 3: 40%", None),
         ("| Position | acceptance rate | note |\n|---|---|---|\n| 0 | 0.8 | |\n| 1 | 0.6 | |\n| 2 | 0.4 | |\n", None),
+        ("| Position | acceptance rate |\n|---|---|\n| 0 | 0.8 |\n| 1 | 0.6 |\n| 2 | 0.4 |\n", None),
+        (
+            "|Metric|Value|\n|---|---|\n| Num_drafts | 2000 |\n| **Per-position acceptance rate** | 0.8, 0.6, 0.4 |",
+            2000,
+        ),
+        ("set,accept_pos_0,accept_pos_1,accept_pos_2,steps\na,0.9,0.7,0.5,1000\nb,0.7,0.5,0.3,1000\n", 2000),
         ("Drafts: 2000\nPer-position acceptance (%):\n Position 0:  80.0\n Position 1: 60.0\n Position 2: 40.0", 2000),
         ("position\tacceptance_rate\n0\t0.8\n1\t0.6\n2\t0.4\n", None),
         ("k,pos_0,pos_1,pos_2,accept_length\n3,0.8,0.6,0.4,2.8\n", None),
@@ -81,6 +87,10 @@ def test_rows_are_pooled_by_their_steps():
         ("Conditional acceptance per position: 0.80, 0.75\n", "give `--acceptance 0.8,0.6`"),
         ("A per-position acceptance: 0.8, 0.6\nB per-position acceptance: 0.7, 0.5\n", "it has 2 lists"),
         ("Mean acceptance length: 3.50\nPer-position acceptance: 0.8, 0.6, 0.4\n", "add up to 2.80 tokens a step"),
+        (
+            "|Metric|Value|\n|Acceptance length| 3.50 |\n|Per-position acceptance| 0.8, 0.6, 0.4 |\n",
+            "add up to 2.80 tokens a",
+        ),
         ("Acceptance rate at token 0: 0,80\nAcceptance rate at token 1: 0,60\n", "numbers with a decimal point"),
         (ATOM.format(6, 9).replace("3: '40", "3: '30"), "adds up to 90.0%"),
         ("per-position accept " + "0.1, " * 20_000 + "x", "no acceptance by position or step"),  # in linear time
