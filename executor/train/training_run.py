@@ -22,14 +22,14 @@ from executor.checkpoints import save_drafter
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.base.recipe import Frequent, Recipe, check_fields
 from executor.models import device_name, identity
-from executor.target.load_hf_model import DTYPES
+from executor.target.load_hf_model import DTYPES, first_line
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank, launched_processes
 from executor.train.feature_store import FeatureStore
 from executor.train.loss_module import TOPS, DepthScore, Lesson, Lora, LoraBackbone, WholeBackbone
 from executor.train.token_rows import Rows, frequent_tokens
 from simulate.model_sizes.drafter_kinds import DRAFTERS, Training
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import ExecutorError, TreeoptError, UsageError
 from treeopt.registry import load
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import read_text, whole, write_text
@@ -229,8 +229,23 @@ def fresh_drafter(recipe: Recipe, target: Target, *, frequent: Frequent | None =
         recipe: its kind and parts.
         target: what it drafts for.
         frequent: see `Training.untrained`; None: the first tokens.
+
+    Raises:
+        ExecutorError: such a drafter cannot be made for this kind of target, or cannot read its features.
     """
-    return _ready(load(_training(recipe).untrained)(recipe, target, frequent or range), target)
+    try:
+        drafter: Any = _ready(load(_training(recipe).untrained)(recipe, target, frequent or range), target)
+        tokens, half = torch.zeros(1, 8, dtype=torch.long, device=target.device), target.dtype.itemsize < 4
+        with torch.no_grad(), torch.random.fork_rng(), torch.autocast(target.device.type, target.dtype, enabled=half):
+            list(drafter.teacher_forced(target, tokens, target.features(tokens, drafter.taps).features, 1))
+    except TreeoptError:
+        raise
+    except Exception as error:  # of a family whose layers, embeddings or features have other forms
+        kind, why = target.model.config.get_text_config().model_type, first_line(error)
+        raise ExecutorError(
+            f"{target.name}: {recipe.kind} drafters do not fit {kind} models ({why}): take another --recipe"
+        ) from error
+    return drafter
 
 
 def begun(recipe: Recipe, target: Target, start: Drafter | None, *, rows: Rows, seed: int) -> Any:

@@ -13,8 +13,10 @@ from treeopt.storage.typed_records import Record, read_record
 from treeopt.storage.user_files import shipped_json
 
 OVERHEADS_SCHEMA = "treeopt.engine_overheads/1"
-NO_ENGINE_ERROR = 0.23  # current engines without a name: 185 of 202 published speedups are inside, with the device's
+NO_ENGINE_ERROR = 0.23  # engines without a name: 215 of 228 published speedups are inside, with the device's
 NO_ROW_ERROR = 0.34  # an engine without a row: every engine's rows left out in turn (docs/results/engines_published.md)
+STUDY_ERROR = 0.078  # between studies of an engine, 95 %: nine tenths of what is left out by study are inside
+NEW_KIND_ERROR = 0.25  # an engine's row that no study of this kind of drafter stands behind
 
 
 @dataclass(frozen=True)
@@ -88,16 +90,26 @@ class Overheads:
         release = None if version is None else _release(version)
         for row in _rows():
             if row.engine == engine and row.holds(kind, release, trees, devices):
-                return cls(**row.seconds, error=row.error, source=f"{row.label}: {row.source}")
+                studies = row.studies.get(kind, row.studies.get("any", 0))
+                return cls(**row.seconds, error=study_error(studies), source=f"{row.label}: {row.source}")
         known = f"{engine} {version}" if version else engine
         return cls(error=NO_ROW_ERROR, source=f"no figures are known for {known} with {kind}, so those of any engine")
+
+
+def study_error(studies: int) -> float:
+    """Return the relative error of a step over a plain step in a study beside those that figures come from.
+
+    >>> [round(study_error(studies), 3) for studies in (0, 1, 2, 8)]
+    [0.25, 0.11, 0.096, 0.083]
+    """
+    return STUDY_ERROR * math.sqrt(1 + 1 / studies) if studies else NEW_KIND_ERROR
 
 
 Positive = Annotated[float, Meta(ge=0, le=10)]
 
 
 class OverheadRow(Record, frozen=True, kw_only=True):
-    """A row of the table: what it holds for, and `Overheads` by field."""
+    """A row of the table: what it holds for, `Overheads` by field, and by kind of drafter the studies behind it."""
 
     engine: str
     versions: tuple[str | None, str | None] = (None, None)
@@ -105,7 +117,7 @@ class OverheadRow(Record, frozen=True, kw_only=True):
     trees: str | None = None
     devices: tuple[int, int] = (1, 8)
     seconds: dict[str, Positive]
-    error: Positive
+    studies: dict[str, Annotated[int, Meta(ge=1)]]
     source: str
 
     @property

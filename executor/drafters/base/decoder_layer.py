@@ -284,10 +284,13 @@ def layer_config(model: Any, **changes: Any) -> LlamaConfig:
         changes: fields of the LlamaConfig to override.
     """
     text = model.get_text_config()
+    held = vars(text)  # reading a field in which layers differ (Gemma 4) raises an error
     hidden, heads = int(text.hidden_size), int(text.num_attention_heads)
-    shared = int(getattr(text, "num_key_value_heads", None) or heads)
-    between = getattr(text, "intermediate_size", None) or 4 * hidden
-    width = int(getattr(text, "head_dim", None) or hidden // heads)
+    shared, between, width = (
+        held[name] if name in held else getattr(text, name, None)
+        for name in ("num_key_value_heads", "intermediate_size", "head_dim")
+    )
+    shared, between, width = int(shared or heads), between or 4 * hidden, int(width or hidden // heads)
     if hidden % heads:  # GLM-4.5, which transformers' Llama refuses: take the most heads that divide the width
         step = 1 if shared == heads else math.gcd(shared, hidden)
         heads = next(n for n in range(heads, 0, -1) if hidden % n == 0 and n % step == 0)

@@ -206,8 +206,9 @@ class Drafter(Protocol):
 def mask_token(target: Target) -> int:
     """Return the token whose embedding stands for tokens to come where none is stated: the padding, else the end."""
     config = target.model.config.get_text_config()
-    end = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
-    return int(config.pad_token_id or end or 0)
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    known = range(target.vocabulary)
+    return int(next(token for token in (config.pad_token_id or None, *ends, 0) if token in known))
 
 
 def history_of(drafter: Drafter | None, batch: int = 1) -> Any:

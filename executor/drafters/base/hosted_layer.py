@@ -5,6 +5,7 @@ attention that the drafter passes (`Attend`), which caches them: the layer gets 
 """
 
 import copy
+from inspect import signature
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def given_attention(
     if attend is None or wanted is not None:
         raise ExecutorError(f"{type(module).__name__} cannot draft: {wanted or 'it drops the attention'}")
     factor = 1.0 if scaling is None else scaling * query.shape[-1] ** 0.5  # attention divides by the root of the width
-    return attend(query if abs(factor - 1) < 1e-9 else query * factor, key, value), None
+    return attend(query if abs(factor - 1) < 1e-9 else query * factor, key, value).contiguous(), None
 
 
 AttentionInterface.register(GIVEN, given_attention)
@@ -74,11 +75,12 @@ class HostedLayer(nn.Module):
     def forward(self, x: Tensor, positions: Tensor, attention: Attend) -> Tensor:
         """Run the layer over x (b, tokens, hidden) at positions int64 (b or 1, tokens)."""
         rotary = self._rotary[0]
-        if rotary.inv_freq.device != x.device:
+        if next(rotary.buffers()).device != x.device:
             rotary.to(x.device)
+        kinds = self.config.layer_types if "layer_type" in signature(rotary.forward).parameters else ()  # Gemma 3
         out = self.block(
             x,
-            position_embeddings=rotary(x, positions),
+            position_embeddings=rotary(x, positions, *kinds),
             position_ids=positions,
             attention_mask=None,
             past_key_values=None,

@@ -70,7 +70,10 @@ class Mtp(Recurrent):
         layers = int(target.model.config.get_text_config().num_hidden_layers)
         self.taps = (layers,) if self._spelling.before_norm else ()
         self.layer = HostedLayer(target.model)
-        hidden, norm = target.hidden, type(self.layer.block.input_layernorm)
+        hidden, norm = (
+            target.hidden,
+            type(getattr(self.layer.block, "input_layernorm", None) or target.model.get_decoder().norm),
+        )
         eps = float(getattr(self.layer.config, "rms_norm_eps", 1e-6))
         self.embedding_norm, self.hidden_norm, self.last_norm = (norm(hidden, eps=eps) for _ in range(3))
         self.projection = nn.Linear(2 * hidden, hidden, bias=False)

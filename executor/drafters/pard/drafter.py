@@ -19,7 +19,7 @@ from executor.drafters.base.drafter import USUAL_DEPTH, Admitted, Committed, For
 from executor.drafters.base.recipe import Frequent, Recipe
 from executor.drafters.language_model.drafter import LanguageModel, LanguageModelState, for_vocabulary, of_layers
 from executor.drafters.pard import MASKS
-from executor.target.architectures import model_class
+from executor.target.architectures import check_drafts, model_class
 from executor.target.load_hf_model import dtype_name, load_target
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
@@ -169,6 +169,7 @@ def pard_content(drafter: Pard, layout: str | None, target: Target | None, name:
 
 def untrained(recipe: Recipe, target: Target, frequent: Frequent) -> Pard:
     """Return the target's first layers between its embeddings and its LM head; see `Training.untrained`."""
+    check_drafts(target.model.config)
     config = of_layers(target.model.config, recipe.layers)
     model = model_class(config).from_config(config, dtype=torch.float32)
     for part, own in (

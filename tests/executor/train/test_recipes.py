@@ -1,13 +1,20 @@
 import inspect
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 
+from executor.drafters.base.drafter import mask_token
 from executor.drafters.base.recipe import recipes, replaced
 from executor.drafters.eagle import EAGLE, HASS
 from executor.drafters.eagle3 import EAGLE3
 from executor.drafters.medusa import MEDUSA1, MEDUSA2
 from executor.train import loss_module
+from executor.train.training_run import fresh_drafter
+from tests.helpers.model_families import family
+from tests.helpers.models import random_prompts, small_target
+from treeopt.errors import ExecutorError
 
 
 @pytest.mark.parametrize("recipe", recipes().values(), ids=recipes())
@@ -41,3 +48,37 @@ def test_ablations_are_changes_by_name():
     assert list(replaced(HASS, ["top_k=1", "top_k=5"]).terms())[-1] == ("top_k", 1.0, {"count": 5})
     assert replaced(recipes()["coral-router"], ["router_groups=8"]).router_groups == 8
     assert not replaced(recipes()["hydra"], ["grounded=false"]).grounded
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [("gemma4", "eagle3"), ("gemma4", "dflash"), ("gemma3", "fastmtp"), ("olmo2", "fastmtp"), ("phi", "fastmtp")],
+)
+def test_targets_whose_layers_differ_are_trained_for(name, recipe):
+    """Gemma 4's heads have two widths, Gemma 3's positions two kinds, OLMo 2's layers no first norm, Phi no `norm`."""
+    target = family(name).target()
+    drafter = fresh_drafter(replace(recipes()[recipe], layers=1), target)
+    text = torch.tensor(random_prompts((12,), seed=3))
+    (forced,) = drafter.teacher_forced(target, text, target.features(text, drafter.taps).features, 1)
+    assert forced.scores.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "words"),
+    [
+        ("gpt2", "fastmtp", "gpt2: mtp drafters do not fit gpt2 models .*: take another --recipe"),
+        ("opt", "eagle", "opt: eagle drafters do not fit opt models .*: take another --recipe"),
+        ("lfm2", "pard", "lfm2 models cannot draft: their recurrent layers keep"),
+    ],
+)
+def test_targets_that_a_recipe_does_not_fit_are_refused_in_one_line(name, recipe, words):
+    with pytest.raises(ExecutorError, match=words) as caught:
+        fresh_drafter(recipes()[recipe], family(name).target())
+    assert "\n" not in str(caught.value)
+
+
+def test_the_token_of_those_to_come_is_one_of_the_target():
+    target = small_target()
+    config = target.model.config
+    config.pad_token_id, config.eos_token_id = -1, [10**6, 5]
+    assert mask_token(target) == 5

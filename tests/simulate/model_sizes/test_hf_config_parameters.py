@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto import CONFIG_MAPPING
 
-from simulate.model_sizes.hf_config import text_part
+from simulate.model_sizes.hf_config import FIELDS, text_part
 from simulate.model_sizes.model_shape import Shape
 from simulate.model_sizes.stored_bytes import read_stored_bytes
 from treeopt.errors import CostError
@@ -122,6 +122,16 @@ def test_a_missing_field_is_that_of_the_class_or_is_refused():
                 assert shape == Shape.from_config(rest | {"model_type": kind, field: default}), (name, field)
                 compared += 1
     assert compared > 100
+
+
+def test_a_gate_and_heads_that_the_usual_fields_do_not_tell():
+    """BitNet's activation is that of MLPs without a gate; transformers doubles the key heads of MiMo-V2's windows."""
+    config = {name: MODELS["meta-llama/Llama-3.2-1B-Instruct"][name] for name in (*FIELDS, "tie_word_embeddings")}
+    bitnet = config | {"model_type": "bitnet", "hidden_act": "relu2"}
+    assert Shape.from_config(bitnet).parameters == pytest.approx(real_counts(bitnet, None)[0], rel=2e-4)
+    mimo = {name: value for name, value in MODELS["XiaomiMiMo/MiMo-V2-Flash"].items() if name[:4] != "swa_"}
+    with pytest.raises(CostError, match="swa_num_key_value_heads must be given for model_type mimo_v2_flash"):
+        Shape.from_config(mimo)
 
 
 def test_known_totals_states_and_caches():

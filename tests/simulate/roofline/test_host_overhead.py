@@ -50,7 +50,13 @@ def test_every_row_is_of_a_known_engine_and_has_a_source():
     assert {row["engine"] for row in rows} <= set(ENGINES)
     for row in rows:
         assert row["source"].strip()
-        assert Overheads(**row["seconds"], error=row["error"], source=row["source"]).error > 0
+        assert Overheads(**row["seconds"])
+        assert set(row.get("kinds", ())) <= set(row["studies"])
+
+
+def test_a_kind_that_no_study_had_has_a_larger_error():
+    errors = [Overheads.of("sglang", kind=kind, devices=1).error for kind in ("eagle3", "dflash", "mtp")]
+    assert errors[0] < errors[1] < errors[2]
 
 
 def test_a_version_is_numbers():
