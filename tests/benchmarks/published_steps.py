@@ -265,7 +265,7 @@ the speedup. "Inside": the published speedup is inside the predicted interval.
 "fit" rows: the overheads are fitted to them. "judge" rows: nothing is. "experts" rows: SpecBundle's mixtures of
 experts; the spread of experts, and SGLang's overheads with several devices, are fitted to them and to Llama-3.3-70B.
 
-The 32 rows that were found last, nine studies and a row of TensorRT-LLM's pull 5146, were first predicted by what the
+The 32 rows that were found last, ten studies and a row of TensorRT-LLM's pull 5146, were first predicted by what the
 other 331 had led to:
 
 | rows | count | mean error | largest | inside | mean half-width |

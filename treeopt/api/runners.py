@@ -40,7 +40,9 @@ class EngineSetup(Settings):
         "openvino properties of the device, such as 'KV_CACHE_PRECISION=f32'.",
     )
     method: str | None = setting(
-        None, help="How the engine drafts, in its own word: eagle3, draft-eagle3, EAGLE3, ngram, ..."
+        None,
+        help="How the engine drafts, in its own word: eagle3, draft-eagle3, EAGLE3, ngram, ...; default what runs the "
+        "drafter's kind, where its configuration states one.",
     )
     engine_target: str | None = setting(
         None, help="The target as the engine reads it, a folder or GGUF file; default as --target."
@@ -93,12 +95,13 @@ class EngineSetup(Settings):
         if kind and method not in fitting and (method in engine.methods or (fitting and known_kind(method))):
             way = f"give {' or '.join(fitting)}" if fitting else "leave it out, or give another drafter"
             raise UsageError(f"--method {method} does not run a drafter of kind {kind}: {way}")
+        named = fitting[0] if fitting and lookup is None and not self.urls else None
         return engine.start(
             DriverSettings(
                 self.engine,
                 self.engine_target or str(models.target),
                 self.engine_drafter or (drafter if lookup is None else None),
-                self.method,
+                self.method or named,
                 {length: " ".join(url for n, url in self.urls if n == length) for length, _ in self.urls} or None,
                 self.engine_python,
                 self.engine_args,

@@ -6,14 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.helpers.command_line import done, error_of, run
 from tests.treeopt.cli.test_engine_commands import MODELS, PROMPTS, servers
+from treeopt.api.run_models import Models
+from treeopt.api.runners import EngineSetup
 from treeopt.errors import EngineError
 from treeopt.plans import load_plan
 from treeopt.results.tuning import ENTRY
+from treeopt.storage.user_files import shipped
 from treeopt.traces.trace_files import load_trace
 
 TUNE = ["tune", *MODELS, *PROMPTS, "--requests", "16", "--new-tokens", "40", "--batch", "1,2"]
@@ -69,6 +73,14 @@ def test_a_method_that_does_not_run_the_drafter_is_refused_before_anything_is_st
     said = run(*TUNE, "--engine", engine, "--method", method, *words)
     assert said.exit_code == 2
     assert f"--method {method} does not run a drafter of kind {kind}: {way}" in error_of(said)
+
+
+def test_the_drafter_s_kind_is_the_method_where_none_is_given():
+    models = Models(target=shipped("models/stdlib-llama"), drafter=shipped("models/stdlib-eagle3"))
+    vllm = EngineSetup(engine="vllm", engine_python=Path(sys.executable))
+    assert vllm.driver(models, concurrency=1).meta["speculation"]["method"] == "eagle3"
+    words = ("--drafter", str(models.drafter), "--engine-python", sys.executable, "--dry-run")
+    assert run(*TUNE, "--engine", "openvino", *words).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ TREE = DynamicTree(nodes=4, depth=2, beam=2)
         (MODEL, replace(TREE, min_probability=0.1), [REQUEST], "no setting for min_probability .* must be 0"),
         (MODEL, TREE, [REQUEST] * 2, "one of several requests with trees ends; decode with concurrency 1"),
         (LOOKUP, TREE, [REQUEST], "looks up chains, no trees; give a draft length"),
-        ({}, 2, [REQUEST], "needs a drafter for a draft of 2: give it a draft model or prompt lookup"),
+        ({}, 2, [REQUEST], "needs a drafter for a draft of 2: give --engine-drafter, or --method prompt-lookup"),
         ({}, 0, [REQUEST, EngineRequest((), 4)], "request 1 needs at least 1 prompt token and 1 new token, got 0 and"),
     ],
 )

@@ -25,7 +25,7 @@ from treeopt.constraints import pool
 from treeopt.engines.connections.worker_driver import StepWorker
 from treeopt.engines.connections.worker_process import GRACE_S
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep, model_name
-from treeopt.engines.openvino import TREES
+from treeopt.engines.openvino import ENTRY, TREES
 from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree
 
@@ -96,7 +96,9 @@ class OpenVino(StepWorker):
         if draft == 0:
             return {}
         if self._draft_model is None and self._lookup_ngram is None:
-            raise EngineError(f"{NAME} needs a drafter for a draft of {draft}: give it a draft model or prompt lookup")
+            raise EngineError(
+                f"{NAME} needs a drafter for a draft of {draft}: give --engine-drafter, or --method prompt-lookup"
+            )
         if isinstance(draft, DynamicTree):
             if self._lookup_ngram is not None:
                 raise EngineError(f"{NAME} looks up chains, no trees; give a draft length")
@@ -154,10 +156,12 @@ def _properties(words: Sequence[str]) -> dict[str, Any]:
 def _longest_match(settings: DriverSettings) -> int | None:
     """Return N of OpenVINO's prompt lookup, which is vLLM's rule with matches of N tokens down to 1; None: none."""
     given = LOOKUP.fullmatch(settings.method or "")
-    if settings.method is not None and given is None:
-        raise UsageError(f"--method of openvino is prompt-lookup or prompt-lookup:N, got {settings.method!r:.60}")
-    if settings.drafter is not None and given is None:
+    if settings.drafter is not None and given is None and settings.method in (None, *ENTRY.methods):
         return None
+    if settings.method is not None and given is None:
+        raise UsageError(
+            f"--method of openvino without a drafter is prompt-lookup or prompt-lookup:N, got {settings.method!r:.60}"
+        )
     words = () if settings.method is None else (settings.method,)
     rule = settings.lookup_rule("vllm", methods=words, method=settings.method)
     if rule is None:
