@@ -115,7 +115,10 @@ def form_of(record: Any, where: str) -> str:
         raise ExecutorError(f"{where}: `{asked}` must be a text or a list of turns, found {_brief(record[asked])}")
     if not fields:
         what = f"a value that is no object: {type(record).__name__}"
-        found = (", ".join(map(str, record))[:200] or "nothing") if isinstance(record, Mapping) else what
+        held = record if isinstance(record, Mapping) else {what: 0}
+        found = (
+            ", ".join(f"{key} null" if value is None else str(key) for key, value in held.items())[:200] or "nothing"
+        )
         raise ExecutorError(f"{where}: must have {KNOWN}, found {found}")
     said = [key for key in fields if key != "text" and _is_said(record[key])]
     return said[0] if said else "text" if "text" in fields else fields[0]

@@ -230,7 +230,7 @@ def table_of(path: Path, text: str) -> list[tuple[int, Row]]:
             if any(cell and cell.strip("-: ") for cell in row.values()):
                 if {*row} >= SERVED:  # results hold numbers
                     row = {
-                        name: float(c) if re.fullmatch(r"[\d.]*\d", c or "") else c or None for name, c in row.items()
+                        name: float(c) if re.fullmatch(r"\d*\.?\d+", c or "") else c or None for name, c in row.items()
                     }
                 rows.append((reader.line_num, row))
     except csv.Error as error:
@@ -380,7 +380,8 @@ def _row(record: Row, where: str) -> Row | None:
 
 def _served(record: Row, where: str) -> dict[str, Any]:
     """Return the row of a result of `vllm bench serve`."""
-    asked = next((record[n] for n in ("drafted", *NAMES["drafted"]) if record.get(n) is not None), 0)
+    name = next((n for n in ("drafted", *NAMES["drafted"]) if record.get(n) is not None), None)
+    asked = int(number_of(record, Column("drafted", name), where, whole=True)) if name else 0
     if record.get("spec_decode_num_drafts"):
         tokens, drafts = (_figure(record, f"spec_decode_{n}", where) for n in ("draft_tokens", "num_drafts"))
         asked = round(tokens / drafts)

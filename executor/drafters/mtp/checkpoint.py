@@ -81,7 +81,14 @@ def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp | S
         )
     if not within:
         _check_fields(stored, target)
-    family, starts = found[0][0], {prefix: f"{k}." * (len(found) > 1) for k, (_, prefix) in enumerate(found)}
+    family = found[0][0]
+    if family == "mimo" and "speculators_model_type" in stored.config:
+        family = str(stored.facts.get("family", "speculators"))
+        if family not in FAMILIES:
+            raise ExecutorError(f"{stored.where}: family must be one of {', '.join(FAMILIES)}, found {family!r:.40}")
+        if "family" not in stored.facts:
+            stored.assume("input_proj reads the embedding first, as in speculators 0.9; earlier ones read it last")
+    starts = {prefix: f"{k}." * (len(found) > 1) for k, (_, prefix) in enumerate(found)}
     outer = {name.rpartition("model.")[2]: entry for name, entry in stored.entries.items() if "lm_head" in name}
     outer |= {n.rpartition("model.")[2]: e for n, e in stored.entries.items() if n.endswith("embed_tokens.weight")}
     places = {name: next((p for p in starts if name.startswith(p)), None) for name in stored.entries}
@@ -199,7 +206,13 @@ def mtp_content(drafter: Mtp | SeveralMtp, layout: str | None, target: Target | 
     modules = [drafter] if isinstance(drafter, Mtp) else drafter.parts
     tensors = dict[str, Tensor]()
     for k, module in enumerate(modules):
-        prefixes_of = {"mimo": f"mtp_layers.{k}.", "qwen": "mtp.", "deepseek": f"model.layers.{_number(target) + k}."}
+        mimo = f"mtp_layers.{k}."
+        prefixes_of = {
+            "mimo": mimo,
+            "speculators": mimo,
+            "qwen": "mtp.",
+            "deepseek": f"model.layers.{_number(target) + k}.",
+        }
         own = _unstacked(named(module, partial(stored_name, drafter.family)))
         tensors |= {f"{prefixes_of[drafter.family]}{key}": value for key, value in own.items()}
     if layout is None:

@@ -47,6 +47,9 @@ FAMILIES: Mapping[str, Family] = {
     "mimo": Family(
         "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", hidden_first=True, before_norm=True
     ),
+    "speculators": Family(  # models/mtp/model_definitions.py of speculators 0.9.0: MiMo's names, the embedding first
+        "token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", blanks_first=False, before_norm=True
+    ),
 }
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from executor.checkpoints import load_drafter, save_drafter
+from executor.checkpoints import assumptions_of, load_drafter, save_drafter
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.drafter import Committed
 from executor.drafters.base.recipe import recipes
@@ -75,6 +75,33 @@ def test_modules_are_read_from_the_target_s_folder_and_from_their_own(tmp_path, 
         passes = (each.teacher_forced(target, text, features, 2) for each in (loaded, drafter))
         for found, due in zip(*passes, strict=True):
             torch.testing.assert_close(found.scores, due.scores)
+
+
+def test_speculators_modules_read_the_embedding_first(tmp_path):
+    """As speculators 0.9.0's MTPLayerMixin.forward joins them; MiMo's halves of the projection stand the other way."""
+    target = small_target("qwen3")
+    mimo = random_drafter("mtp", target)
+    mimo._spelling = replace(mimo._spelling, blanks_first=False)
+    save_drafter(tmp_path, mimo, dtype="float32", meta={}, target=target)
+    tensors = load_file(tmp_path / "model.safetensors")
+    projection = tensors["mtp_layers.0.input_proj.weight"].chunk(2, 1)
+    save_file(
+        tensors | {"mtp_layers.0.input_proj.weight": torch.cat(projection[::-1], 1)}, tmp_path / "model.safetensors"
+    )
+    rewritten(tmp_path / "config.json", treeopt_drafter={}, architectures=["MTPDraftModel"])
+    loaded = load_drafter(tmp_path, target)
+    assert "reads the embedding first, as in speculators 0.9" in str(assumptions_of(loaded))
+    text = torch.tensor(random_prompts((12,), seed=3))
+    features = target.features(text, mimo.taps).features
+    assert loaded.taps == mimo.taps
+    passes = (each.teacher_forced(target, text, features, 3) for each in (loaded, mimo))
+    for found, due in zip(*passes, strict=True):
+        torch.testing.assert_close(found.scores, due.scores)
+    save_drafter(tmp_path, loaded, dtype="float32", meta={}, target=target)
+    assert load_drafter(tmp_path, target).family == "speculators"
+    rewritten(tmp_path / "config.json", treeopt_drafter={"family": "other"})
+    with pytest.raises(ExecutorError, match="family must be one of deepseek, qwen, mimo, speculators, found 'other'"):
+        load_drafter(tmp_path, target)
 
 
 def test_several_modules_draft_what_transformers_own_class_drafts(tmp_path):

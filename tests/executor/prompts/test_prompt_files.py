@@ -63,6 +63,7 @@ def test_conversations_end_with_what_the_user_says(tmp_path):
         ({"messages": [{"role": "judge", "content": "a"}]}, r"messages\[0\]: `role` must be one of"),
         ({"messages": [{"role": "system", "content": "a"}]}, "the last turn before an answer must be the user's"),
         ({"turns": [5]}, r"turns\[0\] must be a string"),
+        ({"text": None}, r"must have `text`, .*, found text null \(--leave-out"),
         ({"instruction": "a"}, r"must have `text`, `messages`, .*, found instruction \(--leave-out"),
     ],
 )

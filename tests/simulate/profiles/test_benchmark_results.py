@@ -88,6 +88,7 @@ def test_several_files_are_one_table_and_state_their_contexts(tmp_path):
         (served(1, 3) | {"spec_decode_draft_tokens": 5000}, "2.5 tokens per draft is no chain"),
         (served(1, 0, mean_itl_ms=127.4, mean_tpot_ms=12.8), "is 9.95 times mean_tpot_ms, .* at most 1: .* --stream-"),
         (served(8, 3, accept_length=2.8, mean_itl_ms=3.6, mean_tpot_ms=3.7), "commits 2.8 tokens: .* SGLang's results"),
+        (served(1, 0, k="x"), "result 1: `k` must be an integer, found 'x'"),
         (served(1, 0, mean_itl_ms="9"), "`mean_itl_ms` must be a number above 0, found '9'"),
         (speculative(1, 0) | {"batch_size": "x"}, "result 1: `batch` must be an integer, found 'x'"),
     ],
@@ -97,6 +98,12 @@ def test_what_results_lack_is_named(tmp_path, record, message):
     path.write_text(json.dumps(record))
     with pytest.raises(CostError, match=message):
         read_times(path, device=DEVICE, context=(1, 1))
+
+
+def test_a_cell_of_a_table_of_results_that_is_no_number_is_named(tmp_path):
+    (tmp_path / "s.csv").write_text("max_concurrency,mean_itl_ms\n4,1.2.3\n")
+    with pytest.raises(CostError, match=r"line 2: `mean_itl_ms` must be a number above 0, found '1\.2\.3'"):
+        read_times(tmp_path / "s.csv", device=DEVICE, context=(1, 1))
 
 
 def test_what_is_no_json_is_named(tmp_path):

@@ -124,8 +124,9 @@ def _acceptance(text: str) -> AcceptanceFigure:
     if drafted is not None:
         if len(rates) > 1:
             raise UsageError(f"--acceptance {text}: @ goes with one rate; rates by position name their number already")
-        meaning = f"{rates[0]:.3g} of the drafted tokens are accepted, {drafted} drafted a step"
         total = rates[0] * drafted
+        shown = f"{drafted} drafted a step: {1 + total:.3g} tokens per step, bonus counted"
+        meaning = f"{rates[0]:.3g} of the drafted tokens are accepted, {shown}"
         return AcceptanceFigure(meaning, _of_sum(total, drafted))
     if len(rates) == 1 and not value.endswith(","):
         meaning = f"a token is accepted with {rates[0]:.3g} given the one before, on average over the first {REFERENCE}"

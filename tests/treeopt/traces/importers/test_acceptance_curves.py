@@ -76,6 +76,10 @@ def test_an_accepted_length_counts_the_bonus():
     assert tau(trace, 5).relative < 0.01 < tau(trace, 2).relative
 
 
+def test_a_share_of_the_drafted_tokens_says_the_tokens_per_step_that_it_makes():
+    assert "accepted, 16 drafted a step: 13 tokens per step, bonus counted" in acceptance("0.75@16").meta["assumed"][0]
+
+
 def test_what_a_figure_leaves_open_is_in_the_interval():
     trace = acceptance("0.8,0.6,0.4")
     assert tau(trace, 3).relative < 0.01

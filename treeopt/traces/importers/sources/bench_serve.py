@@ -127,7 +127,7 @@ def read_results(content: Content, *, uneven: bool = False) -> Chain:
 
 def _count(record: Mapping[str, Any], key: str, where: str) -> int:
     value = record.get(key)
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 2**63:
         raise TraceError(f"{where}: `{key}` must be a count, found {value!r:.40}")
     return value
 

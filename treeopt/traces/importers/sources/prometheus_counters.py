@@ -92,9 +92,9 @@ def all_samples(text: str) -> Samples:
 
     try:
         read = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    except (ValueError, KeyError, IndexError) as error:  # the parser's of damaged lines
+        return {(sample.name, tuple(sorted(sample.labels.items()))): float(sample.value) for sample in read}
+    except (ValueError, KeyError, IndexError, OverflowError) as error:  # the parser's of damaged lines
         raise TraceError(f"it is not Prometheus text: {str(error).strip() or text[:40]!r}") from error
-    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in read}
 
 
 def _sample(line: str) -> Samples:

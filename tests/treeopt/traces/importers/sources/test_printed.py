@@ -153,6 +153,7 @@ def test_counts_behind_rounded_rates():
     ("change", "message"),
     [
         ({"spec_decode_num_drafts": "5"}, "result 0: `spec_decode_num_drafts` must be a count, found '5'"),
+        ({"spec_decode_num_drafts": 10**400}, "result 0: `spec_decode_num_drafts` must be a count, found 1000"),
         ({"spec_decode_draft_tokens": 4500}, "4500 tokens were drafted in 2000 steps of up to 3: lengths differed"),
         ({"spec_decode_per_position_acceptance_rates": {"0": 1}}, "must be a list of rates"),
         ({"spec_decode_accepted_tokens": 5000}, "positions are missing"),

@@ -115,6 +115,7 @@ def test_models_and_engines_of_one_text(tmp_path):
         (VLLM.replace(" 7.0", " 8.0"), "positions have 7 accepted tokens, .* has 8"),
         (VLLM.replace('"0"} 4.0', '"0"} 1.0').replace('"2"} 1.0', '"2"} 4.0'), "accepted more often"),
         (VLLM.replace(" 5.0", " 5.5"), "must be a count, found 5.5"),
+        (VLLM.replace(" 5.0", " 1" + "0" * 400), "is not a sample of Prometheus text"),
         (
             TRTLLM.replace('_position="0",worker="1"} 3', '_position="0",worker="1"} 9', 1),
             "drafts were longer where they were better",
