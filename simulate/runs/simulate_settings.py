@@ -71,7 +71,8 @@ class VerdictSettings(Settings):
     arms: Path | None = setting(
         None,
         form="file",
-        help="In place of a profile, two measured arms: a table batch,drafted,tokens_s with drafted 0 and one length.",
+        help="In place of a profile, two measured arms: a table batch,drafted,tokens_s with drafted 0 and one length, "
+        "at two batch sizes or more.",
     )
     cost_table: Path | None = setting(
         None, form="file", help="Also write the step times to this file, as the cost table of SGLang's DSpark planner."
