@@ -95,7 +95,12 @@ def read_mtp(stored: Stored, target: Target, *, within: bool = False) -> Mtp | S
     inner = stored.renamed(lambda name: None if (p := places[name]) is None else starts[p] + name.removeprefix(p))
     if method := quantised(inner):
         raise ExecutorError(f"{stored.path}: an MTP module in {method} is not supported: give it in bfloat16")
-    whole = replace(inner, entries=({} if within else outer) | dict(inner.entries))
+    spelt = {start: prefix for prefix, start in starts.items()}
+    whole = replace(
+        inner,
+        entries=({} if within else outer) | dict(inner.entries),
+        spelt=lambda name: next(spelt[start] + name.removeprefix(start) for start in spelt if name.startswith(start)),
+    )
     copies = {start + name: is_copy for name, is_copy in COPIES.items() for start in ("", *starts.values())}
     for name, is_copy in copies.items():
         if name in whole.entries and not is_copy(whole.read(name), target):

@@ -191,6 +191,10 @@ def test_what_cannot_be_read_is_named(tmp_path):
             load_drafter(tmp_path / "own", target)
     path.write_text(json.dumps(config | {"transformer_layer_config": layer | {"rope_theta": rope["rope_theta"]}}))
     assert load_drafter(tmp_path / "own", target).max_depth == 2
+    tensors = load_file(tmp_path / "own" / "model.safetensors")
+    save_file({name: tensors[name] for name in tensors if "3.enorm" not in name}, tmp_path / "own/model.safetensors")
+    with pytest.raises(ExecutorError, match=r"1 missing: model\.layers\.3\.enorm\.weight"):
+        load_drafter(tmp_path / "own", target)
     target.model.config._name_or_path = ""
     with pytest.raises(UsageError, match="MTP is read from the folder of the target"):
         load_drafter("mtp", target)

@@ -19,7 +19,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from executor.decoding.decoder import Decoder
 from executor.decoding.tree_growth import DynamicGrowth, StaticGrowth
+from executor.drafters.base.decoder_layer import layer_config
 from executor.drafters.base.drafter import Drafter
+from executor.drafters.dflash.drafter import DFlash
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.kv_cache import TreeCache
@@ -67,7 +69,21 @@ def target() -> Target:
 
 
 def drafter(kind: str) -> Drafter:
-    """A language model (the target's copy, the copy with noise, another one) or Medusa heads."""
+    """A language model (the target's copy, the copy with noise, another one), Medusa heads or DSpark."""
+    if kind == "dspark":  # its scores depend on what was drafted before
+        torch.manual_seed(3)
+        made = DFlash(
+            [layer_config(tiny().config)],
+            taps=(1, 2),
+            vocabulary=VOCABULARY,
+            mask=3,
+            slots=4,
+            from_anchor=True,
+            markov=4,
+        )
+        for parameter in made.parameters():
+            torch.nn.init.normal_(parameter, mean=0.7 * (parameter.dim() == 1), std=0.4)
+        return made.float().eval().requires_grad_(False)
     if kind == "medusa":
         generator = torch.Generator().manual_seed(5)
         heads = MedusaHeads(3, HIDDEN).float().eval().requires_grad_(False)
@@ -223,10 +239,12 @@ FAST = [
     ("point-mass", "copy", "dynamic", 1),
     ("sample-and-match", "near", "opt-tree", 0),
     ("point-mass", "near", "calibrated", 1),
+    ("leviathan", "dspark", "chain", 0),
+    ("sequoia", "dspark", "branching", 1),
 ]
 
 
-DAILY = [FAST[i] for i in (0, 2, 6, 7, 9, 14)]  # each rule that samples, and each way to draw a tree, once
+DAILY = [FAST[i] for i in (0, 2, 6, 7, 9, 14, 16)]  # each rule that samples, and each way to draw a tree, once
 
 
 @pytest.mark.parametrize(("rule", "draft", "tree", "late"), slow_unless(lambda *case: case in DAILY, FAST))
@@ -240,7 +258,7 @@ SAMPLING = [name for name in RULES if "generator" in RULES[name].takes]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("late", [0, 1])
-@pytest.mark.parametrize("draft", ["copy", "near", "stranger", "medusa"])
+@pytest.mark.parametrize("draft", ["copy", "near", "stranger", "medusa", "dspark"])
 @pytest.mark.parametrize(("rule", "tree"), [(rule, tree) for rule in SAMPLING for tree in TREES if allowed(rule, tree)])
 def test_the_loop_is_lossless_with_many_samples(rule, draft, tree, late):
     """False-alarm probability 1e-4 a test and 1.5e-2 for the whole grid, seeds fixed."""

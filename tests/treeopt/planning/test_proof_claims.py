@@ -1,5 +1,7 @@
 """Claims of proofs against all trees there are, for every engine's rules, on traces small enough to try them all."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ from treeopt.searchers.best_first import count_prefixes
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 
-CLAIM = f"{PROVED}none of these trees has more position-averaged tokens than the best candidate"
+CLAIM = re.compile(f"{PROVED}none of these trees has more position-averaged tokens( .counts shrunk.)? than the best")
 DAILY, SLOW = 4, 2000  # traces of each engine, and of all engines together
 
 
@@ -63,7 +65,7 @@ def check_claims(trace: Trace, rules: tuple[Constraint, ...], rng: np.random.Gen
         best = rates[keep].max()
         assert refined.bound >= best * (1 - 1e-9)
         assert not refined.optimal or refined.rate >= best * (1 - 2e-5)
-    claimed = CLAIM in proof_of(proposals.judge, proposals, 1).statement
+    claimed = CLAIM.search(proof_of(proposals.judge, proposals, 1).statement) is not None
     if claimed and len(proposals.options.tokens):
         place = {tree: i for i, tree in enumerate(every_tree())}
         best_of = np.zeros((NODES + 1, DEPTH + 1))
@@ -92,10 +94,13 @@ def test_no_tree_contradicts_a_proof(name):
 
 @pytest.mark.slow
 def test_no_tree_contradicts_a_proof_on_many_traces():
+    """Under a least depth candidates are grown, and mostly nothing is claimed of them."""
     rng = np.random.default_rng(32)
-    names = list(RULES)
-    claimed = [check_claims(small_trace(rng), RULES[names[i % len(names)]], rng) for i in range(SLOW)]
-    assert sum(map(bool, claimed)) > 0.9 * SLOW
+    rules = [RULES[list(RULES)[i % len(RULES)]] for i in range(SLOW)]
+    claimed = [check_claims(small_trace(rng), each, rng) for each in rules]
+    enumerated = [not any(isinstance(rule, DepthAtLeast) for rule in each) for each in rules]
+    assert sum(map(bool, claimed)) >= 0.9 * sum(enumerated)
+    assert all(claim for claim, whole in zip(claimed, enumerated, strict=True) if whole)
 
 
 @pytest.mark.parametrize("name", [name for name, rules in RULES.items() if joined(rules).ranks == 1])
