@@ -320,6 +320,9 @@ def _by_steps(counts: Mapping[Key, float], names: CounterNames, engine: str, une
     for name in (steps, drafted, accepted_total):
         if all(key != name for key, _ in counts):
             raise TraceError(f"`{name}` is missing: its other totals have no positions; take {ask(engine)}")
+    of = {name: {labels for key, labels in counts if key == name} for name in (steps, drafted, accepted_total)}
+    if lacking := [name for name in of if of[name] != set.union(*of.values())]:
+        raise TraceError(f"`{lacking[0]}` is missing of an engine whose other counters are there")
     drafts, tokens, accepted_tokens = (total(counts, name) for name in (steps, drafted, accepted_total))
     accepted = by_position(counts, f"{names.prefix}{names.accepted}", names.position)
     if accepted_tokens and not accepted:
@@ -332,7 +335,7 @@ def _by_steps(counts: Mapping[Key, float], names: CounterNames, engine: str, une
     cut = bool(names.cuts) and tokens < drafts * len(accepted)
     chain = chain_from_counts(accepted, steps=drafts, draft_tokens=tokens, uneven=uneven or cut)
     chain = replace(chain, assumed=(*chain.assumed, names.cuts)) if cut else chain
-    if names.generated not in {name for name, _ in counts}:
+    if not of[steps] <= {labels for name, labels in counts if name == names.generated}:
         return chain
     ended = total(counts, names.ended) if names.ended in {name for name, _ in counts} else 0
     return with_undrafted(chain, total(counts, names.generated) - accepted_tokens - drafts - ended)

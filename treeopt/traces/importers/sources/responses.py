@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import TraceError
-from treeopt.traces.importers.chain_counts import TOLERATED, Chain, chain_from_counts, survival_counts
+from treeopt.traces.importers.chain_counts import (
+    TOLERATED,
+    Chain,
+    chain_from_counts,
+    survival_counts,
+    with_undrafted,
+)
 from treeopt.traces.importers.source_file import counts_in, is_json, parsed
 from treeopt.traces.importers.trace_source import Content, Output, TraceSource
 from treeopt.traces.trace import MAX_DEPTH
@@ -64,10 +70,6 @@ def read_responses(content: Content, *, depth: int | None = None, uneven: bool =
     stats = _statistics(content)
     requests = [_lengths(record, f"response {number}") for number, record in enumerate(stats)]
     per_step = [list(record[PER_STEP[1]]) for record in stats if record.get(PER_STEP[1]) is not None]
-    idle = [_undrafted(record, request) for record, request in zip(stats, requests, strict=True)]
-    if len(per_step) == len(stats):
-        requests = [request + (0,) * count for request, count in zip(requests, idle, strict=True)]
-        per_step = [part + [0] * count for part, count in zip(per_step, idle, strict=True)]
     known = [record[LONGEST] for record in stats if record.get(LONGEST) is not None]
     longest = max(int(max(request)) for request in requests)
     chosen = max([longest, 1, *known]) if depth is None else depth
@@ -79,19 +81,21 @@ def read_responses(content: Content, *, depth: int | None = None, uneven: bool =
     accepted = survival_counts(lengths, chosen).tolist()
     tokens = [_number(record, DRAFTED) for record in stats]
     total = None if None in tokens else sum(count for count in tokens if count is not None)
-    if (
-        total is not None
-        and total < len(lengths) * chosen * (1 - TOLERATED)
-        and not uneven
-        and len(per_step) == len(stats)
-    ):
+    complete = len(per_step) == len(stats)
+    if not complete and total == chosen * len(lengths):  # each draft was a full one
+        per_step = [[chosen] * len(request) for request in requests]
+    idle = [_undrafted(record, request) for record, request in zip(stats, requests, strict=True)]
+    if len(per_step) < len(stats) or sum(idle) <= TOLERATED * len(lengths):
+        idle = [0] * len(idle)
+    if complete and not uneven and total is not None and total < len(lengths) * chosen * (1 - TOLERATED):
         drafted = survival_counts(np.concatenate([np.asarray(part, dtype=np.int64) for part in per_step]), chosen)
-        return chain_from_counts(accepted, steps=len(lengths), drafted=drafted.tolist())
+        return with_undrafted(chain_from_counts(accepted, steps=len(lengths), drafted=drafted.tolist()), sum(idle))
     assumed = () if known or depth is not None else (SHORT,)
     chain = chain_from_counts(accepted, steps=len(lengths), draft_tokens=total, uneven=uneven, assumed=assumed)
-    complete = len(per_step) == len(stats)
-    tried = tuple(tuple(part) for part in per_step) if complete else ()
-    return replace(chain, requests=tuple(requests), ordered=complete and not any(idle), drafted=tried)
+    requests = [request + (0,) * count for request, count in zip(requests, idle, strict=True)]
+    tried = [(*part, *[0] * count) for part, count in zip(per_step, idle, strict=True)] if complete or any(idle) else []
+    chain = replace(with_undrafted(chain, sum(idle)), requests=tuple(requests), drafted=tuple(tried))
+    return replace(chain, ordered=complete and not any(idle))
 
 
 def _undrafted(record: Mapping[str, Any], accepted: Sequence[int]) -> int:

@@ -236,3 +236,12 @@ def test_steps_without_a_draft_are_counted_where_all_tokens_are(tmp_path):
     assert counts.tau == pytest.approx(1.35)
     assert counts.drafted_counts[0] / counts.drafted_counts.sum() == pytest.approx(0.75)
     assert chain_of(VLLM).undrafted == 0
+    assert chain_of(whole + VLLM.replace('engine="0"', 'engine="1"')).undrafted == 0  # tokens of one engine alone
+
+
+@pytest.mark.parametrize("name", ["num_drafts", "num_draft_tokens", "num_accepted_tokens"])
+def test_a_counter_that_one_of_several_engines_lacks_is_named(name):
+    other = VLLM.replace('engine="0"', 'engine="1"').splitlines(keepends=True)
+    text = VLLM + "".join(line for line in other if f"decode_{name}_total" not in line)
+    with pytest.raises(TraceError, match=f"`vllm:spec_decode_{name}_total` is missing of an engine whose other"):
+        chain_of(text)

@@ -189,3 +189,27 @@ def test_steps_that_drafted_nothing_are_those_of_the_tokens_that_are_left():
     assert (chain.steps, chain.ordered, chain.tau) == (7, False, pytest.approx(2))
     two = response | {"choices": [{"text": ""}] * 2}  # whose tokens these are is not said
     assert chain_of(json.dumps(two), uneven=True).ordered
+
+
+@pytest.mark.parametrize("per_step", [{}, {"per_step_accepted": [0, 3, 1], "per_step_drafted": [3, 3, 3]}])
+def test_an_n_gram_that_drafts_full_lengths_or_nothing_is_counted_over_all_steps(per_step):
+    """20 tokens are one of prefill, three steps with their four drafts, and twelve steps alone: tau is 19 / 15."""
+    block = {"num_spec_tokens": 3, "num_draft_tokens": 9, "acceptance_histogram": [1, 1, 0, 1]}
+    response = {
+        "choices": [{}],
+        "usage": {"completion_tokens": 20},
+        "metrics": {"speculative_decoding": block | per_step},
+    }
+    chain = chain_of(json.dumps(response))
+    assert (chain.steps, chain.tau) == (15, pytest.approx(19 / 15))
+    assert [part.count(0) for part in chain.drafted] == [12]
+    assert "12 of 15 steps drafted nothing" in chain.assumed[-1]
+
+
+def test_drafts_of_different_lengths_are_counted_over_the_steps_that_drafted_nothing_too():
+    """20 tokens are one of prefill, four steps with their six drafts, and nine steps alone."""
+    block = {"num_spec_tokens": 3, "num_draft_tokens": 9, "acceptance_histogram": [1, 1, 1, 1]}
+    block |= {"per_step_accepted": [2, 3, 1, 0], "per_step_drafted": [2, 3, 3, 1]}
+    response = {"choices": [{}], "usage": {"completion_tokens": 20}, "metrics": {"speculative_decoding": block}}
+    chain = chain_of(json.dumps(response))
+    assert chain.survival == pytest.approx([share * 4 / 13 for share in (3 / 4, 2 / 3, 1 / 2)])
