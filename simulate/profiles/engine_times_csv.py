@@ -95,6 +95,7 @@ class _Line:
     drafted: int
     step_s: float
     context: float | None
+    model: str = ""
 
 
 def read_times(
@@ -116,6 +117,8 @@ def read_times(
     sums = [checksum(part) for part in paths]
     if twice := [part for place, part in enumerate(paths) if sums[place] in sums[:place]]:
         raise UsageError(f"{twice[0]} is given twice: its lines would count as repetitions")
+    if len(models := sorted({line.model for line in lines} - {""})) > 1:
+        raise CostError(f"{path}: results of several models, {', '.join(models):.200}: keep those of one")
     low, high = _context_range(path, lines, context)
     cells = _cells(lines, middle=(low + high) / 2)
     meta: dict[str, Any] = {
@@ -302,7 +305,7 @@ def _line(row: Row, where: str, columns: Mapping[str, Column]) -> _Line:
     step_s = batch * tokens / value if time.holds == "tokens_s" else value / 1e3 * tokens
     if not LEAST_S <= step_s < math.inf:
         raise CostError(f"{where}: a step of {step_s:g} seconds is not possible")
-    return _Line(batch, drafted, step_s, context)
+    return _Line(batch, drafted, step_s, context, str(row.get("model_id") or ""))
 
 
 def number_of(row: Row, column: Column, where: str, *, whole: bool = False) -> float:
@@ -403,6 +406,7 @@ def _served(record: Row, where: str) -> dict[str, Any]:
                 f"{f'{stated[0]:.3g} tokens' if stated else f'at most {asked + 1}'}: it is no step's time: "
                 "several steps' with --stream-interval, a token's in SGLang's results, or drafts were not counted"
             )
+    row["model_id"] = record.get("model_id")
     if record.get("total_input_tokens") and record.get("completed"):
         cached = _figure(record, "total_input_tokens", where) + _figure(record, "total_output_tokens", where) / 2
         row["context"] = round(cached / _figure(record, "completed", where))

@@ -83,7 +83,7 @@ ENTRY = DrafterKind(
         write=f"{__name__}.checkpoint:dflash_content",
         layouts=("speculators-dflash",),
         needs=("fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"),
-        known_as="z-lab's, SpecForge's and vLLM's, speculators'",
+        known_as="z-lab's, SpecForge's, ModelOpt's and vLLM's, speculators'",
     ),
     training=Training((DFLASH,), f"{__name__}.drafter:untrained", fields=("layers", "anchors")),
 )

@@ -35,7 +35,7 @@ READ = (
     *("sample_from_anchor", "sliding_window_non_causal", "dspark_bonus_anchor", "auto_map"),
 )
 # Fields whose other values would change the drafter.
-NONE_OF = ("attention_sink_bias", "add_swa_attention_sink_bias", "attention_value_scale", "conv_kernel_size", "use_swa")
+NONE_OF = ("attention_sink_bias", "add_swa_attention_sink_bias", "attention_value_scale", "conv_kernel_size")
 
 
 def with_slots(name: str, target: Target) -> DFlash:
@@ -62,7 +62,7 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
     Raises:
         ExecutorError: names tensors or fields that do not fit or are not supported.
     """
-    stored = without_frequencies(plain(stored)).renamed(
+    stored = _with_window(without_frequencies(plain(stored))).renamed(
         lambda name: name.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_head.")
     )
     if (kind := _field(stored, "markov_head_type")) not in (None, "vanilla"):
@@ -115,6 +115,20 @@ def read_dflash(stored: Stored, target: Target) -> DFlash:
         str,
         ignored=["d2t", "t2d", *(name for name, present in own.items() if not present)],
     )
+
+
+def _with_window(stored: Stored) -> Stored:
+    """Return the checkpoint with the usual fields for `use_swa`, ModelOpt's window of all layers."""
+    nested = stored.config.get(PARTS[0])
+    if not isinstance(nested, dict) or not nested.get("use_swa"):
+        return stored
+    rest = {name: value for name, value in nested.items() if name not in ("use_swa", "swa_window_size")}
+    fields: dict[str, Any] = {PARTS[0]: rest}
+    if SLIDING not in (stored.config.get("layer_types") or ()):  # or they say which layers have the window
+        layers = len({name.split(".")[1] for name in stored.entries if name.startswith("layers.")})
+        fields = {PARTS[0]: {"causal": False} | rest, "layer_types": [SLIDING] * layers, "use_sliding_window": True}
+        fields["sliding_window"] = nested.get("swa_window_size") or stored.config.get("sliding_window")
+    return replace(stored, config=stored.config | fields)
 
 
 def _field(stored: Stored, *names: str, switch: bool = False) -> Any:

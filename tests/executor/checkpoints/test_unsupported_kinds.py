@@ -100,7 +100,7 @@ def test_a_copied_quantisation_of_plain_tensors_changes_nothing(tmp_path, target
     [
         (
             layer("model.mtp_layers.0.", **{"input_proj.weight": (32, 64), "token_layernorm.weight": (32,)}),
-            "2 missing: hidden_layernorm.weight",
+            "2 missing: model.mtp_layers.0.hidden_layernorm.weight",
         ),
         (
             layer("model.layers.0.", **{"eh_proj.weight": (32, 64)})

@@ -93,6 +93,23 @@ def test_speculators_default_of_windows_leaves_whole_layers_as_they_are(tmp_path
     assert load_drafter(tmp_path, target).causal == (False, False)
 
 
+def test_modelopts_window_is_that_of_all_layers(tmp_path):
+    """As modelopt 0.47's DFlashExporter writes it: layer_types are all full, and blocks are causal where it says so."""
+    target = small_target()
+    save_drafter(tmp_path, random_drafter("dflash", target), dtype="float32", meta={}, target=target)
+    given = changed(tmp_path)["dflash_config"] | {"use_swa": True, "swa_window_size": 7}
+    for causal, config in ((False, given), (False, given | {"causal": False}), (True, given | {"causal": True})):
+        changed(tmp_path, dflash_config=config, sliding_window=7)
+        loaded = load_drafter(tmp_path, target)
+        assert (loaded.windows, loaded.causal) == ((7, 7), (causal, causal))
+    types = ["full_attention", "sliding_attention"]
+    changed(tmp_path, dflash_config=given, layer_types=types, use_sliding_window=True)
+    assert load_drafter(tmp_path, target).windows == (None, 7)
+    changed(tmp_path, dflash_config=given | {"swa_window_size": None}, sliding_window=None, layer_types=None)
+    with pytest.raises(ExecutorError, match="sliding_window is None"):
+        load_drafter(tmp_path, target)
+
+
 def changed(folder, **fields):
     path = folder / "config.json"
     config = json.loads(path.read_text())

@@ -90,6 +90,10 @@ def test_several_files_are_one_table_and_state_their_contexts(tmp_path):
         (served(8, 3, accept_length=2.8, mean_itl_ms=3.6, mean_tpot_ms=3.7), "commits 2.8 tokens: .* SGLang's results"),
         (served(1, 0, k="x"), "result 1: `k` must be an integer, found 'x'"),
         (served(1, 0, mean_itl_ms="9"), "`mean_itl_ms` must be a number above 0, found '9'"),
+        (
+            [served(1, 0, model_id="a"), served(1, 1, model_id="b")],
+            "results of several models, a, b: keep those of one",
+        ),
         (speculative(1, 0) | {"batch_size": "x"}, "result 1: `batch` must be an integer, found 'x'"),
     ],
 )

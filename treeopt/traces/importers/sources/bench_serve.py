@@ -112,10 +112,12 @@ def read_results(content: Content, *, uneven: bool = False) -> Chain:
     """Return the chain of all results, pooled.
 
     Raises:
-        TraceError: names the result and the field that is missing or contradicts the others.
+        TraceError: results of several models; or names the result and the field that is missing or contradicts others.
     """
-    results = []
-    for number, record in enumerate(content.with_key(RATES)):
+    results, records = [], content.with_key(RATES)
+    if len(models := sorted({str(record["model_id"]) for record in records if record.get("model_id")})) > 1:
+        raise TraceError(f"it has results of several models, {', '.join(models):.200}: keep those of one")
+    for number, record in enumerate(records):
         where = f"result {number}"
         rates = record[RATES]
         if not isinstance(rates, list) or not all(type(rate) in (int, float) for rate in rates):

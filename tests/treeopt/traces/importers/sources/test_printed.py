@@ -128,6 +128,8 @@ def test_results_of_several_runs_are_pooled_as_windows():
     chain = reading(json.dumps(SERVE) + "\n" + json.dumps(other)).chain
     assert chain.survival == pytest.approx((2100 / 3000, 1600 / 3000, 1100 / 3000))
     assert chain.windows == ((400, 400, 400, 800), (500, 100, 100, 300))
+    with pytest.raises(TraceError, match="it has results of several models, a, b: keep those of one"):
+        reading(json.dumps([SERVE | {"model_id": "a"}, other | {"model_id": "b"}]))
     with pytest.raises(TraceError, match="it has results of 2 to 3 positions"):
         reading(
             json.dumps(SERVE) + json.dumps(SERVE | {"spec_decode_per_position_acceptance_rates": [0.8, 0.6], **EVEN})
