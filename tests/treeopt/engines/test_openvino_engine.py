@@ -73,7 +73,8 @@ def test_committed_tokens_are_those_of_the_engine_s_own_counters():
     request = asked()[0]
     script = f"""
 import json, openvino, openvino_genai as genai
-properties = {EXACT!r} | {{"draft_model": genai.draft_model({DRAFTER!r}, "CPU")}}
+properties = dict(word.split("=") for word in {EXACT!r}.split())
+properties["draft_model"] = genai.draft_model({DRAFTER!r}, "CPU")
 pipeline = genai.ContinuousBatchingPipeline({TARGET!r}, genai.SchedulerConfig(), "CPU", properties)
 config = genai.GenerationConfig(max_new_tokens=32, ignore_eos=True, num_assistant_tokens=5)
 (result,) = pipeline.generate([openvino.Tensor([{list(request.tokens)}])], [config])
