@@ -20,6 +20,7 @@ from treeopt.plans import Choice, Plan, PlanEntry, Proof
 from treeopt.results.kinds import Record
 from treeopt.settings import Settings, group, setting, takes
 from treeopt.statistics import Estimate
+from treeopt.storage.provenance import look
 from treeopt.storage.work_file import WorkFile
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -198,7 +199,10 @@ def _tuned(settings: TuneSettings, runner: "EngineRunner", runs: "TunedRuns", la
         max_tpot_s=settings.max_tpot_s,
         cells=[_cell(verdict, predicted) for verdict in verdicts],
     )
-    return Tuned(record, plan, profile, trace, _exports(settings, plan, getattr(runner.driver, "method", None)))
+    driver = runner.driver
+    stated = look(driver.meta, "speculation", "method") or look(driver.meta, "method")
+    method = getattr(driver, "method", None) or stated
+    return Tuned(record, plan, profile, trace, _exports(settings, plan, method))
 
 
 def _searched(settings: TuneSettings, trace: Trace, profile: "Profile") -> Plan:
@@ -291,16 +295,21 @@ def _exports(settings: TuneSettings, plan: Plan, method: str | None) -> dict[int
     if engine.write is None or all(entry.choice.plain for entry in plan.entries):
         return {}
     words = _export_words(settings, method)
-    with suppress(UsageError, EngineError):
-        return {None: engine.export(plan, **words)}
     exports: dict[int | None, Export] = {}
-    for entry in plan.entries:
+    with suppress(UsageError, EngineError):
+        exports[None] = engine.export(plan, **words)
+    for entry in plan.entries if not exports else ():
         if not entry.choice.plain:
             try:
                 exports[entry.batch] = engine.export(plan, batch=entry.batch, **words)
             except TreeoptError as error:
                 warn([f"no configuration for batch {entry.batch}: {error}"])
-    return exports
+    if engine.name == "openvino" or not settings.engine.engine_args:  # a program, whose properties it does not hold
+        return exports
+    return {
+        batch: replace(export, launch=f"{export.launch} {settings.engine.engine_args}")
+        for batch, export in exports.items()
+    }
 
 
 def _export_words(settings: TuneSettings, known: str | None) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import treeopt
 from tests.helpers.command_line import done, error_of, run
 from tests.treeopt.cli.test_engine_commands import MODELS, PROMPTS, servers
-from treeopt.api.run_models import Models
+from treeopt.api.run_models import Models, Prompts
 from treeopt.api.runners import EngineSetup
+from treeopt.api.tune_engine import TuneSettings, _exports
 from treeopt.errors import EngineError
 from treeopt.plans import load_plan
 from treeopt.results.tuning import ENTRY
@@ -148,3 +150,12 @@ def test_a_server_that_dies_keeps_what_was_measured(tmp_path, monkeypatch):
         said = error_of(run(*TUNE, *words, "--output", tmp_path / "out", "--quiet"))
     assert "the engine died; 3 settings are kept in" in said
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["tuning.json.work"]
+
+
+def test_the_launch_command_has_the_arguments_that_were_tuned_with():
+    plan = treeopt.search("data/traces/eagle-t0.npz", batch=1, engine="vllm", solver_work=0)
+    engine = EngineSetup(engine="vllm", engine_args="--dtype float32", engine_drafter="heads")
+    models = Models(target=shipped("models/stdlib-llama"))
+    (export,) = _exports(TuneSettings(models=models, source=Prompts(), engine=engine), plan, "eagle").values()
+    assert '"method": "eagle", "model": "heads"' in export.launch
+    assert export.launch.endswith(" --dtype float32")
