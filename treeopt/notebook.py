@@ -10,6 +10,7 @@ from html import escape as html_escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treeopt.api.file_loading import FILE, path_of
 from treeopt.errors import UsageError, visible
 from treeopt.results.blocks import Blocks, Cell, Line, Table, notes_once
 from treeopt.results.kinds import RESULTS, Record, ResultKind, Validation, kind_of_schema, known
@@ -122,11 +123,12 @@ def save_value(value: Any, path: Path | str) -> None:
         TraceError, TreeError: a value that its file cannot hold.
         OSError: the file cannot be written.
     """
+    file = path_of(path, FILE)
     if isinstance(value, Mapping):
-        write_text(Path(path), json.dumps(value, indent=1) + "\n")
+        write_text(file, json.dumps(value, indent=1) + "\n")
         return
     kind, value = known(value)
-    kind.save(value, Path(path))
+    kind.save(value, file)
 
 
 def load_validation(path: Path | str) -> Validation:
@@ -141,7 +143,7 @@ def load_validation(path: Path | str) -> Validation:
         >>> f"{validation['mean_error']:.1%} of {len(validation.frame())} cells"
         '2.6% of 31 cells'
     """
-    validation: Validation = _read(Path(path), (RESULTS["validation"],))
+    validation: Validation = _read(path_of(path, FILE), (RESULTS["validation"],))
     return validation
 
 
@@ -156,7 +158,7 @@ def load_record(path: Path | str) -> Record:
         >>> type(treeopt.load_record("data/validations/medusa-cpu.json")).__name__
         'Validation'
     """
-    record: Record = _read(Path(path), [kind for kind in RESULTS.values() if kind.schema and not kind.read])
+    record: Record = _read(path_of(path, FILE), [kind for kind in RESULTS.values() if kind.schema and not kind.read])
     return record
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
+from operator import index
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +74,7 @@ class Tree(ValueMethods):
         >>> Tree.chain(3).parents
         (-1, 0, 1)
         """
-        if length < 0:
+        if _whole(length, "the length of a chain") < 0:
             raise TreeError(f"a chain has 0 or more nodes, got {brief(length)}")
         if length > MAX_NODES:
             raise TreeError(f"a tree has at most {MAX_NODES} nodes, got {brief(length)}")
@@ -116,9 +117,11 @@ class Tree(ValueMethods):
         >>> Tree.cartesian((2, 1)).paths
         ((0,), (1,), (0, 0), (1, 0))
         """
+        if not hasattr(widths, "__len__"):
+            raise TreeError(f"widths must be a sequence of integers, got {brief(widths)}")
         count, total = 1, 0
         for depth, width in enumerate(widths):
-            if width < 1:
+            if _whole(width, f"widths[{depth}]") < 1:
                 raise TreeError(f"widths[{depth}] must be at least 1, got {brief(width)}")
             count *= width
             total += count
@@ -133,7 +136,7 @@ class Tree(ValueMethods):
         >>> Tree.full(width=2, depth=3).level_widths
         (2, 4, 8)
         """
-        if depth < 0:
+        if _whole(depth, "depth") < 0:
             raise TreeError(f"a tree has 0 or more levels, got {brief(depth)}")
         return cls.cartesian((width,) * min(depth, MAX_NODES + 1))
 
@@ -212,6 +215,13 @@ class Tree(ValueMethods):
     def __repr__(self) -> str:
         """Return size, shape and id; `paths` has the rest."""
         return f"Tree(nodes={self.nodes}, depth={self.depth}, widths={self.level_widths}, id={self.id})"
+
+
+def _whole(value: object, name: str) -> int:
+    try:
+        return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TreeError(f"{name} must be an integer, got {brief(value)}") from None
 
 
 EMPTY = Tree((), ())  # no drafting: a step commits the target's own token

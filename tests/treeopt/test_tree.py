@@ -282,3 +282,17 @@ def test_published_ranks_have_no_gaps():
     for tree in published_trees().values():
         nodes = set(tree.paths)
         assert all(path[-1] == 0 or (*path[:-1], path[-1] - 1) in nodes for path in nodes)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Tree.chain("3"), "the length of a chain must be an integer, got '3'"),
+        (lambda: Tree.full(2.5, 2), r"widths\[0\] must be an integer, got 2.5"),
+        (lambda: Tree.full(2, None), "depth must be an integer, got None"),
+        (lambda: Tree.cartesian(3), "widths must be a sequence of integers, got 3"),
+    ],
+)
+def test_sizes_of_another_type_are_refused(make, message):
+    with pytest.raises(TreeError, match=message):
+        make()

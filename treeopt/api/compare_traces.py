@@ -1,12 +1,13 @@
 """`treeopt.compare`: drafters side by side on the same prompts."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treeopt.api.file_loading import as_profile, as_trace
+from treeopt.api.file_loading import as_profile, as_trace, path_of
 from treeopt.api.messages import warn
 from treeopt.comparison import compare_drafters
 from treeopt.comparison.compare_drafters import CompareSettings, Comparison
@@ -22,6 +23,8 @@ from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
+
+NAMED = "a trace by name, {'a': trace, 'b': trace}, or the path of one"
 
 
 @takes(CompareSettings)
@@ -51,12 +54,14 @@ def compare(
         >>> found.frame()[["drafter", "tau"]].round(2).to_dict("records")
         [{'drafter': 'medusa-t0', 'tau': 1.35}, {'drafter': 'eagle-t0', 'tau': 2.15}]
     """
+    if isinstance(traces, str | os.PathLike | Trace):
+        raise UsageError("several traces are wanted, got one: a list of paths, or {'a': trace, 'b': trace}")
     if profiles is not None and not settings.batch:
         raise UsageError("--profile is for batch sizes: give --batch")
     if profiles is not None and len(profiles) != len(traces):
         raise UsageError(f"--profile must be given once for each trace, {len(traces)} times, got {len(profiles)}")
     settings = settings.changed(sizes=settings.shapes)  # refuses a text that is none before any file is read
-    named = traces if isinstance(traces, Mapping) else names_of_files([Path(path) for path in traces])
+    named = traces if isinstance(traces, Mapping) else names_of_files([path_of(path, NAMED) for path in traces])
     ranked: dict[str, Trace] = {}
     rules: dict[str, tuple[Constraint, ...]] = {}
     costs: dict[str, CostModel] = {}

@@ -1,11 +1,13 @@
 """Load or import traces, profiles, plans and trees by path, and find the profile that belongs to a trace."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treeopt.api.messages import note
 from treeopt.cost_model import CostModel
+from treeopt.errors import UsageError
 from treeopt.plans import Plan
 from treeopt.plans import load_plan as read_plan
 from treeopt.traces.resumable_shards import load_file_or_shards
@@ -17,6 +19,21 @@ if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
 
 Cost = TypeVar("Cost", bound=CostModel)
+FILE = "the path of a file"
+
+
+def path_of(value: object, wanted: str) -> Path:
+    """Return a value as a path.
+
+    Raises:
+        UsageError: it is none; says what is wanted.
+
+    >>> path_of("plan.json", "a plan").name
+    'plan.json'
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise UsageError(f"{wanted} is wanted, got a value of type {type(value).__name__}")
+    return Path(value)
 
 
 def load_trace(path: Path | str, *, ranks_only: bool = False) -> Trace:
@@ -35,7 +52,7 @@ def load_trace(path: Path | str, *, ranks_only: bool = False) -> Trace:
         >>> trace.requests, trace.anchors, trace.depth
         (1000, 32000, 5)
     """
-    return load_file_or_shards(path, ranks_only=ranks_only)
+    return load_file_or_shards(path_of(path, FILE), ranks_only=ranks_only)
 
 
 def import_trace(path: Path | str, *, kind: str = "engine", seed: int = 0, **settings: Any) -> Trace:
@@ -57,7 +74,7 @@ def import_trace(path: Path | str, *, kind: str = "engine", seed: int = 0, **set
         >>> trace.depth, trace.meta["imported"]["engine"]
         (5, 'vllm')
     """
-    trace = imported(Path(path), kind, seed, settings)
+    trace = imported(path_of(path, FILE), kind, seed, settings)
     note(f"assumed: {sentence}" for sentence in trace.meta["assumed"])
     return trace
 
@@ -95,7 +112,7 @@ def load_profile(path: Path | str) -> "Profile":
     """
     from simulate.profiles.profile import load_profile as read_profile
 
-    return read_profile(Path(path))
+    return read_profile(path_of(path, FILE))
 
 
 def load_plan(path: Path | str) -> Plan:
@@ -112,7 +129,7 @@ def load_plan(path: Path | str) -> Plan:
         ...     treeopt.load_plan(file.name).entry(4).choice.nodes
         2
     """
-    return read_plan(Path(path))
+    return read_plan(path_of(path, FILE))
 
 
 def load_tree(path: Path | str, *, name: str | None = None) -> Tree:
@@ -133,7 +150,7 @@ def load_tree(path: Path | str, *, name: str | None = None) -> Tree:
         ...     treeopt.load_tree(file.name).paths
         ((0,), (1,), (0, 0))
     """
-    tree_file = read_tree(Path(path), name=name, saved=_saved)
+    tree_file = read_tree(path_of(path, FILE), name=name, saved=_saved)
     if tree_file.reading == "leaves only":
         note([f"{path}: read as a list of leaves, which implies {tree_file.tree.nodes} nodes"])
     return tree_file.tree
@@ -145,7 +162,8 @@ def as_trace(
     """Return a trace and its file, if it was given by path."""
     if isinstance(trace, Trace):
         return trace, None
-    return load_file_or_shards(trace, ranks_only=ranks_only, to_split=to_split), Path(trace)
+    file = path_of(trace, "a trace, or the path of one,")
+    return load_file_or_shards(file, ranks_only=ranks_only, to_split=to_split), file
 
 
 def as_profile(
@@ -162,9 +180,11 @@ def as_profile(
         found, name = profile_of_trace(trace.meta, trace_file, engine=engine)
         note([name])
         return found
-    return load_profile(profile) if isinstance(profile, Path | str) else profile
+    if hasattr(profile, "plain_s"):
+        return profile
+    return load_profile(path_of(profile, "a profile, another cost model, or the path of a profile"))
 
 
 def as_plan(plan: Plan | Path | str | None) -> Plan | None:
     """Return the plan, loaded from its path."""
-    return load_plan(plan) if isinstance(plan, Path | str) else plan
+    return plan if plan is None or isinstance(plan, Plan) else load_plan(path_of(plan, "a plan, or the path of one,"))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from treeopt.acceptance_rule_entries import draws_candidates, may_accept_several
 from treeopt.cost_model import CostModel, StepShape
-from treeopt.errors import TraceError
+from treeopt.errors import TraceError, UsageError
 from treeopt.replay.walk import StepCounts, Walk, count, total_counts, walk_steps
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
@@ -21,12 +21,16 @@ def replay_tree(tree: Tree, trace: Trace) -> StepCounts:
     """Return the counts of the tree's walk through every request.
 
     Raises:
+        UsageError: another value than a tree or a trace, such as a path.
         TraceError: as `visit` does.
 
     >>> trace = Trace(np.int32([0, 0, 0]), np.int32([0, 1, 2]), np.int16([[0, 1], [1, 0], [0, -2]]), 2)
     >>> replay_tree(Tree.chain(1), trace).tau
     1.5
     """
+    if not isinstance(tree, Tree) or not isinstance(trace, Trace):
+        kinds = " and ".join(type(value).__name__ for value in (tree, trace))
+        raise UsageError(f"a tree and a trace are wanted, such as Tree.chain(3) and load_trace(...), got {kinds}")
     return total_counts(trace.map(_counts, repeat(tree)))
 
 

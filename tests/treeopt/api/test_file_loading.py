@@ -5,6 +5,7 @@ import pytest
 import treeopt
 from tests.helpers.command_line import done
 from treeopt.errors import TraceError, UsageError
+from treeopt.plans import Plan
 
 METRICS = "docs/examples/vllm_metrics.txt"
 
@@ -47,3 +48,34 @@ def test_a_what_if_hands_on_the_plans_and_step_times_that_the_command_writes(tmp
     for name, profile in record.profiles().items():
         assert treeopt.load_profile(tmp_path / "profiles" / name).batches == profile.batches
     assert sorted(record.plans()) == ["h100-sxm-512.json"]
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        (
+            lambda trace, profile, plan: treeopt.compare([trace, trace]),
+            "a trace by name, .* wanted, got a value of type",
+        ),
+        (lambda trace, profile, plan: treeopt.compare(trace), "several traces are wanted, got one"),
+        (lambda trace, profile, plan: treeopt.compare("a.npz"), "several traces are wanted, got one"),
+        (lambda trace, profile, plan: treeopt.search(plan, profile, batch=1), "a trace, .* got a value of type Plan"),
+        (lambda trace, profile, plan: treeopt.search(trace, trace, batch=1), "a profile, .* got a value of type Trace"),
+        (lambda trace, profile, plan: treeopt.simulate(trace, profile, plan=trace), "a plan, .* of type Trace"),
+        (lambda trace, profile, plan: treeopt.verdict(None, profile), "a trace, .* of type NoneType"),
+        (lambda trace, profile, plan: treeopt.whatif(profile, target="8b", hardware="h100", batch=1), "a trace, "),
+        (lambda trace, profile, plan: treeopt.replay_tree(trace, treeopt.Tree.chain(1)), "got Trace and Tree"),
+        (lambda trace, profile, plan: treeopt.replay_tree("3", trace), "got str and Trace"),
+        (lambda trace, profile, plan: treeopt.load_plan(plan), "the path of a file is wanted, got .* Plan"),
+        (lambda trace, profile, plan: treeopt.load_trace([trace]), "the path of a file is wanted, got .* list"),
+        (lambda trace, profile, plan: treeopt.load_profile(profile), "the path of a file is wanted"),
+        (lambda trace, profile, plan: treeopt.load_tree(3), "the path of a file is wanted"),
+        (lambda trace, profile, plan: treeopt.load_record(None), "the path of a file is wanted"),
+        (lambda trace, profile, plan: plan.save(None), "the path of a file is wanted"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_what_is_wanted(call, wanted):
+    trace = treeopt.load_trace("data/traces/medusa-t0.npz")
+    profile = treeopt.load_profile("data/profiles/medusa-cpu.json")
+    with pytest.raises(UsageError, match=wanted):
+        call(trace, profile, Plan(()))
