@@ -6,7 +6,7 @@ come from. The simplest configuration within `NEAR` of the fastest is the verdic
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,19 +19,21 @@ from simulate.runs.run_costs import PAD
 from simulate.runs.simulate_settings import VerdictSettings
 from simulate.runs.timeline import Ints, Timeline
 from treeopt.cost_model import StepShape
-from treeopt.errors import UsageError
+from treeopt.planning.held_out_split import check_requests
+from treeopt.planning.search_warnings import run_warnings
 from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics import Estimate, Groups, ratio
+from treeopt.storage.provenance import from_figure
 from treeopt.traces.drafter_confidence import confidences
 from treeopt.traces.importers.synthetic_trace import trace_from_ranks
-from treeopt.traces.trace import MISSED, Trace
+from treeopt.traces.trace import MISSED, PAST_END, Trace
 from treeopt.tree import Tree
 
 NEAR = 0.03  # of the fastest: as good
 TURNS = 8  # requests per row
 MOST = 5000  # tokens per row that are simulated, about
-TEXTS, TOKENS = 200, 128  # of a trace that is made up
+TEXTS, TOKENS = 200, 128  # of a figure of acceptance
 CONCENTRATION = 2.0  # a + b of the law of a drafted token's probability; from vllm#52362 (docs/results/adaptive.md)
 ASSUMED = (
     "the trace has no confidences: drafted tokens are taken to be right with a probability that the drafter knows, of "
@@ -41,28 +43,25 @@ ASSUMED = (
 
 
 def with_assumed_confidences(trace: Trace, seed: int) -> Trace:
-    """Return a made-up trace with the acceptance by position of the walk along a trace, and confidences; see `ASSUMED`.
-
-    Where the trace has the lengths of prompts, its requests are drawn, with the lengths of their texts.
+    """Return a trace with confidences; see `ASSUMED`.
 
     The probability p that a drafted token is right, the ones before it being right, follows a beta law whose mean is
-    the rate of its position; the confidence is p.
+    the rate of its position on the walk of the deepest chain; the confidence is p. It is drawn given whether the token
+    was right, so that the trace keeps its steps, requests and domains. Texts of a figure are made up here.
     """
     depth, rng = trace.depth, np.random.default_rng(seed)
     reached = replay_tree(Tree.chain(depth), trace).accepted_counts[::-1].cumsum()[::-1]
     rates = (reached[1:] / np.maximum(reached[:-1], 1)).clip(1e-3, 1 - 1e-3)
-    texts = max(TEXTS, round(TEXTS * TOKENS / trace.lengths.mean()))
-    drawn = None if trace.prompt_tokens is None else rng.integers(trace.requests, size=texts)
-    lengths = [TOKENS] * TEXTS if drawn is None else trace.lengths[drawn].tolist()
-    p = rng.beta(CONCENTRATION * rates, CONCENTRATION * (1 - rates), (sum(lengths), depth))
-    return trace_from_ranks(
-        np.where(rng.random(p.shape) < p, np.int16(0), np.int16(MISSED)),
-        lengths,
-        width=1,
-        meta={**trace.meta, "confidence": "head"},
-        confidence=p.astype(np.float16),
-        prompt_tokens=None if drawn is None or trace.prompt_tokens is None else trace.prompt_tokens[drawn],
-    )
+    meta = {**trace.meta, "confidence": "head"}
+    if from_figure(trace.meta):
+        p = rng.beta(CONCENTRATION * rates, CONCENTRATION * (1 - rates), (TEXTS * TOKENS, depth))
+        ranks = np.where(rng.random(p.shape) < p, np.int16(0), np.int16(MISSED))
+        return trace_from_ranks(ranks, [TOKENS] * TEXTS, width=1, meta=meta, confidence=p.astype(np.float16))
+    right, wrong = trace.rank == 0, (trace.rank != 0) & (trace.rank != PAST_END)
+    p = rng.beta(CONCENTRATION * rates + right, CONCENTRATION * (1 - rates) + wrong)
+    if trace.drafted is not None:
+        p[np.arange(depth) >= trace.drafted[:, None]] = 0.0
+    return replace(trace, meta=meta, confidence=p.astype(np.float16))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +92,13 @@ def compare_lengths(
 
     Raises:
         CostError: steps that the profile does not cover.
-        UsageError: fewer than two requests.
+        TraceError: fewer than four requests.
     """
     asked, pad, seed = settings.prompts, settings.pad, settings.seed
+    check_requests(trace)
     assumed = confidences(trace) is None
     if assumed:
         trace = with_assumed_confidences(ranks_for_trees(trace, [Tree.chain(1)], seed), seed)
-    if trace.requests < 2:
-        raise UsageError("a verdict needs at least 2 requests: lengths are chosen on other ones than it is reported on")
     fit, held = trace.split(share=0.5, rng=np.random.default_rng(seed))
     prompts = asked.on(held, profile)
     how: dict[str, Any] = {"pad": pad, "seed": seed, "fit": fit, "adaptive_s": settings.adaptive_s}
@@ -132,7 +130,7 @@ def compare_lengths(
         f"requests per row or more; of configurations within {NEAR:.0%} of the fastest, the simplest is the verdict.",
         *run_conditions(trace, profile, prompts.description(), pad=pad),
     ]
-    warnings = [text for text in (ASSUMED if assumed else "", sentence) if text]
+    warnings = [text for text in (ASSUMED if assumed else "", sentence, *run_warnings(held, seed)) if text]
     return {
         "schema": "treeopt.verdict/1",
         "loads": records,

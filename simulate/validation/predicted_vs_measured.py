@@ -320,9 +320,9 @@ def _measured(
 
 def _fits(meta: Any, plan: Plan) -> bool:
     """Return whether a validation's models, machine and rule are the plan's."""
-    trace = plan.meta["trace"]
+    trace, cost = look(plan.meta, "trace"), look(plan.meta, "cost")
     same_models = names_weights(meta) and not differing_models(meta, trace)
-    return same_models and _machine(meta) == _machine(plan.meta["cost"]) and choosing(trace) == choosing(GREEDY | meta)
+    return same_models and _machine(meta) == _machine(cost) and choosing(trace) == choosing(GREEDY | meta)
 
 
 def _sentence(speedup: dict[str, float], predicted: tuple[float, float], meta: Any) -> str:

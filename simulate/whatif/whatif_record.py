@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from simulate.model_sizes.device_memory import SHARE
 from simulate.profiles.profile import Profile
+from simulate.roofline.host_overhead import PLAIN_ERRORS
 from simulate.whatif.prices import Cheapest, Offer, cheapest
 from simulate.whatif.scenarios import Fit, Scenario, fits, limits
 from simulate.whatif.whatif_settings import WhatIfSettings
@@ -150,6 +151,13 @@ def _host_time(meta: Mapping[str, Any]) -> list[str]:
                 f"Host time in ms: {plain} per plain step, {step} per speculative one, {level} per level; error "
                 f"{host['error']:.0%} ({host['source']})."
             )
+            if not str(host["source"]).startswith("shifted to"):  # --observed
+                kind = "mixtures of experts" if look(cost, "target", "experts") else "dense models"
+                low, high, count = PLAIN_ERRORS[kind]
+                sentences.append(
+                    f"Tokens/s, TPOT and prices move with the plain step: {count} published ones of {kind} were "
+                    f"predicted {low:+.0%} to {high:+.0%} off."
+                )
     return list(dict.fromkeys(sentences))
 
 

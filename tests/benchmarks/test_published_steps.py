@@ -5,7 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.benchmarks.published_steps import PAGE, in_plain_steps, left_out, page, predict, published_rows, refitted
+from simulate.roofline.host_overhead import PLAIN_ERRORS
+from tests.benchmarks.published_steps import (
+    PAGE,
+    in_plain_steps,
+    left_out,
+    page,
+    plain_steps,
+    predict,
+    published_rows,
+    refitted,
+)
 
 ROWS = published_rows()
 FIT = tuple(row for row in ROWS if row.study.use == "fit")
@@ -71,6 +81,14 @@ def test_no_speedup_that_is_left_out_enters_its_prediction():
     held = [i for i, row in enumerate(rows) if row.study.version == "0.9"]
     assert len(held) == 12
     assert all(before[i].speedup == after[i].speedup for i in held)
+
+
+def test_plain_steps_are_off_as_whatif_says():
+    errors: dict[str, list[float]] = {}
+    for (kind, *_), (due, found) in plain_steps(ROWS).items():
+        errors.setdefault(kind, []).append(found / due - 1)
+    stated = {kind: (round(min(each), 2), round(max(each), 2), len(each)) for kind, each in errors.items()}
+    assert stated == PLAIN_ERRORS
 
 
 @pytest.mark.slow

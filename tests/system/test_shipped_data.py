@@ -140,6 +140,7 @@ def test_only_live_validations_check_a_plan(tmp_path, monkeypatch):
         assert bool(predicted_vs_measured.live_checks(plan)) == checked
     plan = replace(plan, meta={**plan.meta, "trace": {**plan.meta["trace"], **sampled}})
     assert predicted_vs_measured.live_checks(plan)
+    assert not predicted_vs_measured.live_checks(replace(plan, meta={}))  # edited by hand
 
 
 @pytest.mark.parametrize("name", slow_unless(lambda name: name in ("medusa", "eagle3"), make_traces.DRAFTERS))

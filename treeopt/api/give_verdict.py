@@ -31,7 +31,8 @@ def verdict(
         The record that `treeopt verdict --json` prints.
 
     Raises:
-        UsageError: settings that contradict each other, or a trace of fewer than two requests.
+        UsageError: settings that contradict each other.
+        TraceError: a trace of fewer than four requests.
         CostError: steps that the profile does not cover.
 
     Examples:

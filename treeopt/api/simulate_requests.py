@@ -8,6 +8,8 @@ from simulate.runs.simulate_settings import SimulateSettings
 from treeopt.api.file_loading import as_plan, as_profile, as_trace
 from treeopt.api.messages import Progress, silent, warn
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_device_warnings, plan_rule_warnings
+from treeopt.errors import TraceError
+from treeopt.planning.search_warnings import run_warnings
 from treeopt.plans import Plan
 from treeopt.results.kinds import Record
 from treeopt.settings import takes
@@ -42,7 +44,7 @@ def simulate(
     Raises:
         UsageError: settings that contradict each other.
         CostError: steps or prompts that the profile does not cover.
-        TraceError: the trace does not record what its rule accepts of the tree.
+        TraceError: one request alone, or the trace does not record what its rule accepts of the tree.
         PlanError: no entry for the batch size, or no static tree.
 
     Examples:
@@ -59,6 +61,8 @@ def simulate(
     load = settings.load
     plan = as_plan(settings.plan)
     trace, trace_file = as_trace(trace)
+    if trace.requests < 2:
+        raise TraceError("a run needs at least 2 requests, one has no interval: record more")
     profile = as_profile(profile, trace, trace_file)
     warn(_mismatches(trace, profile, plan))
     prompts = settings.prompts.on(trace, profile, from_file=load.requests_file is not None)
@@ -70,7 +74,8 @@ def simulate(
     free = (FREE,) if load.given and prompts.free else ()
     size = int(record["rows"] if load.given else record["batch"])
     record["interpolated"] = profile.unmeasured([size])
-    record["warnings"] = _warnings(trace, profile, plan, size, prompts, (*free, *record.get("warnings", ())))
+    more = (*free, *record.get("warnings", ()), *run_warnings(trace, settings.seed))
+    record["warnings"] = _warnings(trace, profile, plan, size, prompts, more)
     record["meta"] = {
         "settings": settings.recorded(),
         "trace": dict(trace.meta),

@@ -12,6 +12,7 @@ from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import MIN_REQUESTS, check_requests
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans import PlanEntry
+from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.replay.static_tree import ALL_STEPS, covers, plain_share, replay_tree
 from treeopt.replay.walk import StepCounts
 from treeopt.statistics import Counts, evidence, group_factor
@@ -194,7 +195,7 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
             f"{'shrink counts, or ' if trace.tree_kept is None else ''}record more"
         )
     if trace.requests < FEW_REQUESTS:
-        warnings.append(f"{trace.requests} requests are few: {UNTRUSTED}; record more requests rather than longer ones")
+        warnings.append(f"{few_requests(trace.requests)}; {MORE_REQUESTS}")
     longest = int(trace.lengths.argmax())
     if trace.lengths[longest] > LARGE_REQUEST * trace.anchors:
         warnings.append(
@@ -223,6 +224,11 @@ def reporting_warnings(held: Trace, fit: Trace) -> tuple[str, ...]:
     parts = {"in the requests held out": held, "in the requests used to choose trees": fit}
     warnings = [f"{where}, {warning}" for where, part in parts.items() for warning in interval_warnings(part)]
     return (*warnings[:1], *resemblance(held))
+
+
+def run_warnings(trace: Trace, seed: int) -> tuple[str, ...]:
+    """Warn where 95 % intervals of a run of these requests cannot be trusted; empty for texts made up from a figure."""
+    return () if from_figure(trace.meta) else interval_warnings(ranks_for_trees(trace, [Tree.chain(1)], seed))
 
 
 def interval_warnings(trace: Trace) -> tuple[str, ...]:
@@ -255,7 +261,7 @@ def doubts(committed: Counts, steps: Counts) -> str | None:
 
 def few_requests(requests: int) -> str:
     """Return that this number of requests gives no interval."""
-    return f"{requests} requests are few: {UNTRUSTED}"
+    return f"{counted(requests, 'request')} {'is' if requests == 1 else 'are'} few: {UNTRUSTED}"
 
 
 def resemblance(trace: Trace) -> tuple[str, ...]:

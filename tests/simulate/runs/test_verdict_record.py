@@ -1,5 +1,7 @@
 """The verdict: its choice, its assumption where confidences are missing, and its record."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,10 +10,9 @@ from simulate.runs import verdict_record as verdict_record_module
 from simulate.runs.simulate_settings import VerdictSettings
 from simulate.runs.verdict_record import chosen, compare_lengths, with_assumed_confidences
 from tests.helpers.strategies import drawn_trace, with_lengths
-from treeopt.replay.static_tree import replay_tree
+from treeopt.errors import TraceError
 from treeopt.results.kinds import RESULTS
 from treeopt.traces.drafter_confidence import reliability
-from treeopt.tree import Tree
 
 RNG = np.random.default_rng(0)
 
@@ -49,8 +50,8 @@ def test_the_simplest_of_the_fastest_is_the_verdict(accepted, token_s, verdict):
 
 def test_adaptive_verification_wins_where_steps_differ_and_verification_is_dear():
     """Half of the chains are right throughout, and the drafter knows which."""
-    right = np.repeat(RNG.random((960, 1)) < 0.5, 4, axis=1)
-    trace = with_lengths(np.where(right, 0, -1), [40] * 24, width=1)
+    right = np.repeat(RNG.random((2400, 1)) < 0.5, 4, axis=1)
+    trace = with_lengths(np.where(right, 0, -1), [40] * 60, width=1)
     known = type(trace)(
         trace.request, trace.position, trace.rank, 1, {"confidence": "head"}, confidence=right.astype(np.float16)
     )
@@ -60,26 +61,35 @@ def test_adaptive_verification_wins_where_steps_differ_and_verification_is_dear(
     assert record["overall"] is None
 
 
-def test_assumed_confidences_keep_acceptance_by_position_and_are_calibrated():
-    """25 600 steps: standard errors of survival are below 0.004; calibration is off by less than 0.02 (ten bins)."""
-    trace = made_trace([0.9, 0.5])
+def test_assumed_confidences_keep_the_trace_and_are_calibrated():
+    """25 600 steps: the rates of ten bins are off by less than 0.02; behind what is proposed, confidences are 0."""
+    trace = drawn_trace([[0.7]], [128] * 200, depth=4, rng=RNG)
     made = with_assumed_confidences(trace, 0)
-    counts = replay_tree(Tree.chain(4), trace).accepted_counts
-    survival = counts[::-1].cumsum()[::-1][1:] / counts.sum()
-    inside = made.left >= 4
-    ranks = np.logical_and.accumulate(made.rank[inside] == 0, axis=1).mean(axis=0)
-    assert ranks == pytest.approx(survival, abs=0.016)
+    assert made.rank is trace.rank
     assert reliability(made).error < 0.02
+    none = replace(trace, rank=np.minimum(trace.rank, -1), drafted=np.zeros(trace.anchors, np.int16))
+    assert not with_assumed_confidences(none, 0).confidence.any()
+
+
+def test_a_shorter_chain_than_the_trace_walks_its_own_steps():
+    """Half of the texts accept all: 40 tokens in 14 steps of a chain of 2; the steps of a chain of 4 would say 1.33."""
+    easy = np.repeat([True, False], 40)
+    trace = with_lengths(np.repeat(np.where(easy, 0, -1), 40)[:, None].repeat(4, axis=1), [40] * 80, width=1)
+    trace = replace(trace, domain=easy.astype(np.int16), domain_names=("hard", "easy"))
+    record = compare_lengths(trace, profile_of(0.01), {8: None}, VerdictSettings(adaptive_s=0), fixed=2)
+    held = trace.split(share=0.5, rng=np.random.default_rng(0))[1]
+    assert record["loads"][0]["configurations"][1]["tau"] == pytest.approx(40 / (40 - 26 * held.domain.mean()))
+    assert not any("few" in warning for warning in record["warnings"])
+
+
+def test_few_requests_are_warned_of_and_one_is_refused():
+    few, one = made_trace([0.7]), with_lengths(np.zeros((9, 4)), [9], width=1)
+    record = compare_lengths(few, profile_of(0.1), {1: None}, VerdictSettings())
+    assert any("12 requests are few" in warning for warning in record["warnings"])
+    with pytest.raises(TraceError, match="at least 4 requests"):
+        compare_lengths(one, profile_of(0.1), {1: None}, VerdictSettings())
 
 
 def test_the_order_of_simplicity():
     assert chosen({"none": 1.0, "fixed": 1.02, "schedule": 1.02, "adaptive": 1.0}) == "none"
     assert chosen({"none": 1.0, "fixed": 1.2, "schedule": 1.3, "adaptive": 1.32}) == "schedule"
-
-
-def test_a_made_up_trace_keeps_the_lengths_of_prompts_and_texts():
-    """Its prefill is that of the trace, as in `simulate`."""
-    given = with_lengths(np.zeros((60, 4)), [20, 40], width=1)
-    given = type(given)(given.request, given.position, given.rank, 1, {}, prompt_tokens=np.int32([300, 7]))
-    made = with_assumed_confidences(given, 0)
-    assert set(zip(made.lengths.tolist(), made.prompt_tokens.tolist(), strict=True)) == {(20, 300), (40, 7)}

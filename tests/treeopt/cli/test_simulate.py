@@ -102,10 +102,11 @@ def test_a_plans_policy_gives_way_to_its_best_static_tree(files, tmp_path):
     assert json.loads(found.stdout)["tree"] == due["tree"]
     assert json.loads(found.stdout)["configurations"][0] == due["configurations"][0] | {"name": STATIC}
     said = "the plan's choice 'eagle2' for batch 4 grows a tree at each step"
-    note, *warnings = found.stderr.splitlines()
+    note, *warnings, few = found.stderr.splitlines()
     assert note == f"Note: {said}; runs are simulated with static trees, so its {STATIC} is used."
     assert warnings == [f"Warning: {warning}." for warning in plan.warnings]
     assert warnings  # of few requests
+    assert few.startswith("Warning: 24 requests are few")
     server = ("--arrivals", "5", "--requests", "30", "--pad", "--json")
     save_plan(replace(plan, switches=()), tmp_path / "static.json")  # the others are the policies'
     due = json.loads(done(*words(files, "--plan", tmp_path / "static.json", *server)).stdout)
@@ -115,6 +116,13 @@ def test_a_plans_policy_gives_way_to_its_best_static_tree(files, tmp_path):
     save_plan(with_policy(plan, held=False), tmp_path / "policy.json")
     for more in (how, server):
         refused(command(*words(files, "--plan", tmp_path / "policy.json", *more)), f"the plan holds no {STATIC}")
+
+
+def test_one_request_has_no_interval(files, tmp_path):
+    save_trace(drawn_trace([[0.6]], [40], depth=3, rng=np.random.default_rng(0)), tmp_path / "one.npz")
+    how = ("--trace", tmp_path / "one.npz", "--profile", files / "p.json", "--tree", "2", "--batch", "1")
+    for more in ((), ("--arrivals", "5")):
+        refused(command("simulate", *how, *more), "a run needs at least 2 requests", code=1)
 
 
 # --- a server
@@ -156,8 +164,9 @@ def test_a_server_of_a_plan(files, tmp_path):
 @pytest.mark.parametrize(("arrivals", "piles"), [("5", False), ("200", True)])
 def test_requests_that_pile_up_are_told(files, arrivals, piles):
     found = done(*words(files, "--tree", "2", "--batch", "2", "--arrivals", arrivals, "--requests", "200", "--json"))
-    free, *warnings = json.loads(found.stdout)["warnings"]
+    free, *warnings, few = json.loads(found.stdout)["warnings"]
     assert free == FREE
+    assert few.startswith("24 requests are few")
     ways = ("chain of 2", "no speculation")
     assert ["the queue grows by" in warning for warning in warnings] == [True] * 2 * piles
     for way, warning in zip(ways, warnings, strict=False):
