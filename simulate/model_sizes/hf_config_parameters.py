@@ -47,7 +47,10 @@ class _Family:
         beside: experts stand beside the MLP, with norms and scales of their own (Gemma 4).
         windows: layers with the window where no list says: "all", all but those of `sliding_window_pattern`, those
             "later" than `max_window_layers`, "chunks" in layers with positions, "never"; "": not known.
+        kinds: kinds of layers, repeated, where no list has one per layer; layers that are listed for it have attention.
+        lightning: linear attention is MiniMax's.
         defaults: values of fields that are missing.
+        ignored: fields that change nothing that is counted.
         requires: fields without which transformers' class differs from what is read here.
     """
 
@@ -67,7 +70,10 @@ class _Family:
     shared_gate: bool = False
     beside: bool = False
     windows: str = ""
+    kinds: tuple[str, ...] = ()
+    lightning: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
 
 
@@ -80,6 +86,7 @@ def _families() -> Mapping[str, _Family]:
 
 DENSE = ("arcee", "gemma", "llama", "mistral", "qwen2", "qwen3")  # families that drafters' layers may be of
 _WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size", "use_sliding_window", "max_window_layers")
+_ATTENDING = ("full_attn_idxs", "attn_layer_indices")  # layers with attention, of LFM2 and Bamba
 _OPTIONAL = ("num_key_value_heads", "intermediate_size")
 _LISTS = re.compile("layer_ids$|source|(multiplier|scale|factor)s$")  # of layers, not of tokens
 
@@ -89,7 +96,7 @@ class _Fields:
 
     def __init__(self, config: Mapping[str, Any], family: _Family) -> None:
         self.config, self.family, self.given = config, family, {**family.defaults, **config}
-        self.seen: set[str] = set()
+        self.seen = set(family.ignored)
 
     def get(self, *names: str, default: Any = None) -> Any:
         """Return the first of the fields that is given."""
@@ -178,7 +185,7 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes) -> dict[str, Any]:
         "kv_heads": heads if latent else fields.size("num_key_value_heads", default=heads),
         "head_dim": fields.size("v_head_dim") if latent else fields.size("head_dim", default=hidden // heads),
         "vocab": fields.size("vocab_size"),
-        "tied": fields.switch("tie_word_embeddings", family.tied),
+        "tied": fields.switch("tie_embedding", fields.switch("tie_word_embeddings", family.tied)),
         "gated": family.gated,
         "experts": experts,
         "window": reader.window if all(g.attention and g.attention.window for g in groups) else None,
@@ -189,7 +196,7 @@ def sizes_of(config: Mapping[str, Any], stored: StoredBytes) -> dict[str, Any]:
     _refuse_unread(fields, layers)
     if stored.groups and not any(m.stored for group in groups for m in (*group.matrices, *group.expert_matrices)):
         raise CostError("quantization_config names no matrix of this model: give the bytes of a weight by hand")
-    if family.tied and "tie_word_embeddings" not in text:
+    if family.tied and text.keys().isdisjoint(("tie_word_embeddings", "tie_embedding")):
         notes.append("tie_word_embeddings is missing: the LM head counts as the embedding, as in the family's class")
     return sizes | {"notes": (*notes, *stored.notes)}
 
@@ -208,7 +215,11 @@ class _Reader:
         if any(len({str(fields.given.get(name)) for name in same} - {"None"}) > 1 for same in (totals, names)):
             raise CostError(f"{', '.join(totals)} must agree where several are given, and {', '.join(names)}")
         self.experts = Experts(count, fields.size(*names)) if count else None
-        self.dense_width = fields.count("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size")
+        widths = ("intermediate_size_mlp", "dense_intermediate_size", "block_ff_dim", "intermediate_size")
+        self.dense_width = (0 if count else fields.count("shared_intermediate_size")) or fields.count(*widths)
+        if fields.switch("block_auto_adjust_ff_dim"):  # of LFM2
+            width, part = 2 * self.dense_width // 3, fields.size("block_multiple_of")
+            self.dense_width = -(-int(fields.get("block_ffn_dim_multiplier", default=1) * width) // part) * part
         self.expert_width = fields.size("moe_intermediate_size", "intermediate_size") if count else 0
         self.window: int | None = None
 
@@ -231,15 +242,19 @@ class _Reader:
         for name in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
             if (kinds := fields.listed(name, n)) is not None:
                 fields.read("full_attention_interval", "sliding_window_pattern", "linear_attn_config", *_WINDOWS)
-                fields.read("no_rope_layers", "no_rope_layer_interval", "_sliding_window_pattern")
+                fields.read("no_rope_layers", "no_rope_layer_interval", "_sliding_window_pattern", *_ATTENDING)
                 if windows == "later" and not fields.switch("use_sliding_window"):
                     return ["full_attention"] * n
                 known = shipped_json(MODEL_DATA)["layer_kinds"]
                 if unknown := [kind for kind in kinds if kind not in known]:
                     raise CostError(f"{name}: {unknown[0]!r:.80} is no kind of layer that is counted: {OWN_SWEEP}")
                 return [known[kind] for kind in kinds]
-        if set(fields.listed("attn_type_list", n) or [1]) != {1}:  # of MiniMax
-            raise CostError(f"attn_type_list: lightning attention is not counted: {OWN_SWEEP}")
+        if (types := fields.listed("attn_type_list", n)) is not None:  # of MiniMax
+            return ["full_attention" if each else "linear_attention" for each in types]
+        if mixers := self.family.kinds:
+            counted = fields.get("linear_attn_config", default={}).get("full_attn_layers", ())  # of Kimi, from 1 on
+            attending = fields.get(*_ATTENDING, default=[i - 1 for i in counted])
+            return ["full_attention" if i in attending else mixers[i % len(mixers)] for i in range(n)]
         if (interval := fields.count("full_attention_interval")) and fields.get("linear_num_value_heads"):
             return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(n)]
         if (pattern := fields.listed("hybrid_layer_pattern", n)) is not None:  # of MiMo-V2
@@ -263,7 +278,8 @@ class _Reader:
         fields, n = self.fields, self.layers
         if self.experts is None or not fields.get("enable_moe_block", default=True):
             return [False] * n
-        first, every = fields.count("first_k_dense_replace"), fields.get("moe_layer_freq", default=1)
+        first = fields.count("first_k_dense_replace", "num_dense_layers")
+        every = fields.get("moe_layer_freq", default=1)
         only, named = fields.get("mlp_only_layers", default=[]), fields.get("moe_layers")
         step = fields.size("decoder_sparse_step", "interleave_moe_layer_step", default=1)
         if (kinds := fields.listed("mlp_layer_types", n)) is not None:
@@ -290,11 +306,14 @@ class _Reader:
         """Return a layer of one kind."""
         self.matrices, self.other = {}, self.family.norms * self.hidden
         state, attention = 0, None
-        if kind == "mamba" or (kind == "linear_attention" and self.fields.get("mamba_num_heads")):
+        mamba = self.fields.get("mamba_num_heads", "mamba_n_heads")
+        if kind in ("mamba", "hybrid") or (kind == "linear_attention" and mamba):
             state = self._mamba()
         elif kind == "linear_attention":
             state = self._linear()
-        elif kind not in ("mlp", "moe"):
+        elif kind == "conv":
+            state = self._short_convolution()
+        if kind in ("full_attention", "sliding_attention", "hybrid"):
             latent = self.fields.get("kv_lora_rank")
             attention = self._latent(indexed) if latent else self._attention(kind, indexed)
         if self.fields.switch("mhc"):  # several residual streams are mixed before attention and MLP
@@ -409,18 +428,32 @@ class _Reader:
         return LayerAttention(heads, 1, rank + rope, rank, rank + rope, None, picked, *index)
 
     def _linear(self) -> int:
-        """Add gated delta networks, Qwen3-Next's or Kimi's; return the bytes of the state, in fp32."""
+        """Add MiniMax's lightning attention, or gated delta networks, Qwen3-Next's or Kimi's.
+
+        Return the bytes of the state, which is fp32; MiniMax's is bf16.
+        """
         fields, hidden = self.fields, self.hidden
-        if fields.get("linear_attn_config"):
-            fields.read("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "linear_lower_bound")
+        if self.family.lightning:
+            size = fields.size("head_dim", default=hidden // self.heads)
+            inner = self.heads * size
+            self.matrices |= {"self_attn.qkv_proj": (3 * inner, hidden), "self_attn.output_gate": (inner, hidden)}
+            self.matrices["self_attn.out_proj"] = (hidden, inner)
+            self.other += inner
+            return 2 * inner * size
+        own = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+        if fields.get("linear_attn_config", "linear_num_heads"):
+            fields.read(*own, "linear_lower_bound")
             names = ("num_heads", "head_dim", "short_conv_kernel_size")
-            heads, key, kernel = fields.nested("linear_attn_config", *names)
+            nested = fields.get("linear_attn_config")
+            heads, key, kernel = fields.nested("linear_attn_config", *names) if nested else map(fields.size, own)
             inner, mixed, size = heads * key, 3 * heads * key, key
             self.matrices |= {"self_attn.qkv_proj": (mixed, hidden), "self_attn.o_proj": (hidden, inner)}
             self.matrices |= dict.fromkeys(("self_attn.f_a_proj", "self_attn.g_a_proj"), (key, hidden))
             self.matrices |= dict.fromkeys(("self_attn.f_b_proj", "self_attn.g_b_proj"), (inner, key))
             self.matrices["self_attn.b_proj"] = (heads, hidden)
             self.other += inner - heads
+        elif not fields.get("linear_num_value_heads"):
+            raise CostError(f"linear attention without linear_num_value_heads is not counted: {OWN_SWEEP}, {BY_HAND}")
         else:
             heads, size = fields.size("linear_num_value_heads"), fields.size("linear_value_head_dim")
             key, kernel = fields.size("linear_key_head_dim"), fields.size("linear_conv_kernel_dim")
@@ -435,15 +468,32 @@ class _Reader:
     def _mamba(self) -> int:
         """Add Mamba 2; return the bytes of the state, in fp32."""
         fields, hidden = self.fields, self.hidden
-        heads, state, kernel = (fields.size(n) for n in ("mamba_num_heads", "ssm_state_size", "conv_kernel"))
-        inner = heads * fields.size("mamba_head_dim")
-        mixed = inner + 2 * fields.size("n_groups") * state  # what is convolved
-        self.matrices["mixer.in_proj"] = (inner + mixed + heads, hidden)
-        self.matrices["mixer.out_proj"] = (hidden, inner)
-        fields.read("expand")
-        self.other += mixed * (kernel + fields.switch("use_conv_bias", True)) + 3 * heads + inner
-        self.other += fields.switch("use_bias") * (inner + mixed + heads + hidden)
+        heads, state = fields.size("mamba_num_heads", "mamba_n_heads"), fields.size("ssm_state_size", "mamba_d_state")
+        part, kernel = "mamba" if fields.get("mamba_n_heads") else "mixer", fields.size("conv_kernel", "mamba_d_conv")
+        if width := fields.count("mamba_head_dim"):
+            inner = heads * width
+        else:
+            inner = fields.count("mamba_d_ssm") or fields.size("mamba_expand") * hidden
+        if inner % heads or fields.get("mamba_d_head", default="auto") not in ("auto", inner // heads):
+            raise CostError(f"mamba_n_heads x mamba_d_head must be {inner}, as mamba_d_ssm or mamba_expand say")
+        mixed = inner + 2 * fields.size("n_groups", "mamba_n_groups") * state  # what is convolved
+        self.matrices[f"{part}.in_proj"] = (inner + mixed + heads, hidden)
+        self.matrices[f"{part}.out_proj"] = (hidden, inner)
+        fields.read("expand", "mamba_expand", "mamba_proj_bias")
+        self.other += mixed * kernel + 3 * heads + fields.switch("mamba_rms_norm", True) * inner
+        self.other += (fields.switch("use_conv_bias", True) and fields.switch("mamba_conv_bias", True)) * mixed
+        into = fields.switch("use_bias") or (part == "mamba" and fields.switch("mamba_proj_bias"))
+        out = fields.switch("projectors_bias", into)  # of Falcon-H1
+        self.other += into * (inner + mixed + heads) + out * hidden
         return 4 * inner * state + 2 * mixed * (kernel - 1)
+
+    def _short_convolution(self) -> int:
+        """Add LFM2's gated convolution; return the bytes of its state."""
+        fields, hidden = self.fields, self.hidden
+        kernel = fields.size("conv_L_cache")
+        self.matrices |= {"conv.in_proj": (3 * hidden, hidden), "conv.out_proj": (hidden, hidden)}
+        self.other += hidden * kernel + fields.switch("conv_bias") * 5 * hidden
+        return 2 * hidden * (kernel - 1)
 
 
 def _refuse_unread(fields: _Fields, layers: int) -> None:

@@ -188,6 +188,7 @@ def test_null_and_absent_fields_mean_what_they_mean_to_transformers():
 
 
 QWEN_WINDOW = {"model_type": "qwen2", "sliding_window": 9, "use_sliding_window": True}
+MAMBA = {"model_type": "bamba", "mamba_n_heads": 4, "mamba_d_state": 8, "attn_layer_indices": [0]}
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,9 @@ def test_an_unknown_model_type_is_counted_by_the_usual_names_with_a_warning():
         ({"model_type": "new", "skip_mlp_layers": [1]}, "skip_mlp_layers is not understood"),
         ({"model_type": "new", "total_ut_steps": 4}, "total_ut_steps is not understood"),
         ({"model_type": "new", "multi_query": True}, "multi_query is not understood"),
+        ({"layer_types": ["linear_attention"] * 2}, "linear attention without linear_num_value_heads is not counted"),
+        (MAMBA | {"mamba_d_head": 9}, "mamba_n_heads x mamba_d_head must be 32, as mamba_d_ssm or mamba_expand say"),
+        ({"model_type": "lfm2", "full_attn_idxs": 1}, "a field that describes layers holds a value of another kind"),
         ({"hidden_size": 18}, "num_attention_heads must divide hidden_size, got 4 and 18"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers must be a positive integer, got '2'"),
         ({"model_type": "qwen3"}, "head_dim must be given for model_type qwen3"),
