@@ -180,9 +180,9 @@ def as_profile(
         found, name = profile_of_trace(trace.meta, trace_file, engine=engine)
         note([name])
         return found
-    if hasattr(profile, "plain_s"):
-        return profile
-    return load_profile(path_of(profile, "a profile, another cost model, or the path of a profile"))
+    if isinstance(profile, Path | str) or not hasattr(profile, "plain_s"):
+        return load_profile(path_of(profile, "a profile, another cost model, or the path of a profile"))
+    return profile
 
 
 def as_plan(plan: Plan | Path | str | None) -> Plan | None:

@@ -23,7 +23,7 @@ from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.planning.search_settings import context, deepest_tree, largest_tree
-from treeopt.planning.search_warnings import advice, reporting_warnings
+from treeopt.planning.search_warnings import fitting_warnings, reporting_warnings
 from treeopt.plans import EstimateRecord, Plan, SpeedupRecord, TauRecord, TreeRecord
 from treeopt.replay.objective import THROUGHPUT
 from treeopt.replay.static_tree import replay_tree
@@ -213,7 +213,7 @@ def compare(
     warnings = {name: plan.warnings for name, plan in plans.items()} or {
         name: (
             *assumption(fit.meta),
-            *advice(fit, max((size.nodes for size in sizes), default=1)),
+            *fitting_warnings(fit, max((size.nodes for size in sizes), default=1)),
             *reporting_warnings(held, fit),
         )
         for name, (fit, held) in parts.items()

@@ -28,8 +28,9 @@ def replay_tree(tree: Tree, trace: Trace) -> StepCounts:
     >>> replay_tree(Tree.chain(1), trace).tau
     1.5
     """
-    if not isinstance(tree, Tree) or not isinstance(trace, Trace):
-        kinds = " and ".join(type(value).__name__ for value in (tree, trace))
+    given: tuple[object, ...] = (tree, trace)
+    if not isinstance(given[0], Tree) or not isinstance(given[1], Trace):
+        kinds = " and ".join(type(value).__name__ for value in given)
         raise UsageError(f"a tree and a trace are wanted, such as Tree.chain(3) and load_trace(...), got {kinds}")
     return total_counts(trace.map(_counts, repeat(tree)))
 

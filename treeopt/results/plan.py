@@ -45,6 +45,7 @@ from treeopt.statistics import Estimate
 from treeopt.storage.provenance import look
 
 PATHS_SHOWN = 12
+SEEN = 0.0005  # share of the speed that is no 0.0 %
 LABELS = (SEARCHED, PROVED, NOT_PROVED)
 UNLABELLED = "Proof"  # label for the statement of plans that earlier versions wrote
 MEAN = "; the mean for dynamic trees."
@@ -111,7 +112,7 @@ def _near_rule(plan: Plan) -> list[str]:
     lines = []
     for entry in plan.entries:
         best = faster.get(str(entry.batch))
-        if best is not None and entry.choice.grown is None:
+        if best is not None and best["gain"] >= SEEN and entry.choice.grown is None:
             same = best["nodes"] == entry.choice.nodes
             kind = "chain" if best["nodes"] == best["depth"] else "tree"
             other = f"{'another' if same else 'a'} {kind} of {best['nodes']:.0f}"
@@ -132,7 +133,7 @@ def _faster_lines(plan: Plan) -> list[str]:
         running = [choice for choice in entry.compared if choice.grown is None or choice.grown.policy is not None]
         best = max(running, key=lambda choice: choice.tokens_s(entry.batch), default=entry.choice)
         gain = best.tokens_s(entry.batch) / entry.choice.tokens_s(entry.batch) - 1
-        if gain > 0 and str(entry.batch) not in explained:
+        if gain >= SEEN and str(entry.batch) not in explained:
             lines.append(
                 f"Batch {entry.batch}: {best.name} is {gain:.1%} faster on the requests held out; the choice was made "
                 "on the others, which keeps its prediction fair."
@@ -154,9 +155,11 @@ def _preferred(plan: Plan, entry: PlanEntry) -> str:
     objective, ceiling = (look(plan.meta, "search", key) for key in ("objective", "max_tpot_s"))
     most = "Most tokens per second" if objective == "throughput" else f"Best for {shown(objective)}"
     below = f" below {ceiling * 1e3:g} ms per token" if ceiling else ""
+    speedup = entry.choice.speedup  # its error is that of the time per token
+    near = ", within the error of the limit" if ceiling and entry.tpot_s * speedup.value > ceiling * speedup.low else ""
     return (
         f"{most}{below}: batch {entry.batch}, {entry.batch / entry.tpot_s:,.0f} tokens/s, "
-        f"{entry.tpot_s * 1e3:.2f} ms per token and sequence."
+        f"{entry.tpot_s * 1e3:.2f} ms per token and sequence{near}."
     )
 
 

@@ -236,6 +236,12 @@ def test_a_tree_that_a_trace_cannot_judge_is_named(two):
     assert others.standings[0].over is None  # there is nothing that it could be over
 
 
+def test_four_requests_suffice_and_are_warned_of(two):
+    found = compare({name: trace.select(np.arange(4)) for name, trace in two.items()}, sizes=parse_sizes("chain:2"))
+    assert [contest.name for contest in found.contests] == ["chain of 2"]
+    assert any("2 requests are few" in warning for warning in found.warnings)
+
+
 def test_a_warning_of_all_drafters_stands_once(two):
     few = {name: trace.select(np.arange(8)) for name, trace in two.items()}
     warnings = compare(few, {"worse": times(), "better": times()}, batch=1).warnings

@@ -180,7 +180,9 @@ def test_plan_says_what_holds_for_all_batch_sizes():
         meta=PLAN.meta | {"search": search},
     )
     text = "\n".join(shown(PLAN_KIND.blocks, whole))
-    assert "Best for latency below 20 ms per token: batch 4, 716 tokens/s, 5.59 ms per token and sequence" in text
+    assert "Best for latency below 20 ms per token: batch 4, 716 tokens/s, 5.59 ms per token and sequence." in text
+    close = replace(whole, meta=PLAN.meta | {"search": search | {"max_tpot_s": 0.0056}})
+    assert "5.59 ms per token and sequence, within the error of the limit." in "\n".join(shown(PLAN_KIND.blocks, close))
     assert "(in between keep the running configuration): to batch 32's at 32, back to batch 4's at 4" in text
     assert "Warning: assumed: depths are independent." in text
     assert "tokens counted for latency" in text
@@ -211,6 +213,8 @@ def test_why_a_slower_line_was_preferred_stands_with_the_answers():
         "its prediction fair.",
     ]
     assert "best chain is" not in "".join(line for line in answers if line.startswith("Batch 4"))
+    search["faster"]["4"]["gain"] = 0.0004
+    assert "0.0%" not in "".join(shown(PLAN_KIND.blocks, replace(PLAN, meta=PLAN.meta | {"search": search})))
 
 
 @pytest.mark.parametrize(("low", "unsure"), [(0.98, True), (1.02, False)])
