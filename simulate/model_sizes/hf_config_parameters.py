@@ -47,7 +47,8 @@ class _Family:
         beside: experts stand beside the MLP, with norms and scales of their own (Gemma 4).
         windows: layers with the window where no list says: "all", all but those of `sliding_window_pattern`, those
             "later" than `max_window_layers`, "chunks" in layers with positions, "never"; "": not known.
-        kinds: kinds of layers, repeated, where no list has one per layer; layers that are listed for it have attention.
+        kinds: kinds of layers, repeated, where no list has one per layer.
+        attending: the field that lists the layers with attention; the others are of `kinds`.
         lightning: linear attention is MiniMax's.
         defaults: values of fields that are missing.
         ignored: fields that change nothing that is counted.
@@ -71,6 +72,7 @@ class _Family:
     beside: bool = False
     windows: str = ""
     kinds: tuple[str, ...] = ()
+    attending: str = ""
     lightning: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
@@ -86,7 +88,6 @@ def _families() -> Mapping[str, _Family]:
 
 DENSE = ("arcee", "gemma", "llama", "mistral", "qwen2", "qwen3")  # families that drafters' layers may be of
 _WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size", "use_sliding_window", "max_window_layers")
-_ATTENDING = ("full_attn_idxs", "attn_layer_indices")  # layers with attention, of LFM2 and Bamba
 _OPTIONAL = ("num_key_value_heads", "intermediate_size")
 _LISTS = re.compile("layer_ids$|source|(multiplier|scale|factor)s$")  # of layers, not of tokens
 
@@ -242,7 +243,8 @@ class _Reader:
         for name in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
             if (kinds := fields.listed(name, n)) is not None:
                 fields.read("full_attention_interval", "sliding_window_pattern", "linear_attn_config", *_WINDOWS)
-                fields.read("no_rope_layers", "no_rope_layer_interval", "_sliding_window_pattern", *_ATTENDING)
+                fields.read("no_rope_layers", "no_rope_layer_interval", "_sliding_window_pattern")
+                fields.read(self.family.attending)
                 if windows == "later" and not fields.switch("use_sliding_window"):
                     return ["full_attention"] * n
                 known = shipped_json(MODEL_DATA)["layer_kinds"]
@@ -252,8 +254,11 @@ class _Reader:
         if (types := fields.listed("attn_type_list", n)) is not None:  # of MiniMax
             return ["full_attention" if each else "linear_attention" for each in types]
         if mixers := self.family.kinds:
-            counted = fields.get("linear_attn_config", default={}).get("full_attn_layers", ())  # of Kimi, from 1 on
-            attending = fields.get(*_ATTENDING, default=[i - 1 for i in counted])
+            attending = fields.get(self.family.attending, default=())
+            if isinstance(attending, Mapping):  # of Kimi, counted from 1
+                attending = [i - 1 for i in attending.get("full_attn_layers", ())]
+            if self.family.attending and not attending:
+                raise CostError(f"{self.family.attending} or layer_types must list the layers with attention")
             return ["full_attention" if i in attending else mixers[i % len(mixers)] for i in range(n)]
         if (interval := fields.count("full_attention_interval")) and fields.get("linear_num_value_heads"):
             return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(n)]

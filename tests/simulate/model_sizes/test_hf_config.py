@@ -244,6 +244,7 @@ def test_an_unknown_model_type_is_counted_by_the_usual_names_with_a_warning():
         ({"model_type": "new", "multi_query": True}, "multi_query is not understood"),
         ({"layer_types": ["linear_attention"] * 2}, "linear attention without linear_num_value_heads is not counted"),
         (MAMBA | {"mamba_d_head": 9}, "mamba_n_heads x mamba_d_head must be 32, as mamba_d_ssm or mamba_expand say"),
+        ({"model_type": "lfm2"}, "full_attn_idxs or layer_types must list the layers with attention"),
         ({"model_type": "lfm2", "full_attn_idxs": 1}, "a field that describes layers holds a value of another kind"),
         ({"hidden_size": 18}, "num_attention_heads must divide hidden_size, got 4 and 18"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers must be a positive integer, got '2'"),
