@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from treeopt.acceptance_rule_entries import takes_chains_only
 from treeopt.errors import counted
+from treeopt.planning.held_out_split import MIN_REQUESTS
 from treeopt.planning.learning_curve import WIDE, LearningCurve
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.replay.static_tree import accepted_lengths, plain_share, replay_tree
@@ -143,11 +144,13 @@ def _tables(trace: Trace, **_: Any) -> Iterator[Block]:
 def _next(trace: Trace, *, file: str | None = None, **_: Any) -> Iterator[Line]:
     """Yield the command that chooses trees: with measured step times, or for an imported trace with predicted ones.
 
+    None where there are too few requests to choose on.
+
     Args:
         trace: the trace.
         file: the file or folder that holds it.
     """
-    if file is None:
+    if file is None or trace.requests < MIN_REQUESTS:
         return
     if look(trace.meta, "imported") is None:
         command = f"treeopt search --trace {shlex.quote(file)} --batch 1,4 --output plan.json"

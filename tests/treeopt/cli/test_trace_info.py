@@ -66,3 +66,12 @@ def test_a_folder_of_shards_is_a_trace(trace_file, tmp_path):
     assert parts["meta"]["repeated_4grams"] == {"written": 0.1, "prompts": 0.0}
     assert parts["optional"] == ["target_entropy"]
     assert one | {"meta": {}} == parts | {"meta": {}, "optional": []}
+
+
+def test_a_search_that_would_be_refused_is_not_the_next_command(tmp_path):
+    for requests, command in ((3, False), (4, True)):
+        file = tmp_path / f"{requests}.npz"
+        save_trace(drawn_trace([[0.6]], [90] * requests, depth=2, rng=np.random.default_rng(0)), file)
+        assert ("treeopt search" in done("trace", "info", file).stdout) == command
+    shown = done("trace", "info", tmp_path / "3.npz", "--nodes", "1").stdout
+    assert "at least 4 requests" in shown
