@@ -34,6 +34,7 @@ from treeopt.results.words import (
     describe_models,
     describe_rule,
     interval,
+    near_limit,
     never_ran,
     other_model,
     replayed_on,
@@ -155,8 +156,7 @@ def _preferred(plan: Plan, entry: PlanEntry) -> str:
     objective, ceiling = (look(plan.meta, "search", key) for key in ("objective", "max_tpot_s"))
     most = "Most tokens per second" if objective == "throughput" else f"Best for {shown(objective)}"
     below = f" below {ceiling * 1e3:g} ms per token" if ceiling else ""
-    speedup = entry.choice.speedup  # its error is that of the time per token
-    near = ", within the error of the limit" if ceiling and entry.tpot_s * speedup.value > ceiling * speedup.low else ""
+    near = near_limit(entry.tpot_s, asdict(entry.choice.speedup), ceiling)
     return (
         f"{most}{below}: batch {entry.batch}, {entry.batch / entry.tpot_s:,.0f} tokens/s, "
         f"{entry.tpot_s * 1e3:.2f} ms per token and sequence{near}."

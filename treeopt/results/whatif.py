@@ -26,7 +26,7 @@ from treeopt.results.blocks import (
 )
 from treeopt.results.export_commands import export_command, method_advice
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import never_ran, other_model, shape_words
+from treeopt.results.words import near_limit, never_ran, other_model, shape_words
 from treeopt.storage.provenance import look
 
 Cells = Sequence[Mapping[str, Any]]
@@ -176,7 +176,7 @@ def _cheapest(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """Return the device and batch size with the cheapest tokens, as planned and without speculation."""
     limit = best["max_tpot_s"]
     below = "" if limit is None else f", at most {limit * 1e3:g} ms per token"
-    planned, plain = (_offer(best[key], record) for key in ("planned", "plain"))
+    planned, plain = (_offer(best[key], record, limit) for key in ("planned", "plain"))
     high, low = (look(best, key, "million", end) for key, end in (("planned", "high"), ("plain", "low")))
     unsure = low is not None and high is not None and best["planned"] != best["plain"] and high >= low
     error = ", within the error of the price" if unsure else ";"
@@ -210,16 +210,18 @@ def _rival(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     return f" {other['device']} is within the error of that: {money(other['million']).text} at batch {other['batch']}."
 
 
-def _offer(offer: Mapping[str, Any] | None, record: Mapping[str, Any]) -> str:
+def _offer(offer: Mapping[str, Any] | None, record: Mapping[str, Any], limit: float | None) -> str:
     if offer is None:
         return "none of these"
     cells = _of(record, offer["device"], offer["context"])
-    trees = [cell["tree"] for cell in cells if cell["batch"] == offer["batch"] and offer["name"] != PLAIN]
-    shape = "".join(f", a {shape_words(tree['nodes'], tree['depth'])}" for tree in trees if tree is not None)
+    chosen = [cell for cell in cells if cell["batch"] == offer["batch"] and offer["name"] != PLAIN]
+    trees = [cell["tree"] for cell in chosen if cell["tree"] is not None]
+    shape = "".join(f", a {shape_words(tree['nodes'], tree['depth'])}" for tree in trees)
     rate = f"{offer['batch'] / offer['tpot_s']:,.0f} tokens/s"
     million = offer["million"]
     price = rate if million is None else f"{money(million).text} per million tokens"
     price += f", {offer['tpot_s'] * 1e3:.2f} ms per token"
+    price += "".join(near_limit(offer["tpot_s"], cell["speedup"], limit) for cell in chosen)
     return f"{offer['device']}, batch {offer['batch']}{shape}: {price}"
 
 

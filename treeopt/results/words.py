@@ -67,6 +67,16 @@ def unsure(ratio: Estimate | Mapping[str, float]) -> str:
     return ", within the error" if low <= 1 <= high else ""
 
 
+def near_limit(tpot_s: float, speedup: Mapping[str, float], limit_s: float | None) -> str:
+    """Return what is said of a time per token whose error, which is that of its speedup, reaches beyond a limit.
+
+    >>> near_limit(0.9, {"value": 1.5, "low": 1.2}, 1.0), near_limit(0.9, {"value": 1.5, "low": 1.4}, 1.0)
+    (', within the error of the limit', '')
+    """
+    beyond = limit_s is not None and tpot_s * speedup["value"] > limit_s * speedup["low"]
+    return ", within the error of the limit" if beyond else ""
+
+
 def shown(value: Any) -> str:
     """Return the text of a value; `?` if it is not recorded."""
     return "?" if value is None else str(value)

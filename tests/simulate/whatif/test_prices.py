@@ -86,6 +86,9 @@ def test_without_prices_a_limit_names_the_most_tokens_per_second(files):  # noqa
     assert best["planned"]["million"] is None
     shown = done(*words(files, *settings, "--max-tpot-ms", limit_ms)).stdout
     assert f"ms per token: most tokens per second on {due['device']}, batch {due['batch']}" in shown
+    for close_ms, unsure in ((1.001e3 * due["batch"] / due["tokens_s"], True), (1e6, False)):
+        said = " ".join(done(*words(files, *settings, "--max-tpot-ms", close_ms)).stdout.split())
+        assert ("within the error of the limit" in said) == unsure
     assert "million" not in shown
     assert f"{1e3 * tpots[4]:.2f}" in shown.partition("L40S, 8192 tokens")[2]
     assert "Break-even acceptance: the acceptance of each drafted token" in shown
