@@ -83,7 +83,7 @@ def rotary(
     for name, part in parts.items():
         for kind in ("rope_type", "type"):
             if part.get(kind):
-                _add(stored, rope, {"rope_type": ALIASES.get(part[kind], part[kind])}, f"{name}.{kind}")
+                _add(stored, rope, {"rope_type": ALIASES.get(str(part[kind]), part[kind])}, f"{name}.{kind}")
         _add(stored, rope, {key: part[key] for key in part if key not in (*NEUTRAL, "rope_type")}, name)
     if "rope_theta" not in rope or not any(_by_type(given.get(name) or {}) for name in DICTIONARIES):
         for name in _outer_bases(given, layer_type):

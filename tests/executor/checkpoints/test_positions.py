@@ -68,6 +68,7 @@ def test_spellings_of_positions_that_mean_the_same(tmp_path, target, plain, one,
         ({"is_neox_style": False}, "is_neox_style False is not supported"),
         ({"no_rope_layers": [0, 1]}, "no_rope_layers [0, 1] is not supported: a drafter's layer without positions"),
         ({"rope_scaling": {"rope_type": "proportional"}}, "rope_type 'proportional' is not one of"),
+        ({"rope_scaling": {"rope_type": [0]}}, "rope_type [0] is not one of"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0}}, "{'alpha'}"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 8},
