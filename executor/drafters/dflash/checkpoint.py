@@ -201,7 +201,7 @@ def _is_causal(stored: Stored, window: int | None) -> bool:
         if window is None and not other:
             stored.assume(
                 "sliding_window_non_causal false concerns layers with a window alone, as speculators trains them; vLLM "
-                "0.32 takes it for all layers, and accepts less"
+                "0.32 takes it for all layers"
             )
         stated = window is not None and not other
     return window is not None if stated is None else bool(stated)

@@ -94,7 +94,7 @@ def test_speculators_default_of_windows_leaves_whole_layers_as_they_are(tmp_path
 
 
 def test_modelopts_window_is_that_of_all_layers(tmp_path):
-    """As modelopt 0.47's DFlashExporter writes it: layer_types are all full, and blocks are causal where it says so."""
+    """Modelopt 0.47's DFlashExporter writes layer_types that are all full; blocks are causal where it says so."""
     target = small_target()
     save_drafter(tmp_path, random_drafter("dflash", target), dtype="float32", meta={}, target=target)
     given = changed(tmp_path)["dflash_config"] | {"use_swa": True, "swa_window_size": 7}

@@ -78,7 +78,7 @@ def test_modules_are_read_from_the_target_s_folder_and_from_their_own(tmp_path, 
 
 
 def test_speculators_modules_read_the_embedding_first(tmp_path):
-    """As speculators 0.9.0's MTPLayerMixin.forward joins them; MiMo's halves of the projection stand the other way."""
+    """Speculators 0.9.0's MTPLayerMixin.forward joins them so; MiMo's halves of the projection stand the other way."""
     target = small_target("qwen3")
     mimo = random_drafter("mtp", target)
     mimo._spelling = replace(mimo._spelling, blanks_first=False)
