@@ -217,7 +217,8 @@ class _Shard:
         """Return the arrays that depend on the drafter, by name."""
         target, drafter, recording = self.target, self.drafter, self.recording
         rule, policy = recording.rules(target, self.first).verifying, recording.candidates
-        settings = recording.pass_settings(drafter, rule)
+        depth, names = recording.recorded_depth(drafter), recording.arrays(rule)
+        how = {"depth": depth, "width": recording.width, "draws": recording.draws}
         forced: list[Arrays] = []
         drafted: list[Arrays] = []
         accepted: list[NDArray[np.bool_]] = []
@@ -225,9 +226,9 @@ class _Shard:
             part = slice(start, start + recording.batch)
             tokens = self.tokens[part]
             texts = Texts.read(target, drafter, tokens, written[part])
-            arrays_of_texts = forced_arrays(target, drafter, texts, settings)
+            arrays_of_texts = forced_arrays(target, drafter, texts, rule, names, **how)
             if recording.confidences:
-                chains = chain_confidences(target, drafter, texts, settings.depth)
+                chains = chain_confidences(target, drafter, texts, depth)
                 arrays_of_texts = [one | other for one, other in zip(arrays_of_texts, chains, strict=True)]
             forced += arrays_of_texts
             if policy is not None:
