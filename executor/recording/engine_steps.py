@@ -52,11 +52,7 @@ class RequestRecord:
 
     @classmethod
     def of(cls, steps: Sequence[EngineStep]) -> "RequestRecord":
-        """Return the record of a request's steps.
-
-        Raises:
-            EngineError: the first step is not the prefill.
-        """
+        """Return the record of a request's steps; raise EngineError if the first is not the prefill."""
         if not steps[0].prefill:
             raise EngineError(f"request {steps[0].request} does not begin with its prefill")
         drafted = [0 if step.prefill else step.drafted for step in steps]
@@ -123,11 +119,7 @@ def _ended_requests(steps: Iterable[EngineStep]) -> Iterable[RequestRecord]:
 
 
 def engine_texts(records: Sequence[RequestRecord]) -> list[list[int]]:
-    """Return the tokens of each text.
-
-    Raises:
-        EngineError: the engine does not report token ids.
-    """
+    """Return the tokens of each text; raise EngineError if the engine does not report token ids."""
     missing = next((record.request for record in records if record.tokens is None), None)
     if missing is not None:
         raise EngineError(

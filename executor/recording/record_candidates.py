@@ -25,11 +25,7 @@ BUCKET = 64  # views of the caches are multiples of this many tokens
 
 
 def check_candidates(target: Target, drafter: Drafter, policy: DynamicTree) -> None:
-    """Check that the candidates of `policy` can be drafted and stored.
-
-    Raises:
-        ExecutorError: names the limit that they exceed.
-    """
+    """Raise ExecutorError, naming the limit, if the candidates of `policy` cannot be drafted and stored."""
     if policy.depth > drafter.max_depth:
         raise ExecutorError(f"candidates have depth {policy.depth}, the drafter drafts {drafter.max_depth} at most")
     limit = min(target.vocabulary, MOST_CHILDREN)

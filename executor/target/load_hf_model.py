@@ -268,11 +268,7 @@ def _check_types(path: Path | str, target: Target) -> None:
 
 
 def check_finite(path: Path | str, module: nn.Module) -> None:
-    """Refuse weights that are not finite; for quantised weights the scales are checked.
-
-    Raises:
-        ExecutorError: names the first such tensor.
-    """
+    """Raise ExecutorError, naming the tensor, for weights, of quantised ones scales, that are not finite."""
     for name, value in module.named_parameters():
         for part, tensor in plain_tensors(name, value):
             if not tensor.is_floating_point():

@@ -209,11 +209,7 @@ class Lora:
 
 
 def check_whole(target: Target) -> None:
-    """Check that all weights of a target can be trained.
-
-    Raises:
-        UsageError: they are in float16, whose gradients cannot be scaled.
-    """
+    """Raise UsageError for weights in float16, which cannot be trained: their gradients cannot be scaled."""
     if target.dtype == torch.float16:
         raise UsageError("weights in float16 cannot learn: give --dtype float32 or bfloat16, or --lora")
 

@@ -128,11 +128,7 @@ def read_texts(paths: Sequence[Path], report: Report | None = None) -> list[Text
 
 
 def answered(texts: Sequence[Text]) -> Sequence[Text]:
-    """Return the texts after checking that each has something to learn.
-
-    Raises:
-        ExecutorError: names the first text without.
-    """
+    """Return the texts; raise ExecutorError, naming the first that has nothing to learn."""
     for text in texts:
         if not text.answered:
             raise ExecutorError(f"{text.where}: holds no answers: let the target write them (--self-distill)")

@@ -67,11 +67,7 @@ def plain_name(name: str) -> str:
 
 
 def plain(stored: Stored) -> Stored:
-    """Return the tensors under plain names.
-
-    Raises:
-        ExecutorError: two tensors would have the same name.
-    """
+    """Return the tensors under plain names; raise ExecutorError if two would have the same name."""
     renamed = stored.renamed(plain_name)
     layer = next((layer for layer in LAYERS if any(layer in name for name in stored.entries)), "layers.0.")
     return replace(renamed, spelt=lambda name: name.replace("layers.0.", layer, 1))

@@ -78,11 +78,7 @@ def with_model_fields(stored: Stored) -> Stored:
 
 
 def eagle_fields(stored: Stored) -> dict[str, Any]:
-    """Return the fields of `eagle_config`, {} without them.
-
-    Raises:
-        ExecutorError: it is no object.
-    """
+    """Return the fields of `eagle_config`, {} without them; raise ExecutorError if it is no object."""
     eagle = stored.config.get("eagle_config")
     if eagle is not None and not isinstance(eagle, dict):
         raise ExecutorError(f"{stored.where}: eagle_config must be an object, found {eagle!r:.60}")

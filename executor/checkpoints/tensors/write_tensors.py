@@ -80,11 +80,7 @@ def is_embedding(values: Tensor, target: Target) -> bool:
 
 
 def head_of(target: Target | None, layout: str) -> Tensor:
-    """Return the weight of the target's LM head, which the layout holds a copy of.
-
-    Raises:
-        ExecutorError: no target was given.
-    """
+    """Return the target's LM head, which a layout holds a copy of; raise ExecutorError if no target was given."""
     if target is None:
         raise ExecutorError(f"{layout} holds the target's LM head: the target must be given")
     weight = target.head.weight
@@ -93,11 +89,7 @@ def head_of(target: Target | None, layout: str) -> Tensor:
 
 
 def embedding_of(target: Target | None, layout: str) -> Tensor:
-    """Return the target's input embeddings, which the layout holds a copy of.
-
-    Raises:
-        ExecutorError: no target was given.
-    """
+    """Return the target's embeddings, which a layout holds a copy of; raise ExecutorError without a target."""
     if target is None:
         raise ExecutorError(f"{layout} holds the target's embeddings: the target must be given")
     return _embedding(target)
