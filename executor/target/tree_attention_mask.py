@@ -9,6 +9,7 @@ other it is transformers' own attention, where no mask means causal.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -159,12 +160,8 @@ class ForwardMasks:
         """
         if start == 0:
             return None
-
-        def build(window: int | None) -> Tensor:
-            mask = self._additive(chunk_seen(start, count, view, window, device))
-            return mask.expand(batch, -1, -1, -1)
-
-        return self._for_each_kind(build)
+        seen = partial(chunk_seen, start, count, view, device=device)
+        return self._for_each_kind(lambda window: self._additive(seen(window)).expand(batch, -1, -1, -1))
 
     def tree(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int) -> Tensor | dict[str, Tensor | None]:
         """Masks of tree nodes; for the arguments see `tree_seen`."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from executor.checkpoints.tensors.layer_config import SCALED, fields, is_scaled
-from executor.checkpoints.tensors.lazy_tensors import LAYER, layer_name, named
+from executor.checkpoints.tensors.lazy_tensors import STORED_LAYER, layer_name, named
 from executor.checkpoints.tensors.write_tensors import Written
 from executor.drafters.eagle3.drafter import Eagle3
 from executor.drafters.eagle3.read_checkpoint import ARCHITECTURE, INPUTS, OUTPUTS, convention_of
@@ -26,8 +26,9 @@ def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, n
     """
     layers = None if target is None else int(target.model.config.get_text_config().num_hidden_layers)
     _check_expressible(drafter, layout, layers)
-    name_of = layer_name if layout in ("eagle3-vllm", "speculators-eagle3") else _reference_name
-    tensors = named(drafter, name_of) | vocabulary_tensors(drafter.draft_ids, drafter.vocabulary)
+    layer = STORED_LAYER if layout in ("eagle3-vllm", "speculators-eagle3") else "midlayer."
+    tensors = named(drafter, lambda name: layer_name(name).replace(STORED_LAYER, layer, 1))
+    tensors |= vocabulary_tensors(drafter.draft_ids, drafter.vocabulary)
     file = "pytorch_model.bin" if layout == "eagle3" else "model.safetensors"
     facts = {
         "kind": drafter.kind,
@@ -44,10 +45,6 @@ def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, n
     elif layout == "speculators-eagle3":
         config = _speculators(drafter, len(tensors["lm_head.weight"]), target, name)
     return Written(file, tensors, config, facts)
-
-
-def _reference_name(name: str) -> str:
-    return f"midlayer.{name.removeprefix(LAYER)}" if name.startswith(LAYER) else layer_name(name)
 
 
 def _check_expressible(drafter: Eagle3, layout: str | None, layers: int | None) -> None:
