@@ -64,6 +64,12 @@ def write(folder: Path, content: Written, *, dtype: str, meta: dict[str, Any]) -
     return remark
 
 
+def refuse_lost(layout: str, lost: Mapping[str, bool], advice: str = "") -> None:
+    """Raise ExecutorError if a layout cannot express something; `lost` is what, in words -> the drafter has it."""
+    if any(lost.values()):
+        raise ExecutorError(f"{layout} cannot express {', '.join(n for n, present in lost.items() if present)}{advice}")
+
+
 ROWS = 4096  # compared at once
 # Half precision rounds by up to 2**-8 (bfloat16) either way; below 2**-14 float16 has fewer digits.
 RELATIVE, ABSOLUTE = 2**-7, 2**-14

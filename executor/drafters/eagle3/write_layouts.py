@@ -7,7 +7,7 @@ from torch import Tensor
 
 from executor.checkpoints.tensors.layer_config import SCALED, fields, is_scaled
 from executor.checkpoints.tensors.lazy_tensors import STORED_LAYER, layer_name, named
-from executor.checkpoints.tensors.write_tensors import Written
+from executor.checkpoints.tensors.write_tensors import Written, refuse_lost
 from executor.drafters.eagle3.drafter import Eagle3
 from executor.drafters.eagle3.read_checkpoint import ARCHITECTURE, INPUTS, OUTPUTS, convention_of
 from executor.target.positions import FULL, SLIDING
@@ -65,9 +65,7 @@ def _check_expressible(drafter: Eagle3, layout: str | None, layers: int | None) 
             f"layers {taps}, whose numbers there are those of EAGLE's usual inputs": ambiguous,
         },
     }
-    lost = [name for name, present in unsupported.get(layout or "", {}).items() if present]
-    if lost:
-        raise ExecutorError(f"{layout} cannot express {', '.join(lost)}: write speculators-eagle3")
+    refuse_lost(layout or "", unsupported.get(layout or "", {}), ": write speculators-eagle3")
 
 
 def _reference(drafter: Eagle3, drafted: int) -> dict[str, Any]:
