@@ -4,7 +4,7 @@ An engine's first token comes from its prefill, before anything is drafted. So i
 request begins behind that token, which counts as part of the prompt.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -91,12 +91,16 @@ def record_requests(
     if any(number >= len(requests) for number in done):
         raise work.damaged(f"{name} {max(done)} of {counted(len(requests), 'request')}")
     progress(len(done))
-    left = [number for number in range(len(requests)) if number not in done]
+    left, open_requests = [n for n in range(len(requests)) if n not in done], dict[int, list[EngineStep]]()
     try:
         some = [requests[number] for number in left]
         decoded = runner.driver.decode(some, draft=draft, concurrency=runner.concurrency)
         with closing(decoded) as steps:  # type: ignore[type-var]  # a generator, in every driver
-            for record in _ended_requests(steps):
+            for step in steps:
+                open_requests.setdefault(step.request, []).append(step)
+                if not step.ended:
+                    continue
+                record = RequestRecord.of(open_requests.pop(step.request))
                 record = replace(record, request=left[record.request])
                 done[record.request] = record
                 work.put(name, {field: value for field, value in asdict(record).items() if value is not None})
@@ -107,15 +111,6 @@ def record_requests(
     if len(done) < len(requests):
         raise EngineError(f"{len(requests) - len(done)} of {counted(len(requests), 'request')} did not end")
     return [done[number] for number in range(len(requests))]
-
-
-def _ended_requests(steps: Iterable[EngineStep]) -> Iterable[RequestRecord]:
-    """Yield the record of each request as it ends."""
-    open_requests: dict[int, list[EngineStep]] = {}
-    for step in steps:
-        open_requests.setdefault(step.request, []).append(step)
-        if step.ended:
-            yield RequestRecord.of(open_requests.pop(step.request))
 
 
 def engine_texts(records: Sequence[RequestRecord]) -> list[list[int]]:
