@@ -119,16 +119,9 @@ OUTER = {
 def write_gguf(
     folder: Path, drafter: nn.Module | Drafter, target: Path, *, dtype: str, vocabulary: int, hidden: int, layers: int
 ) -> Path:
-    """Write `model.gguf` into a folder, whole or not at all; return its path.
+    """Write `model.gguf` with the target's tokenizer into a folder, whole or not at all; return its path.
 
-    Args:
-        folder: is made if it does not exist.
-        drafter: EAGLE-3, DFlash, DSpark or a language model.
-        target: the target's folder, whose tokenizer the file holds.
-        dtype: float32, float16 or bfloat16, for matrices; norms are float32.
-        vocabulary: of the target.
-        hidden: width of the target.
-        layers: of the target.
+    Matrices are float32, float16 or bfloat16, norms float32. Vocabulary, width and layers are the target's.
 
     Raises:
         UsageError: llama.cpp has no such type.

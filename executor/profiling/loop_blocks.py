@@ -368,13 +368,7 @@ class Look:
     nodes: int
 
     def block_s(self, configuration: Configuration, *, steps: int, spare: int) -> float:
-        """Return the seconds that one block is expected to take.
-
-        Args:
-            configuration: at this batch size and context.
-            steps: steps of a block.
-            spare: see `LoopBlocks`.
-        """
+        """Return the seconds that a block of `steps` steps here is expected to take; `spare`: see `LoopBlocks`."""
         nodes = configuration.tree.nodes
         if configuration.imposed is not None:  # after prompts of its own length
             return self.own_prompts_s + (WARM_UP + min(steps, IMPOSED)) * self.widest_s
@@ -444,13 +438,9 @@ def _spread(steady: Sequence[Sequence[Run]]) -> float:
 
 
 def cell_of(configuration: Configuration, blocks: Sequence[Run], *, context: float, spread: float) -> Cell:
-    """Return the trimmed mean of the step times of a configuration, and the mean of committed tokens.
+    """Return the trimmed mean of step times, of blocks with drift removed, and the mean of committed tokens.
 
-    Args:
-        configuration: how the blocks were decoded.
-        blocks: with drift removed.
-        context: tokens per sequence in the cache.
-        spread: of the blocks, see `remove_drift`.
+    The context is in tokens per sequence in the cache, the spread from `remove_drift`.
     """
     draft_s, rest_s = (
         trimmed_mean([float(np.median(getattr(block, name))) for block in blocks]) for name in ("draft_s", "rest_s")

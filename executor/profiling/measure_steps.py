@@ -65,14 +65,7 @@ class Timing(ABC):
     def profile(
         self, configurations: Sequence[Configuration], rounds: Rounds, *, prefill: Prefill | None, meta: dict[str, Any]
     ) -> Profile:
-        """Return the profile that the blocks make.
-
-        Args:
-            configurations: the configurations.
-            rounds: the blocks, each with the index of its configuration.
-            prefill: seconds of reading prompts.
-            meta: provenance.
-        """
+        """Return the profile that the blocks make, each with the index of its configuration."""
 
     def prefill(self, limit_s: float) -> Prefill | None:
         """Measure the seconds of reading prompts; None where they cannot be seen alone."""

@@ -74,15 +74,9 @@ def record_requests(
     name: str = "request",
     progress: Callable[[int], None] = lambda requests: None,
 ) -> list[RequestRecord]:
-    """Decode the requests and return the record of each, in their order.
+    """Decode the requests in a runner that is entered, and return the record of each, in their order.
 
-    Args:
-        runner: entered.
-        requests: what is decoded.
-        draft: the draft setting.
-        work: records are kept there as requests end; those that it holds are not decoded again.
-        name: of the records in it.
-        progress: called with the number of requests that ended.
+    Records are kept in `work` under `name` as requests end; those that it holds are not decoded again.
 
     Raises:
         EngineError: the engine fails; says how many requests are kept.
@@ -125,13 +119,7 @@ def engine_texts(records: Sequence[RequestRecord]) -> list[list[int]]:
 
 
 def visited_trace(requests: Sequence[RequestSteps], *, depth: int, meta: Mapping[str, Any], seed: int = 0) -> Trace:
-    """Return the trace of a run's own steps: exact where the chain went, drawn from its rates elsewhere.
-
-    Args:
-        requests: the steps of each.
-        depth: draft length of the run.
-        meta: `meta` of the trace.
-        seed: of the draws.
+    """Return the trace of a run's own steps: exact where the chain of `depth` went, drawn from its rates elsewhere.
 
     Raises:
         EngineError: no request has a step after its prefill.
@@ -155,19 +143,10 @@ def every_anchor_trace(
     work: WorkFile,
     progress: Callable[[int], None] = lambda anchors: None,
 ) -> Trace:
-    """Return a trace with one real step of the engine at every position of the texts.
+    """Return a trace with one real step of the engine, which is entered, at every position of the texts that it wrote.
 
     The text is cut at each position and decoded for a prefill and one step: `depth` + 2 tokens. With prefix caching the
     prefill is short.
-
-    Args:
-        runner: entered.
-        prompts: token ids.
-        texts: what the engine wrote after them.
-        depth: draft length.
-        meta: `meta` of the trace.
-        work: see `record_requests`.
-        progress: called with the number of anchors that were measured.
 
     Raises:
         EngineError: the engine fails, or writes another token than in the text.

@@ -194,13 +194,7 @@ def query_group(model: PreTrainedModel) -> int:
 
 
 def tensors_with_effect(names: Collection[str], layers: int, config: PretrainedConfig, *, quantised: bool) -> list[str]:
-    """Return the names of tensors that could change the text, of those that a model lacks.
-
-    Args:
-        names: of stored tensors.
-        layers: of the model.
-        config: its configuration.
-        quantised: its weights are stored quantised.
+    """Return the tensors that could change the text, of those that a model of `layers` layers lacks, by name.
 
     >>> names = ["model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.rotary_emb.inv_freq"]
     >>> tensors_with_effect(names, 2, PretrainedConfig(), quantised=False)

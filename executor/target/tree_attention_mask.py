@@ -140,13 +140,7 @@ class ForwardMasks:
     """Makes the masks of a model's forwards: one for all layers, or one for each kind of layer."""
 
     def __init__(self, windows: Mapping[str, int | None], *, dtype: torch.dtype, group: int) -> None:
-        """Take the model's kinds of layers.
-
-        Args:
-            windows: kind of layer -> positions that it sees, see `sliding_windows.windows`.
-            dtype: of additive masks.
-            group: query heads that are folded into the tokens.
-        """
+        """Take kinds of layers and what each sees, see `positions.windows`; `group` query heads are folded."""
         self.windows = dict(windows)
         self._dtype, self._group = dtype, group
         self._trees = TreeMasks(dtype, group)

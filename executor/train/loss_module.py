@@ -294,14 +294,7 @@ class Lesson(nn.Module):
         backbone: Backbone | None = None,
         store: FeatureStore | None = None,
     ) -> None:
-        """Choose the parameters that learn.
-
-        Args:
-            drafter: what is trained.
-            target: what it drafts for.
-            recipe: the loss and what is trainable.
-            backbone: the target, if the recipe trains it.
-            store: features of a target that does not learn.
+        """Choose the parameters that learn; a target that learns has a backbone, another may have a store.
 
         Raises:
             ExecutorError: the drafter cannot be trained by this recipe.

@@ -29,12 +29,7 @@ class Imposed:
     lossless = False
 
     def __init__(self, trace: Trace, tree: Tree, *, rule: Rule | None = None) -> None:
-        """Find the deepest accepted node of every anchor.
-
-        Args:
-            trace: the trace whose requests are walked.
-            tree: static; the empty tree is plain decoding.
-            rule: default greedy.
+        """Find the deepest accepted node of every anchor; the tree is static, the empty one for plain decoding.
 
         Raises:
             TraceError: the tree is deeper than the trace, or uses ranks that were not recorded.

@@ -130,11 +130,7 @@ _EMBEDDINGS = re.compile(r"(?!.*embed_out).*(embed|wte).*")  # of a model's inpu
 
 
 def refuse_unsupported(stored: Stored, kind: str | None) -> None:
-    """Refuse kinds that treeopt knows by name, and does not support.
-
-    Args:
-        stored: the checkpoint.
-        kind: what `kind_of` takes it for; None for a language model, if it is one.
+    """Refuse kinds that treeopt knows by name, and does not support; `kind` is what `kind_of` takes the tensors for.
 
     Raises:
         ExecutorError: names the kind, and what would be needed.

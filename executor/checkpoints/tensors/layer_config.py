@@ -162,14 +162,9 @@ FIELDS = (
 
 
 def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number: int = 0) -> LlamaConfig:
-    """Return the configuration of the decoder layer whose tensors' names begin with `layer`.
+    """Return the configuration of the decoder layer, the `number`-th, whose tensors' names begin with `layer`.
 
-    Args:
-        stored: the checkpoint.
-        layer: such as `layers.0.`.
-        target: gives what the checkpoint leaves out.
-        hidden: the layer's width.
-        number: of the layer in the drafter, from 0.
+    The target gives what the checkpoint leaves out.
 
     Raises:
         ExecutorError: the tensors are no such layer's, or contradict the configuration.

@@ -204,13 +204,7 @@ def _parts(fc: nn.Linear) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def check_residual(stored: Mapping[str, Tensor], name: str, table: Tensor, fc: nn.Linear) -> str:
-    """Return a remark with the error that folding leaves in `fc`'s output.
-
-    Args:
-        stored: the tensors as they are written.
-        name: of the embeddings among them.
-        table: the target's embeddings.
-        fc: the drafter's layer over pairs, with its bias.
+    """Return a remark with the error that folding leaves in `fc`'s output; the embeddings are stored under `name`.
 
     Raises:
         ExecutorError: the error is above `TOLERANCE`, because no d solves W_e d = b in this number type.

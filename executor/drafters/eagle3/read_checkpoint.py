@@ -402,13 +402,7 @@ def convention_of(ids: Sequence[int], layers: int) -> str:
 
 
 def _named_layers(stored: Stored, layers: int, target: str) -> tuple[list[int] | None, str]:
-    """Return the numbers in the configuration, None without any; and their convention.
-
-    Args:
-        stored: the checkpoint.
-        layers: of the target.
-        target: its `model_type`.
-    """
+    """Return the numbers in the configuration, None without any, and their convention; `target` is its `model_type`."""
     if stored.facts.get("aux_layers") is not None:
         ids = _checked(stored, LAYER_LISTS[0], stored.facts["aux_layers"])
         return ids, str(stored.facts.get("aux_convention"))

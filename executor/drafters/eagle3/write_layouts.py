@@ -94,12 +94,7 @@ def _layer_fields(drafter: Eagle3) -> dict[str, Any]:
 
 
 def _specforge(drafter: Eagle3, reference: dict[str, Any]) -> dict[str, Any]:
-    """Return the config.json of SpecForge's layout, whose `eagle_config` numbers layers by their outputs.
-
-    Args:
-        drafter: what is written.
-        reference: the config.json of the reference's layout.
-    """
+    """Return SpecForge's config.json from the reference's; its `eagle_config` numbers layers by their outputs."""
     config = {key: value for key, value in reference.items() if key != "eagle_aux_hidden_state_layer_ids"}
     outputs = [tap - 1 for tap in drafter.taps]
     return config | {
