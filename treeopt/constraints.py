@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import ClassVar, Protocol
 
-from treeopt.tree import MAX_NODES, MAX_RANK, Path, Tree
+from treeopt.tree import MAX_NODES, MAX_RANK, Tree
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,6 @@ def broken(tree: Tree, constraints: Iterable[Constraint]) -> str | None:
     return None
 
 
-def show(path: Path) -> str:
-    """Return a path as text for messages.
-
-    >>> show((0, 2))
-    '[0, 2]'
-    """
-    return str(list(path))
-
-
 @dataclass(frozen=True)
 class ChainOnly:
     """The rule that only the best candidate of each depth is drafted.
@@ -100,17 +91,13 @@ class ChainOnly:
     """
 
     source: str
-
-    @property
-    def name(self) -> str:
-        """The name in tables."""
-        return "chains only"
+    name = "chains only"
 
     def check(self, tree: Tree) -> str | None:
         """Name the first path whose rank is not 0."""
         for path in tree.paths:
             if path[-1] > 0:
-                return f"path {show(path)} takes candidate {path[-1]}, only the best of each depth is drafted"
+                return f"path {list(path)} takes candidate {path[-1]}, only the best of each depth is drafted"
         return None
 
     def narrow(self, limits: Limits) -> Limits:
@@ -152,7 +139,7 @@ class RanksBelow(_Limit):
         """Name the first path that ends in a rank at or above the limit."""
         for path in tree.paths:
             if path[-1] >= self.limit:
-                return f"path {show(path)} takes rank {path[-1]}, ranks must be below {self.limit}"
+                return f"path {list(path)} takes rank {path[-1]}, ranks must be below {self.limit}"
         return None
 
 
@@ -165,11 +152,7 @@ class ContiguousRanks:
     """
 
     source: str
-
-    @property
-    def name(self) -> str:
-        """The name in tables."""
-        return "contiguous ranks"
+    name = "contiguous ranks"
 
     def check(self, tree: Tree) -> str | None:
         """Name the first path that skips a better sibling."""
@@ -177,7 +160,7 @@ class ContiguousRanks:
         for path in tree.paths:
             for rank in range(path[-1]):
                 if (*path[:-1], rank) not in paths:
-                    return f"path {show(path)} skips rank {rank}, siblings must have the ranks 0, 1, 2, ..."
+                    return f"path {list(path)} skips rank {rank}, siblings must have the ranks 0, 1, 2, ..."
         return None
 
     def narrow(self, limits: Limits) -> Limits:
@@ -200,7 +183,7 @@ class NodesAtMost(_Limit):
         """Name the first path beyond the limit."""
         if tree.nodes <= self.limit:
             return None
-        return f"path {show(tree.paths[self.limit])} is node {self.limit + 1}, at most {self.limit} can be drafted"
+        return f"path {list(tree.paths[self.limit])} is node {self.limit + 1}, at most {self.limit} can be drafted"
 
 
 @dataclass(frozen=True)
@@ -218,7 +201,7 @@ class DepthAtMost(_Limit):
         """Name the first path that is too long."""
         for path in tree.paths:
             if len(path) > self.limit:
-                return f"path {show(path)} has depth {len(path)}, at most {self.limit} can be drafted"
+                return f"path {list(path)} has depth {len(path)}, at most {self.limit} can be drafted"
         return None
 
 
@@ -237,7 +220,7 @@ class DepthAtLeast(_Limit):
         """Name the longest path of a tree that is too flat."""
         if tree.nodes == 0 or tree.depth >= self.limit:
             return None
-        return f"path {show(tree.paths[-1])} has depth {tree.depth}, the deepest must have at least {self.limit}"
+        return f"path {list(tree.paths[-1])} has depth {tree.depth}, the deepest must have at least {self.limit}"
 
     def narrow(self, limits: Limits) -> Limits:
         """See `Constraint.narrow`."""

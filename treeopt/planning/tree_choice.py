@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from treeopt.errors import CostError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.search_warnings import FEW_REQUESTS
@@ -38,21 +37,19 @@ def preferred_tree(judge: Judge, trees: Sequence[Tree], batch: int, settings: Se
     best, plain = max(trees, key=lambda tree: rates[tree], default=None), judge.rate(None, batch)
     if best is None or rates[best] <= plain:
         return None
-    if plain >= _lowest_rate(rates[best], settings) and judge.fitted(best, batch).low <= 1:
+    ceiling = 0.0 if settings.max_tpot_s is None else min(1 / settings.max_tpot_s, rates[best])
+    if plain >= max((1 - settings.near) * rates[best], ceiling) and judge.fitted(best, batch).low <= 1:
         return None
-    return _steadiest(judge, trees, best, batch, settings)
+    return _steadiest(judge, {t: r for t, r in rates.items() if r >= max(plain, ceiling)}, best, batch, settings)
 
 
-def _steadiest(judge: Judge, trees: Sequence[Tree], best: Tree, batch: int, settings: SearchSettings) -> Tree:
+def _steadiest(judge: Judge, rates: Mapping[Tree, float], best: Tree, batch: int, settings: SearchSettings) -> Tree:
     """Return the steadiest of the trees that are as fast as `best`, or the smallest that is within `near` of it.
 
     As fast is a tree that is slower by at most `near`, or by at most `STEADIER` with a paired difference whose interval
     holds 0 and can be trusted; within `max_tpot_s` if `best` is, and no slower than plain decoding. The steadiest has
     the highest lower bound. With `near` 0 the fastest is taken. Ties go to the shallower tree, then to the faster one.
     """
-    plain, ceiling = judge.rate(None, batch), settings.max_tpot_s
-    least = max(plain, 0.0 if ceiling is None else min(1 / ceiling, judge.rate(best, batch)))
-    rates = {tree: rate for tree in trees if (rate := _rate(judge, tree, batch)) >= least}
 
     def as_fast(tree: Tree) -> bool:
         if rates[tree] >= (1 - settings.near) * rates[best]:
@@ -70,17 +67,3 @@ def _steadiest(judge: Judge, trees: Sequence[Tree], best: Tree, batch: int, sett
         if rates[tree] >= share * rates[steadiest] and (low[tree] >= share * low[steadiest] or tree == steadiest)
     ]
     return min(alike, key=lambda tree: (tree.nodes, tree.depth, -rates[tree]))
-
-
-def _lowest_rate(rate: float, settings: SearchSettings) -> float:
-    """Return the lowest rate, in tokens per second, that counts as fast as `rate`."""
-    ceiling = 0 if settings.max_tpot_s is None else min(1 / settings.max_tpot_s, rate)
-    return max((1 - settings.near) * rate, ceiling)
-
-
-def _rate(judge: Judge, tree: Tree | None, batch: int) -> float:
-    """Return `judge.rate`, or 0 where the cost model does not cover the tree."""
-    try:
-        return judge.rate(tree, batch)
-    except CostError:
-        return 0.0

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.constraints import Constraint, Limits, joined
-from treeopt.errors import EngineError, UsageError
+from treeopt.errors import EngineError
 from treeopt.searchers.best_first import Frontier
 from treeopt.searchers.node_pool import Nodes, select
 from treeopt.tree import Tree
@@ -57,11 +57,8 @@ def fitting(
         width: number of ranks that the drafter has, 0 to `width` − 1; None for any that the rules allow.
 
     Raises:
-        UsageError: a size, depth or width below 1.
         EngineError: no tree keeps the rules; names the first rule that cannot be kept together with those before it.
     """
-    if nodes < 1 or depth < 1:
-        raise UsageError(f"nodes and depth must be at least 1, got {nodes} and {depth}")
     trees = within(frontier, ranks_within(joined(rules), width), nodes=nodes, depth=depth)
     if len(trees.tokens):
         return trees
@@ -76,16 +73,8 @@ def fitting(
 
 
 def ranks_within(limits: Limits, width: int | None) -> Limits:
-    """Return the limits for a drafter that has `width` ranks; None for any number.
-
-    Raises:
-        UsageError: a width below 1.
-    """
-    if width is None:
-        return limits
-    if width < 1:
-        raise UsageError(f"width must be at least 1, got {width}")
-    return replace(limits, ranks=min(limits.ranks, width))
+    """Return the limits for a drafter that has `width` ranks; None for any number."""
+    return limits if width is None else replace(limits, ranks=min(limits.ranks, width))
 
 
 def within(frontier: Frontier, limits: Limits, *, nodes: int, depth: int) -> Fitting:

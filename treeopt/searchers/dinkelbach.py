@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from treeopt.constraints import Constraint, broken, joined
 from treeopt.cost_model import CostParts
-from treeopt.errors import CostError, EngineError, UsageError
+from treeopt.errors import CostError, EngineError
 from treeopt.searchers.best_first import Frontier
 from treeopt.searchers.choose_method import Fitting, fitting, ranks_within
 from treeopt.searchers.cpsat_integer_programme import SCALE, Formulation, Point, formulate, tables
@@ -28,36 +28,14 @@ TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
-class Refined:
-    """A tree and what is proved about it.
+class _Priced:
+    """A tree with its tokens and seconds.
 
     Attributes:
-        tree: the best found.
+        tree: the tree.
         tokens: expected tokens per step, averaged over anchors, bonus counted.
         seconds: seconds of a step.
-        rate: tokens per second and sequence.
-        bound: upper bound on the rate of every tree within the rules, size, depth and ranks.
-        optimal: True if the bound is reached, to one part in 100 000.
-        statement: the same in words.
     """
-
-    tree: Tree
-    tokens: float
-    seconds: float
-    rate: float
-    bound: float
-    optimal: bool
-    statement: str
-
-    @property
-    def gap(self) -> float:
-        """The share by which the bound exceeds the rate."""
-        return self.bound / self.rate - 1
-
-
-@dataclass(frozen=True)
-class _Priced:
-    """A tree with its tokens and seconds."""
 
     tree: Tree
     tokens: float
@@ -65,7 +43,29 @@ class _Priced:
 
     @property
     def rate(self) -> float:
+        """The tokens per second and sequence."""
         return self.tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Refined(_Priced):
+    """The best tree found and what is proved about it.
+
+    Attributes:
+        bound: upper bound on the rate of every tree within the rules, size, depth and ranks.
+    """
+
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """The share by which the bound exceeds the rate."""
+        return self.bound / self.rate - 1
+
+    @property
+    def optimal(self) -> bool:
+        """True if the bound is reached, to one part in 100 000."""
+        return self.gap <= TOLERANCE
 
 
 def refine(
@@ -100,12 +100,9 @@ def refine(
         seed: seed of the solver.
 
     Raises:
-        UsageError: a setting without meaning.
         EngineError: no tree keeps the rules.
         CostError: no tree that was found to keep the rules has a known cost.
     """
-    if candidates < 1 or workers < 1 or not work > 0:
-        raise UsageError(f"candidates, workers and work must be positive, got {candidates}, {workers} and {work}")
     limits = ranks_within(joined(rules), width)
     no_tree: EngineError | None = None
     if known is None:
@@ -128,11 +125,7 @@ def refine(
     if best is None:
         raise no_tree or CostError("no tree that keeps the rules has a known cost")
     bound = max(bound, best.rate)
-    gap = bound / best.rate - 1
-    optimal = gap <= TOLERANCE
-    share = "proved optimal" if optimal else f"within {100 * gap:.2g} % of the optimum"
-    statement = f"{share} for position-averaged tokens per second among trees of up to {nodes} nodes and depth {depth}"
-    return Refined(best.tree, best.tokens, best.seconds, best.rate, bound, optimal, statement)
+    return Refined(best.tree, best.tokens, best.seconds, bound)
 
 
 def _dinkelbach(

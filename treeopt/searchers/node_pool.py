@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.constraints import Limits
-from treeopt.errors import UsageError
 from treeopt.searchers.best_first import Frontier
 from treeopt.tree import Tree
 
@@ -196,12 +195,7 @@ def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> Selection:
         limits: `contiguous` is obeyed, the others are ignored.
         size: largest tree.
         depth: deepest cap.
-
-    Raises:
-        UsageError: a size without meaning.
     """
-    if size < 0 or depth < 0:
-        raise UsageError(f"size and depth must be 0 or more, got {size} and {depth}")
     caps = np.arange(1, depth + 1)
     values = np.where(nodes.depth[:, None] <= caps, nodes.value[:, None], -np.inf)
     lists: dict[int, Values] = {}

@@ -19,7 +19,7 @@ from treeopt.constraints import (
     broken,
     joined,
 )
-from treeopt.errors import EngineError, UsageError
+from treeopt.errors import EngineError
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.searchers.choose_method import Fitting, fitting
 from treeopt.tree import Path, Tree
@@ -120,8 +120,6 @@ def test_the_rule_that_cannot_be_kept_is_named():
     assert str(caught.value) == (
         "no tree of at most 7 nodes and depth 3 keeps the rule `depth at least 4` (b.py) beside `ranks below 5`"
     )
-    with pytest.raises(UsageError, match="width"):
-        fitting(pool, [], nodes=3, depth=3, width=0)
 
 
 def test_nodes_without_value_reach_the_depth_that_a_rule_requires():
@@ -129,9 +127,3 @@ def test_nodes_without_value_reach_the_depth_that_a_rule_requires():
     found = fitting(pool_of({(0,): 0.5, (1,): 0.25}), rules, nodes=4, depth=4)
     assert [found.tree(i) for i in range(len(found.tokens))] == [Tree.chain(3)]
     assert (found.tokens.tolist(), found.exact) == ([1.5], True)
-
-
-@pytest.mark.parametrize(("nodes", "depth"), [(0, 1), (1, 0)])
-def test_sizes_without_meaning_are_refused(nodes, depth):
-    with pytest.raises(UsageError, match=f"got {nodes} and {depth}"):
-        fitting(pool_of({(0,): 0.5}), [], nodes=nodes, depth=depth)

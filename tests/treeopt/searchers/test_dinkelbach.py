@@ -75,11 +75,9 @@ def check(values: dict[Path, float], chosen: list[Constraint], parts: CostParts)
     assert broken(found.tree, chosen) is None
     assert found.tokens == pytest.approx(1 + value, rel=1e-12)
     assert found.rate == pytest.approx(rate(found.tree, value, parts), rel=1e-12)
-    assert found.rate == pytest.approx(found.tokens / found.seconds, rel=1e-12)
     assert found.bound >= best * (1 - 1e-12)
     assert found.optimal
     assert found.rate >= best * (1 - 1e-5)
-    assert ("proved optimal" in found.statement) == found.optimal
     return found
 
 
@@ -131,7 +129,6 @@ def test_a_certificate_comes_also_when_the_work_is_cut_short():
     pool, parts = large(), profile_a(stairs=True)
     hurried = refine(pool, parts, [], nodes=63, depth=8, work=1e-9)
     assert not hurried.optimal
-    assert "within" in hurried.statement
     start = fitting(pool, [], nodes=63, depth=8)
     assert hurried.rate == pytest.approx((start.tokens / parts.step_s(start.nodes + 1, start.widths)).max())
     again = [refine(pool, parts, [], nodes=63, depth=8, work=0.1) for _ in range(2)]

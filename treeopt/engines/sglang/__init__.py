@@ -57,7 +57,7 @@ def write(job: ExportJob) -> Export:
         return Export(" ".join([*words, flags(triple)]), ".txt", launch=f"{start} {flags(triple)}")
     fits = job.static()
     steps = tiers(fits)
-    longest = max(length for _, length in steps)
+    longest = max(length for *_, length in steps)
     environment = ""
     if job.replay is not None:
         if len(steps) > 1:
@@ -109,7 +109,7 @@ def adaptive_config(fits: Sequence[Fit]) -> str:
     >>> list(json.loads(adaptive_config([Fit(4, None), Fit(16, None)])))
     ['1', 'treeopt']
     """
-    config: dict[str, object] = {str(start): {"candidate_steps": [length]} for start, length in tiers(fits)}
+    config: dict[str, object] = {str(start): {"candidate_steps": [length]} for start, _, length in tiers(fits)}
     config["treeopt"] = origin(fits)
     lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in config.items())
     return "{\n" + ",\n".join(lines) + "\n}"
@@ -135,9 +135,9 @@ def _note_launch(job: ExportJob) -> None:
         )
 
 
-def _adaptive_notes(steps: Sequence[tuple[int, int]], longest: int) -> list[str]:
+def _adaptive_notes(steps: Sequence[tuple[int, int, int]], longest: int) -> list[str]:
     """Return notes on when tiers begin early (a batch is padded to the next key), and when SGLang drops them."""
-    before = ", ".join(str(start - 1) for start, _ in steps[1:])
+    before = ", ".join(str(start - 1) for start, *_ in steps[1:])
     return [
         f"{TITLE} pads a batch to the next CUDA-graph size before it selects a tier, so tiers begin early unless "
         f"--cuda-graph-bs holds {before}",

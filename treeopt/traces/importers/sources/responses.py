@@ -145,17 +145,12 @@ def _responses(values: Sequence[Any]) -> Iterator[_Placed]:
             if any(value.get(key) for key in HISTOGRAM):
                 yield place, {**more, **value}
         elif isinstance(value, list):
-            inner = [(_index(part, number), part) for number, part in enumerate(value)]
+            indices = [part.get("index") if isinstance(part, dict) else None for part in value]  # of choices
+            inner = [(i if type(i) is int else n, part) for n, (i, part) in enumerate(zip(indices, value, strict=True))]
         elif isinstance(value, str) and "_histogram" in value:
             with suppress(TraceError):
                 yield from _responses(parsed(value))
         stack.extend((part, None if place is None else (*place, key), more) for key, part in reversed(inner))
-
-
-def _index(part: Any, number: int) -> int:
-    """Return the index of a choice, which may be alone in its chunk, or else the place in the list."""
-    index = part.get("index") if isinstance(part, dict) else None
-    return index if type(index) is int else number
 
 
 def _logged(text: str) -> list[_Placed]:
