@@ -48,15 +48,6 @@ class Constraint(Protocol):
         """Return the limits with this rule added to them."""
 
 
-def hereditary(constraint: Constraint) -> bool:
-    """Return True if a tree built node by node, siblings by rank, meets the rule at every step if it does at the end.
-
-    >>> hereditary(ContiguousRanks(source="a.py")), hereditary(DepthAtLeast(2, source="b.py"))
-    (True, False)
-    """
-    return not constraint.narrow(Limits()).min_depth
-
-
 def joined(constraints: Iterable[Constraint]) -> Limits:
     """Return the limits that all rules leave together.
 

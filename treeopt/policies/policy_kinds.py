@@ -15,7 +15,7 @@ from treeopt.errors import CostError, EngineError, TraceError, TreeError, Treeop
 from treeopt.policies.beam import Drafting
 from treeopt.policies.policy import Policy, policy_text, settings
 from treeopt.policies.reranking import Calibration
-from treeopt.registry import Registry, load
+from treeopt.registry import Registry
 from treeopt.statistics import Curve
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import Finite, Record
@@ -117,7 +117,7 @@ class PolicyKind:
         name: the `kind` of its JSON records.
         policy: the class of its policies.
         record: the typed JSON record, tagged with `name`.
-        sweeps: name in `search --policy` -> what tries its settings, a function or its `module:name`.
+        sweeps: name in `search --policy` -> what tries its settings.
         growths: kind of drafting in the decoding loop -> a policy of this many nodes and this reach that never stops
             early, by which its overhead is measured.
     """
@@ -125,7 +125,7 @@ class PolicyKind:
     name: str
     policy: type[Any]
     record: type[Record]
-    sweeps: Mapping[str, Callable[[Sweep], None] | str]
+    sweeps: Mapping[str, Callable[[Sweep], None]]
     growths: Mapping[str, Callable[[int, Drafting], Policy]]
 
 
@@ -139,8 +139,7 @@ def growths() -> tuple[str, ...]:
 
 def sweeps() -> dict[str, Callable[[Sweep], None]]:
     """Return what tries the settings of each kind that `search --policy` names."""
-    named = {name: sweep for kind in POLICIES.values() for name, sweep in kind.sweeps.items()}
-    return {name: load(sweep) if isinstance(sweep, str) else sweep for name, sweep in named.items()}
+    return {name: sweep for kind in POLICIES.values() for name, sweep in kind.sweeps.items()}
 
 
 def unchanged(drafting: Drafting) -> Calibration:

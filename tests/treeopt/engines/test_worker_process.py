@@ -8,7 +8,7 @@ import time
 import pytest
 
 from treeopt.engines.connections.step_worker import Waits
-from treeopt.engines.connections.worker_process import WorkerProcess
+from treeopt.engines.connections.worker_driver import WorkerProcess
 from treeopt.errors import EngineError
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"

@@ -21,8 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treeopt.engines.connections.worker_driver import StepWorker
-from treeopt.engines.connections.worker_process import GRACE_S
+from treeopt.engines.connections.worker_driver import GRACE_S, StepWorker
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep, model_name
 from treeopt.engines.export import LONGEST_MATCH
 from treeopt.engines.openvino import ENTRY, TREES

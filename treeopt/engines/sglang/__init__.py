@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from treeopt.constraints import ChainOnly
 from treeopt.engines.dynamic_trees import DynamicTrees, Triple
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
-from treeopt.engines.export import DRAFTER, Export, Fit, batch_sizes, origin, tiers
+from treeopt.engines.export import DRAFTER, Export, batch_sizes, origin, tiers
 from treeopt.errors import EngineError
 
 TITLE = "SGLang 0.5.23"
@@ -63,7 +63,9 @@ def write(job: ExportJob) -> Export:
         if len(steps) > 1:
             reason = f"{TITLE} imposes one acceptance on all batch sizes ({SIMULATED}), but the chains differ"
             raise EngineError(f"{reason}; nearest: one batch size of {batch_sizes([at for at in fits if at.tree])}")
-        environment = acceptance_variables(1 + sum(job.imposed_rates(longest)))
+        tokens = 1 + sum(job.imposed_rates(longest))  # that steps commit on average, the bonus counted
+        settings = {"LEN": f"{tokens:.3f}", "METHOD": "match-expected", "TOKEN_MODE": "real-draft-token"}
+        environment = " ".join(f"SGLANG_SIMULATE_ACC_{name}={value}" for name, value in settings.items())
         job.notes.append(ONE_LENGTH)
     if len(steps) == 1:
         chain = flags(Triple(longest, 1, longest))
@@ -79,9 +81,10 @@ def write(job: ExportJob) -> Export:
         f"--speculative-adaptive-config {shlex.quote(job.file)}"
     )
     job.notes += _adaptive_notes(steps, longest)
-    return Export(
-        adaptive_config(fits), ".json", " ".join([*words, adaptive]), launch=f"{start} {adaptive}", file=job.file
-    )
+    config: dict[str, object] = {str(first): {"candidate_steps": [length]} for first, _, length in steps}
+    lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in (config | {"treeopt": origin(fits)}).items())
+    text = "{\n" + ",\n".join(lines) + "\n}"
+    return Export(text, ".json", " ".join([*words, adaptive]), launch=f"{start} {adaptive}", file=job.file)
 
 
 def flags(triple: Triple) -> str:
@@ -91,28 +94,6 @@ def flags(triple: Triple) -> str:
     '--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16'
     """
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in TREES.settings(triple).items())
-
-
-def acceptance_variables(tokens: float) -> str:
-    """Return variables that make steps commit this many tokens on average, the bonus counted.
-
-    >>> acceptance_variables(2.5).split()[:2]
-    ['SGLANG_SIMULATE_ACC_LEN=2.500', 'SGLANG_SIMULATE_ACC_METHOD=match-expected']
-    """
-    settings = {"LEN": f"{tokens:.3f}", "METHOD": "match-expected", "TOKEN_MODE": "real-draft-token"}
-    return " ".join(f"SGLANG_SIMULATE_ACC_{name}={value}" for name, value in settings.items())
-
-
-def adaptive_config(fits: Sequence[Fit]) -> str:
-    """Return the JSON of `--speculative-adaptive-config`: one candidate per tier, the first from batch 1.
-
-    >>> list(json.loads(adaptive_config([Fit(4, None), Fit(16, None)])))
-    ['1', 'treeopt']
-    """
-    config: dict[str, object] = {str(start): {"candidate_steps": [length]} for start, _, length in tiers(fits)}
-    config["treeopt"] = origin(fits)
-    lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in config.items())
-    return "{\n" + ",\n".join(lines) + "\n}"
 
 
 def _start(target: str, algorithm: str | None, model: str | None) -> str:

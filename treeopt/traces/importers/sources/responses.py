@@ -23,7 +23,7 @@ from treeopt.traces.importers.chain_counts import (
     survival_counts,
     with_undrafted,
 )
-from treeopt.traces.importers.source_file import counts_in, is_json, parsed
+from treeopt.traces.importers.source_file import is_json, parsed
 from treeopt.traces.importers.trace_source import Content, Output, TraceSource
 from treeopt.traces.trace import MAX_DEPTH
 
@@ -36,6 +36,7 @@ LONGEST = "num_spec_tokens"
 PER_STEP = ("per_step_accepted", "per_step_drafted")
 WRITTEN = "completion_tokens"  # of the `usage` of a response with one choice
 MAX_RESPONSE_STEPS = 10**6
+LONGEST_COUNT = 20  # characters of a printed count, spaces among them
 SHORT = (
     "a histogram of SGLang ends with the most drafts that a step accepted: this is taken to be the length of the chain "
     "and of all its drafts"
@@ -183,7 +184,8 @@ def _logged(text: str) -> list[_Placed]:
                         record,
                     )
                 )
-            record[match[2]] = counts_in(match[3])
+            parts = [part for part in match[3].split(",") if part.strip()]  # what is no count is for the check
+            record[match[2]] = [int(p) if p.strip().isdecimal() and len(p) <= LONGEST_COUNT else p for p in parts]
             end = match.end()
     return records
 
