@@ -17,7 +17,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.engines.dynamic_trees import DynamicTrees
 from treeopt.engines.engine import Engine, ExportJob, Method, Option
 from treeopt.engines.export import DRAFTER, LONGEST_MATCH, Export, Fit, batch_sizes, match_note, tiers
@@ -151,7 +151,7 @@ ENTRY = Engine(
     metrics=CounterNames(
         "trtllm_spec_decode_", "accepted_tokens_total", "token_position", "drafted_tokens_total", steps=None
     ),
-    rules=(ChainOnly(source="static trees removed from speculative_config, #18210"),),
+    rules=(chains_only(source="static trees removed from speculative_config, #18210"),),
     trees=TREES,
     methods=METHODS,
     write=write,

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.engines.engine import Engine, ExportJob, Method
 from treeopt.engines.export import DRAFTER, LONGEST_MATCH, NOTHING_MATCHES, Export, batch_sizes, match_note
 from treeopt.errors import EngineError
@@ -79,7 +79,7 @@ def _launch(settings: Mapping[str, Any], target: str, model: str, *, assisted: b
 ENTRY = Engine(
     name="transformers",
     title=TITLE,
-    rules=(ChainOnly(source="num_assistant_tokens of GenerationConfig"),),
+    rules=(chains_only(source="num_assistant_tokens of GenerationConfig"),),
     methods={
         "assistant": Method.of("language-model"),
         "prompt-lookup": Method.of("prompt-lookup", model="none"),

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.constraints import Constraint, Limits, broken, joined
+from treeopt.constraints import Constraint, broken, joined
 from treeopt.cost_model import CostParts, StepShape
 from treeopt.errors import CostError, EngineError
 from treeopt.planning.evaluator import Judge
@@ -192,7 +192,7 @@ class Proposals:
     def _grow_trees(self) -> Fitting:
         """Return trees grown under every depth cap: levels that each add a little may cost more than they bring."""
         fit = self.judge.fit
-        early = [rule for rule in self.rules if not rule.narrow(Limits()).min_depth]  # kept at every step if at the end
+        early = [rule for rule in self.rules if not rule.limits.min_depth]  # kept at every step if at the end
         requests = {} if self.counted else {"requests": max(1, GROWN_ON * fit.requests // fit.anchors)}
         keeps = (lambda tree: broken(tree, early) is None) if early else None
         caps = range(1, self.settings.depth + 1)

@@ -10,14 +10,14 @@ from tests.helpers.rules import SOURCE, rules
 from tests.helpers.slow_params import examples
 from tests.treeopt.searchers.test_choose_method import possible
 from treeopt.constraints import (
-    ChainOnly,
     Constraint,
-    ContiguousRanks,
-    DepthAtLeast,
-    DepthAtMost,
-    NodesAtMost,
-    RanksBelow,
     broken,
+    chains_only,
+    contiguous_ranks,
+    depth_at_least,
+    depth_at_most,
+    nodes_at_most,
+    ranks_below,
 )
 from treeopt.cost_model import CostParts
 from treeopt.errors import CostError, EngineError
@@ -28,13 +28,13 @@ from treeopt.tree import Path, Tree
 
 FAMILIES: dict[str, list[Constraint]] = {
     "none": [],
-    "ranks": [RanksBelow(2, SOURCE)],
-    "depth": [DepthAtMost(2, SOURCE)],
-    "deep enough": [DepthAtLeast(2, SOURCE)],
-    "chain": [ChainOnly(SOURCE)],
-    "contiguous": [ContiguousRanks(SOURCE)],
-    "nodes": [NodesAtMost(4, SOURCE)],
-    "few ranks, two deep": [DepthAtLeast(2, SOURCE), RanksBelow(3, SOURCE)],
+    "ranks": [ranks_below(2, SOURCE)],
+    "depth": [depth_at_most(2, SOURCE)],
+    "deep enough": [depth_at_least(2, SOURCE)],
+    "chain": [chains_only(SOURCE)],
+    "contiguous": [contiguous_ranks(SOURCE)],
+    "nodes": [nodes_at_most(4, SOURCE)],
+    "few ranks, two deep": [depth_at_least(2, SOURCE), ranks_below(3, SOURCE)],
 }
 
 seconds = st.integers(1, 40).map(lambda n: n / 8)

@@ -29,7 +29,11 @@ LONGEST_EXCERPT = 200  # characters of the child's words in a message
 
 
 class WorkerProcess:
-    """A running child; a context, at whose end no process of its group is left."""
+    """A running child; no process of its group is left once it is closed.
+
+    Attributes:
+        process: the child, whose process id is also its group's.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class WorkerProcess:
         self.name = name
         self._grace_s = grace_s
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - the caller names the interpreter
+            self.process = subprocess.Popen(  # noqa: S603 - the caller names the interpreter
                 words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -75,16 +79,6 @@ class WorkerProcess:
         ]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def pid(self) -> int:
-        """The child's process id, which is also its group's."""
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """True until the child has exited."""
-        return self._process.poll() is None
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Write one object; never waits for the child, and a child that has ended is noticed by `receive`."""
@@ -119,7 +113,7 @@ class WorkerProcess:
             if number is not None:
                 self._signal(number)
             try:
-                self._process.wait(None if number is signal.SIGKILL else self._grace_s)
+                self.process.wait(None if number is signal.SIGKILL else self._grace_s)
                 break
             except subprocess.TimeoutExpired:
                 continue
@@ -127,22 +121,14 @@ class WorkerProcess:
         for thread in self._threads:
             thread.join(self._grace_s)
 
-    def __enter__(self) -> Self:
-        """Return the running child."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop it."""
-        self.close()
-
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.process.pid, number)
 
     def _end_error(self) -> EngineError:
         """Return the error of a child that closed its pipes: how it ended, and the last line that it wrote."""
         try:
-            code = self._process.wait(self._grace_s)
+            code = self.process.wait(self._grace_s)
         except subprocess.TimeoutExpired:
             return EngineError(f"{self.name} closed its output but still runs{self._last_words()}")
         self._threads[-1].join(self._grace_s)
@@ -158,20 +144,20 @@ class WorkerProcess:
         return kept_log("".join(self._stderr))
 
     def _write_orders(self) -> None:
-        with contextlib.suppress(OSError), _pipe(self._process.stdin) as stdin:  # OSError: the child is gone
+        with contextlib.suppress(OSError), _pipe(self.process.stdin) as stdin:  # OSError: the child is gone
             while (order := self._orders.get()) is not None:
                 stdin.write(order)
                 stdin.flush()
 
     def _keep_lines(self) -> None:
         """Move the child's lines into a queue, so that a slow reader never makes the child wait."""
-        with _pipe(self._process.stdout) as stdout:
+        with _pipe(self.process.stdout) as stdout:
             for line in stdout:
                 self._lines.put(line)
         self._lines.put(None)
 
     def _keep_stderr(self) -> None:
-        with _pipe(self._process.stderr) as stderr:
+        with _pipe(self.process.stderr) as stderr:
             self._stderr.extend(stderr)
 
 

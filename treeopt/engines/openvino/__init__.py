@@ -14,7 +14,7 @@ Settings belong to one call of `generate`, so a batch size can have its own: exp
 import json
 from collections.abc import Mapping
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.engines.dynamic_trees import DynamicTrees
 from treeopt.engines.engine import Engine, ExportJob, Method
 from treeopt.engines.export import DRAFTER, LONGEST_MATCH, NOTHING_MATCHES, Export, match_note
@@ -85,7 +85,7 @@ print(pipeline.generate("PROMPT", config))"""
 ENTRY = Engine(
     name="openvino",
     title=TITLE,
-    rules=(ChainOnly(source="GenerationConfig has no static tree"),),
+    rules=(chains_only(source="GenerationConfig has no static tree"),),
     trees=TREES,
     methods={
         "draft-model": Method.of("language-model"),

@@ -17,7 +17,7 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.engines.dynamic_trees import DynamicTrees, Triple
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
 from treeopt.engines.export import DRAFTER, Export, batch_sizes, origin, tiers
@@ -131,7 +131,7 @@ ENTRY = Engine(
     name="sglang",
     title=TITLE,
     never_ran=True,
-    rules=(ChainOnly(source="no tree option in srt/arg_groups/fields/spec.py"),),
+    rules=(chains_only(source="no tree option in srt/arg_groups/fields/spec.py"),),
     trees=TREES,
     methods={  # algorithms that obey steps, topk and draft tokens; NEXTN is another name for EAGLE
         "EAGLE": Method.of("eagle", trees=True),

@@ -21,7 +21,7 @@ import json
 import shlex
 from typing import Any
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
 from treeopt.engines.export import Export, tiers
 from treeopt.storage.provenance import look
@@ -107,7 +107,7 @@ ENTRY = Engine(
         generated="vllm:generation_tokens_total",
         ended="vllm:request_success_total",
     ),
-    rules=(ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),),
+    rules=(chains_only(source="static trees removed in 0.21.0, vllm#42121"),),
     methods={  # vllm/config/speculative.py; it fills in `model` itself where none is required (`__post_init__`)
         "custom_class": Method.of("custom_class", model="required"),
         "dflash": Method.of("dflash", model="required"),
