@@ -44,7 +44,7 @@ ENTRIES = (
     AcceptanceRule(
         name="typical",
         accepts="tokens that the target finds likely enough",
-        rule="executor.verification.typical_acceptance:Typical",
+        rule="executor.verification.acceptance_probabilities:Typical",
         takes=("warp",),
         lossless=False,
         several=True,

@@ -8,7 +8,8 @@ wait, at each level.
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,10 +34,12 @@ from treeopt.tree import EMPTY, Tree
 
 
 @dataclass(frozen=True)
-class StepMarks:
-    """Marks of one step on the device's time line.
+class LaunchedStep:
+    """A step that the device has been given, and its marks on the device's time line.
 
     Attributes:
+        requests: the requests of its rows.
+        outcome: where its outcome will stand.
         away: marks between which the caller had the last step, if the device's clock ran on meanwhile.
         begun: the step begins; requests are admitted, and CUDA graphs are captured.
         started: drafting begins; the same mark as `begun` if there was nothing of both.
@@ -44,6 +47,8 @@ class StepMarks:
         done: the outcome is written.
     """
 
+    requests: tuple[int, ...]
+    outcome: Tensor
     away: tuple[Mark, Mark] | None
     begun: Mark
     started: Mark
@@ -61,19 +66,10 @@ class StepMarks:
             admit_s -= away_s
         return admit_s, draft_s, elapsed_s(self.drafted, self.done)
 
-
-@dataclass(frozen=True)
-class LaunchedStep:
-    """A step that the device has been given: the requests of its rows, where its outcome will stand, and its marks."""
-
-    requests: tuple[int, ...]
-    outcome: Tensor
-    marks: StepMarks
-
     def read(self) -> list[list[int]]:
         """Return the outcome, a list per row; the one time in a step that the host reads from the device."""
-        if isinstance(self.marks.done, torch.cuda.Event):
-            self.marks.done.synchronize()
+        if isinstance(self.done, torch.cuda.Event):
+            self.done.synchronize()
         outcome: list[list[int]] = self.outcome.tolist()
         return outcome
 
@@ -97,11 +93,10 @@ class StepTimer:
             return self._last_done
         return self.clock.mark()
 
-    def finish(self, begun: Mark, started: Mark, drafted: Mark) -> StepMarks:
-        """Mark the end of a step."""
-        marks = StepMarks(self._away, begun, started, drafted, self.clock.mark())
-        self._last_done, self._away = marks.done, None
-        return marks
+    def finish(self) -> tuple[tuple[Mark, Mark] | None, Mark]:
+        """Mark the end of a step; return the marks between which the caller was away, and the end."""
+        away, self._away, self._last_done = self._away, None, self.clock.mark()
+        return away, self._last_done
 
     def pause(self) -> None:
         """Mark that the caller is given a step."""
@@ -131,14 +126,6 @@ def copy_to_host(outcome: Tensor, read: list[Tensor], *, queued: bool, late: boo
 SMALLER = f"take a smaller batch, shorter texts or a smaller tree, or {ADVICE}"
 BUCKETS = {"cpu": 16}  # views of the cache are multiples of this many tokens; of graphs each is twice the last
 BUCKET = 256
-
-
-@dataclass(frozen=True)
-class _LastStep:
-    """The host's knowledge of the last step: no row committed more than `tokens`; `all_fed`: see `Drafter.extend`."""
-
-    tokens: int
-    all_fed: bool
 
 
 class Decoder:
@@ -260,7 +247,7 @@ class Decoder:
         """
         clock = Clock(self.target.device)
         timer, launched = StepTimer(clock), deque[LaunchedStep]()
-        last = _LastStep(self.growth.depth + 1, all_fed=False)
+        known: dict[str, Any] = {"steps": self.growth.depth + 1, "all_fed": False}  # of the last step, see `Rows.draft`
         unseen_s = 0.0  # of steps that the caller does not get: all their rows had ended
         while True:
             if self.target.cache is not cache:
@@ -270,7 +257,7 @@ class Decoder:
             begun = timer.begin()
             joined = queue.admit(rows)
             if queue.busy:
-                launched.append(self._launch(rows, queue, last, timer, begun, clock.mark() if joined else begun))
+                launched.append(self._launch(rows, queue, known, timer, begun, clock.mark() if joined else begun))
                 if len(launched) <= self.late:
                     continue
             elif not launched:
@@ -281,31 +268,32 @@ class Decoder:
             if clock.queued:
                 self._read.append(step.outcome)
             if self.late == 0:
-                last = _LastStep(1 + max(count for count, *_ in outcome), all(fed >= 0 for _, fed, *_ in outcome))
+                known["steps"] = 1 + max(count for count, *_ in outcome)
+                known["all_fed"] = all(fed >= 0 for _, fed, *_ in outcome)
             emitted = queue.settle(step.requests, outcome)
             rows.leave(queue.idle_lengths(emitted.ended))
             if self._history is not None and emitted.ended[0]:
                 self._history.write(queue.output(0))
-            admit_s, draft_s, rest_s = step.marks.seconds
+            admit_s, draft_s, rest_s = step.seconds
             if not clock.queued:
                 rest_s += time.perf_counter() - arrived
             if max(emitted.requests) < 0:
                 unseen_s += admit_s + draft_s + rest_s
                 continue
             timer.pause()
-            yield Step(**vars(emitted), draft_s=draft_s, rest_s=rest_s, admit_s=admit_s + unseen_s)
+            yield replace(emitted, draft_s=draft_s, rest_s=rest_s, admit_s=admit_s + unseen_s)
             timer.resume()
             unseen_s = 0.0
 
     def _launch(
-        self, rows: Rows, queue: RequestQueue, last: _LastStep, timer: StepTimer, begun: Mark, started: Mark
+        self, rows: Rows, queue: RequestQueue, known: dict[str, Any], timer: StepTimer, begun: Mark, started: Mark
     ) -> LaunchedStep:
         """Give the device one step: draft, verify, accept, commit. What is known of the last one only saves work."""
         requests = queue.requests
         self.target.forget_prompts(queue.empty_rows)
         view = self._rounded(queue.longest + self.growth.room)
         if self._graphs is None:
-            draft = rows.draft(view=view, steps=last.tokens, all_fed=last.all_fed)
+            draft = rows.draft(view=view, **known)
             drafted = timer.clock.mark()
             outputs = rows.verify(draft, view=view)
             rows.settle(draft, outputs)
@@ -318,7 +306,8 @@ class Decoder:
             self._graphs.verify(view=view)
         queue.launch()
         outcome = copy_to_host(rows.outcome, self._read, queued=timer.clock.queued, late=self.late > 0)
-        return LaunchedStep(requests, outcome, timer.finish(begun, started, drafted))
+        away, done = timer.finish()
+        return LaunchedStep(requests, outcome, away, begun, started, drafted, done)
 
     def memory(self, prompts: Sequence[Tokens], *, new_tokens: NewTokens) -> str:
         """Return a sentence with the memory of the caches of such a run; raise as `steps` does."""

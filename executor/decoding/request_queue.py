@@ -28,8 +28,8 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Emitted:
-    """The output of each row in a step, cut at the end of its request.
+class Step:
+    """A step of the batch: the output of each row, cut at the end of its request, and the times.
 
     Attributes:
         requests: the request of each row, -1 for an idle one.
@@ -37,20 +37,6 @@ class Emitted:
         accepted: drafted tokens accepted in each row; idle rows 0.
         drafted: tokens drafted in each row, the nodes of its tree; idle rows 0.
         ended: True for each row whose request ended with this step.
-    """
-
-    requests: tuple[int, ...]
-    committed: tuple[tuple[int, ...], ...]
-    accepted: tuple[int, ...]
-    drafted: tuple[int, ...]
-    ended: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class Step(Emitted):
-    """A step of the batch, with its times.
-
-    Attributes:
         draft_s: seconds of drafting, taking in the last step's outcome included.
         rest_s: seconds of verifying, accepting and committing, and of the host's bookkeeping.
         admit_s: seconds before the step: of prefilling the requests that joined, of capturing CUDA graphs, and of
@@ -61,9 +47,14 @@ class Step(Emitted):
     last request ends.
     """
 
-    draft_s: float
-    rest_s: float
-    admit_s: float
+    requests: tuple[int, ...]
+    committed: tuple[tuple[int, ...], ...]
+    accepted: tuple[int, ...]
+    drafted: tuple[int, ...]
+    ended: tuple[bool, ...]
+    draft_s: float = 0.0
+    rest_s: float = 0.0
+    admit_s: float = 0.0
 
     @property
     def full(self) -> bool:
@@ -123,15 +114,6 @@ class Gathered:
 NewTokens = int | Sequence[int]
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """A request without a row."""
-
-    request: int
-    prompt: Tokens
-    limit: int
-
-
 @dataclass
 class _Row:
     """A row of the batch, as far as the host knows it.
@@ -169,7 +151,7 @@ class RequestQueue:
             path_tokens: most tokens that a step commits per row.
         """
         self.stop, self.path_tokens = frozenset(map(int, stop)), path_tokens
-        self._waiting = deque(_Waiting(*one) for one in zip(range(len(prompts)), prompts, limits, strict=True))
+        self._waiting = deque(zip(range(len(prompts)), prompts, limits, strict=True))
         self._rows = [_Row() for _ in range(batch)]
 
     @property
@@ -194,15 +176,14 @@ class RequestQueue:
 
     def admit(self, rows: Rows) -> bool:
         """Give idle rows to waiting requests; return True if any request joined."""
-        joined: dict[int, _Waiting] = {}
+        joined: dict[int, tuple[Tokens, int]] = {}  # prompt and number of a row's request
         for i, row in enumerate(self._rows):
             if row.request < 0 and self._waiting:
-                joined[i] = first = self._waiting.popleft()
-                filled = len(first.prompt) - 1
-                idle_length = filled * rows.target.keeps_prompts
-                self._rows[i] = _Row(first.request, filled, first.limit, idle_length=idle_length)
+                request, prompt, limit = self._waiting.popleft()
+                filled, joined[i] = len(prompt) - 1, (prompt, request)
+                self._rows[i] = _Row(request, filled, limit, idle_length=filled * rows.target.keeps_prompts)
         if joined:
-            rows.admit(list(joined), [one.prompt for one in joined.values()], [one.request for one in joined.values()])
+            rows.admit(list(joined), *zip(*joined.values(), strict=True))
         return bool(joined)
 
     def launch(self) -> None:
@@ -210,8 +191,8 @@ class RequestQueue:
         for row in self._rows:
             row.in_flight += self.path_tokens * (row.request >= 0)
 
-    def settle(self, requests: Sequence[int], outcome: Sequence[Sequence[int]]) -> Emitted:
-        """Take in the outcome of a step: cut what lies past each request's end, and free the rows that ended.
+    def settle(self, requests: Sequence[int], outcome: Sequence[Sequence[int]]) -> Step:
+        """Take in the outcome of a step: cut what lies past each request's end, and free the rows that ended; no times.
 
         Args:
             requests: the request that each row had when the step was launched.
@@ -219,7 +200,7 @@ class RequestQueue:
         """
         emitted = [self._settle_row(*one) for one in zip(self._rows, requests, outcome, strict=True)]
         numbers, committed, accepted, drafted, ended = zip(*emitted, strict=True)
-        return Emitted(numbers, committed, accepted, drafted, ended)
+        return Step(numbers, committed, accepted, drafted, ended)
 
     def _settle_row(
         self, row: _Row, request: int, outcome: Sequence[int]

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,10 +76,7 @@ class StaticGrowth:
         self.in_place = tree == Tree.chain(tree.depth)
         self.fed_in_place = max(tree.fed_widths, default=1) == 1
         self.topology = Topology.of(tree, device)
-        layout = _Layout(tree)
-        self.levels = layout.levels(device)
-        self.fed = torch.tensor([layout.fed], dtype=torch.long, device=device)
-        self.place = torch.tensor(layout.place, dtype=torch.long, device=device)
+        self.levels, self.fed, self.place = _layout(tree, device)
         self.trim = trim
         self._entries = [1 + sum(depth <= deepest for depth in tree.depths) for deepest in range(tree.depth + 1)]
 
@@ -119,42 +116,32 @@ class StaticGrowth:
         return Topology.from_parents(parent, self.depth, present[:, :count], width=whole.width)
 
 
-class _Layout:
-    """A tree's nodes among the candidates of all levels, which are drafted as rows of equal width.
+def _layout(tree: Tree, device: torch.device) -> tuple[list[Level], Tensor, Tensor]:
+    """Lay out a tree's nodes among the candidates of all levels, which are drafted as rows of equal width.
 
-    Attributes:
-        fed: per node its place in the order in which the drafter is fed, -1 if it has no children.
-        place: per node its place among the candidates: the root, then those of each level.
+    Returns:
+        The levels; int64 (1, count), per node its place in the order in which the drafter is fed, -1 if it has no
+        children; int64 (count,), per node its place among the candidates: the root, then those of each level.
     """
 
-    def __init__(self, tree: Tree) -> None:
-        self._parents = [0, *(parent + 1 for parent in tree.parents)]
-        depths, ranks = [0, *tree.depths], [0, *tree.ranks]
-        nodes = [[node for node, d in enumerate(depths) if d == depth] for depth in range(1, tree.depth + 1)]
-        self._expanded = [sorted({self._parents[node] for node in level}) for level in nodes]
-        self._widths = [1 + max(ranks[node] for node in level) for level in nodes]
-        sizes = [len(expanded) * width for expanded, width in zip(self._expanded, self._widths, strict=True)]
-        self._starts = [0, *accumulate(sizes, initial=1)]  # of each level's candidates, the root's first
-        self.fed, self.place = [-1] * len(depths), [0] * len(depths)
-        for order, node in enumerate(node for expanded in self._expanded for node in expanded):
-            self.fed[node] = order
-        for level, expanded, width, start in zip(nodes, self._expanded, self._widths, self._starts[1:], strict=False):
-            for node in level:
-                self.place[node] = start + expanded.index(self._parents[node]) * width + ranks[node]
+    def tensor(values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
 
-    def levels(self, device: torch.device) -> list[Level]:
-        def tensor(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.long, device=device)
-
-        above = [[0], *self._expanded]  # the nodes expanded one level above
-        return [
-            Level(
-                expanded=tensor([self.place[node] - start for node in expanded]),
-                parents=tensor([before.index(self._parents[node]) for node in expanded])[None],
-                width=width,
-            )
-            for expanded, width, start, before in zip(self._expanded, self._widths, self._starts, above, strict=False)
-        ]
+    parents, depths, ranks = [0, *(parent + 1 for parent in tree.parents)], [0, *tree.depths], [0, *tree.ranks]
+    fed, place = [-1] * len(depths), [0] * len(depths)
+    levels, order, last, start = list[Level](), count(), 0, 1  # where the candidates of two levels begin
+    before = [0]  # the nodes expanded one level above
+    for depth in range(1, tree.depth + 1):
+        nodes = [node for node, own in enumerate(depths) if own == depth]
+        expanded, width = sorted({parents[node] for node in nodes}), 1 + max(ranks[node] for node in nodes)
+        for node in expanded:
+            fed[node] = next(order)
+        for node in nodes:
+            place[node] = start + expanded.index(parents[node]) * width + ranks[node]
+        chosen = tensor([place[node] - last for node in expanded])
+        levels.append(Level(chosen, tensor([before.index(parents[node]) for node in expanded])[None], width))
+        before, last, start = expanded, start, start + len(expanded) * width
+    return levels, tensor([fed]), tensor(place)
 
 
 class Chances:
@@ -242,7 +229,7 @@ def draft_levels(
     for depth, expanded in enumerate(drafting.expanded):
         if levels:
             last = levels[-1]
-            chosen = best_places(last.value, expanded)
+            chosen = sorted_places(last.value)[:, :expanded].sort(1).values  # of equals the first
             tokens, value, log = (part.gather(1, chosen) for part in (last.tokens, last.value, last.log))
             parents, place = chosen // drafting.width, chosen + seen - last.value.shape[1]
         scores = drafter.level(state, tokens, parents).expand(-1, expanded, -1)
@@ -274,11 +261,6 @@ def sorted_places(value: Tensor) -> Tensor:
     return value.sort(dim=1, descending=True, stable=True).indices
 
 
-def best_places(value: Tensor, count: int) -> Tensor:
-    """Return the places of the `count` largest, the first of equals, in ascending order; int64 (batch, count)."""
-    return sorted_places(value)[:, :count].sort(1).values
-
-
 class PolicyGrowth(ABC):
     """Base of growths that build another tree for each sequence and step, from candidates that a policy chooses."""
 
@@ -286,7 +268,7 @@ class PolicyGrowth(ABC):
 
     def __init__(self, policy: Policy, device: torch.device) -> None:
         """Grow trees by `policy`, for a target on `device`."""
-        self.drafting = policy.drafting
+        self.policy, self.drafting = policy, policy.drafting
         self.fed_in_place = max(self.drafting.expanded) == 1
         self.depth, self.count = policy.depth, policy.nodes + 1
         self.room = max(self.count, sum(self.drafting.expanded))
@@ -341,6 +323,8 @@ class PolicyGrowth(ABC):
 class DynamicGrowth(PolicyGrowth):
     """Trees of a `DynamicTree`, chosen on the device alone: the shape can be the same in every step."""
 
+    policy: DynamicTree
+
     def __init__(self, policy: DynamicTree, device: torch.device, *, adaptive: bool = False) -> None:
         """Grow trees by `policy`.
 
@@ -350,7 +334,7 @@ class DynamicGrowth(PolicyGrowth):
             adaptive: read the drafter's probabilities on the host, and skip levels and entries that no sequence needs.
         """
         super().__init__(policy, device)
-        self.policy, self.adaptive = policy, adaptive
+        self.adaptive = adaptive
 
     def _choose(self, levels: Iterator[tuple[Pool, ...]], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor | None]:
         policy = self.policy
@@ -374,11 +358,6 @@ class DynamicGrowth(PolicyGrowth):
 
 class AskingGrowth(PolicyGrowth):
     """Trees of any policy: after each level the host decides, with the code that also replays the policy on a trace."""
-
-    def __init__(self, policy: Policy, device: torch.device) -> None:
-        """Grow trees by `policy`."""
-        super().__init__(policy, device)
-        self.policy = policy
 
     def _choose(self, levels: Iterator[tuple[Pool, ...]], idle: Tensor | None) -> tuple[Pool, Tensor, Tensor]:
         policy, lists, chosen = self.policy, None, None

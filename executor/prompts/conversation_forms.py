@@ -15,7 +15,6 @@ Beside them `system`, and what a chat template takes: `tools`, `documents`, `cha
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from executor.prompts.message_parts import (
@@ -50,21 +49,9 @@ QUESTIONS, ANSWERS = ("question", "prompt"), ("answer", "response", "completion"
 FORMS = frozenset((*CONVERSATIONS, *QUESTIONS, "text", "body"))  # a record has one of these
 KNOWN = "`text`, `messages`, `conversations`, `turns`, `prompt` or `question`"
 
-Turn = tuple[str, str] | tuple[str, str, str]  # role, text, and further fields of the message as JSON, if any
+# Role (system, user, assistant or tool), text, and further fields of the message as JSON, if any.
+Turn = tuple[str, str] | tuple[str, str, str]
 Turns = tuple[Turn, ...]
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Turns, and what else the chat template is given.
-
-    Attributes:
-        turns: each a role (system, user, assistant or tool), a text, and further fields as JSON if there are any.
-        extras: arguments of the chat template as a JSON object, such as `tools`; empty if there are none.
-    """
-
-    turns: Turns = ()
-    extras: str = ""
 
 
 def usual_form(record: Any) -> Any:
@@ -131,8 +118,8 @@ def _is_said(value: Any) -> bool:
     return isinstance(value, list) and bool(value)
 
 
-def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> Conversation:
-    """Return the conversation of a record, without turns if it is a text.
+def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> tuple[Turns, str]:
+    """Return the turns of a record, none if it is a text, and arguments of the chat template as a JSON object, or "".
 
     Raises:
         EmptyConversationError: nothing is said in it.
@@ -144,13 +131,13 @@ def conversation_of(record: Mapping[str, Any], where: str, report: Report) -> Co
             raise ExecutorError(f"{where}: `{name}`: only texts are read {HINT}")
     if key == "text":
         report.count_unread(record, (*TEXT, *SILENT))
-        return Conversation()
+        return (), ""
     entries = list_of(record, key, where, empty=True)
     if not entries:
         raise EmptyConversationError(f"{where}: an empty conversation")
     turns = _turns(entries, key, where, report)
     report.count_unread(record, (key, *SILENT, *TEMPLATE, *SYSTEM))  # another conversation beside it is not read
-    return Conversation(_with_system(turns, record, where, report), _extras(record, where, report))
+    return _with_system(turns, record, where, report), _extras(record, where, report)
 
 
 TEMPLATE = ("tools", "functions", "documents", "chat_template_kwargs")  # fields that become the template's arguments

@@ -245,12 +245,11 @@ def prompt_of(record: Any, where: str, report: Report) -> Prompt:
         ExecutorError: it is none; names `where` and field.
     """
     record = usual_form(record)
-    conversation = conversation_of(record, where, report)
-    if not conversation.turns:
+    turns, extras = conversation_of(record, where, report)
+    if not turns:
         report.count_unread({key: record.get(key) for key in ("prompt", "cut", "completion")}, ())
         text = string(record["text"], f"{where}: `text`")
         return Prompt(text, _label(record, ("domain",), where, report), where=where)
-    turns = conversation.turns
     form = form_of(record, where)
     several = form == "turns" or (form in QUESTIONS and not has_roles(record[form]))
     if several and all(turn[0] != "assistant" for turn in turns):
@@ -263,7 +262,7 @@ def prompt_of(record: Any, where: str, report: Report) -> Prompt:
     if not (turns and turns[-1][0] in ("user", "tool")):
         raise ExecutorError(f"{where}: the last turn before an answer must be the user's or a tool's")
     label = _label(record, ("domain", "category"), where, report)
-    return Prompt(domain=label, turns=turns, where=where, extras=conversation.extras)
+    return Prompt(domain=label, turns=turns, where=where, extras=extras)
 
 
 def _label(record: Mapping[str, Any], names: Sequence[str], where: str, report: Report) -> str:

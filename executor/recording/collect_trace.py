@@ -21,9 +21,9 @@ from executor.recording.recording_settings import Recording
 from executor.recording.teacher_forced import Arrays, Texts, forced_arrays
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank
+from executor.verification.acceptance_probabilities import Typical
 from executor.verification.acceptance_rules import Accepted
 from executor.verification.tree_tensors import Draft
-from executor.verification.typical_acceptance import Typical
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.resumable_shards import Head, gather, note
@@ -217,7 +217,8 @@ class _Shard:
         """Return the arrays that depend on the drafter, by name."""
         target, drafter, recording = self.target, self.drafter, self.recording
         rule, policy = recording.rules(target, self.first).verifying, recording.candidates
-        settings = recording.pass_settings(drafter, rule)
+        depth, names = recording.recorded_depth(drafter), recording.arrays(rule)
+        how = {"depth": depth, "width": recording.width, "draws": recording.draws}
         forced: list[Arrays] = []
         drafted: list[Arrays] = []
         accepted: list[NDArray[np.bool_]] = []
@@ -225,9 +226,9 @@ class _Shard:
             part = slice(start, start + recording.batch)
             tokens = self.tokens[part]
             texts = Texts.read(target, drafter, tokens, written[part])
-            arrays_of_texts = forced_arrays(target, drafter, texts, settings)
+            arrays_of_texts = forced_arrays(target, drafter, texts, rule, names, **how)
             if recording.confidences:
-                chains = chain_confidences(target, drafter, texts, settings.depth)
+                chains = chain_confidences(target, drafter, texts, depth)
                 arrays_of_texts = [one | other for one, other in zip(arrays_of_texts, chains, strict=True)]
             forced += arrays_of_texts
             if policy is not None:

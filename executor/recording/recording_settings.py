@@ -10,13 +10,12 @@ import numpy as np
 from executor.decoding.decoder import check_abstaining
 from executor.drafters.base.drafter import Drafter, history_of, usual_depth
 from executor.recording.record_candidates import check_candidates, confidence_source
-from executor.recording.teacher_forced import PassSettings, source_of
+from executor.recording.teacher_forced import source_of
 from executor.target.target_model import Target
-from executor.verification.acceptance_probabilities import SampleAndMatch
+from executor.verification.acceptance_probabilities import SampleAndMatch, Typical
 from executor.verification.acceptance_rules import Greedy, Rule, make_rule, rule_meta
 from executor.verification.multi_round_rejection import BlockVerification
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
-from executor.verification.typical_acceptance import Typical
 from treeopt.defaults import DRAWS
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree
@@ -162,22 +161,19 @@ class Recording:
             return Rules(rule, rule)
         return Rules(rule, SampleAndMatch(warp, seeded_generator(target.device, writing)))
 
-    def pass_settings(self, drafter: Drafter, rule: Rule) -> PassSettings:
-        """Return what the teacher-forced pass records."""
+    def arrays(self, rule: Rule) -> tuple[str, ...]:
+        """Return the arrays that the teacher-forced pass records beside ranks."""
         kept = rule.sampled_candidates
         odds = kept or (self.probabilities and self.temperature > 0)
         accept = odds and not isinstance(rule, BlockVerification | Typical)  # which have no `accept` of single nodes
-        depth = self.recorded_depth(drafter)
-        return PassSettings(depth, self.width, rule, self.probabilities, accept, kept, self.draws)
+        names = ("draft_prob", "draft_entropy", "target_entropy") * self.probabilities
+        return (*names, *("accept",) * accept, *("kept",) * kept)
 
     def provenance(self, target: Target, drafter: Drafter) -> dict[str, Any]:
         """Return what the `meta` of the trace records about these settings."""
         rule, policy, optional = self.rules(target, 0).verifying, self.candidates, dict[str, Any]()
-        settings = self.pass_settings(drafter, rule)
-        if settings.accept:
-            optional["accept"] = source_of(rule, self.width, self.draws)
-        if settings.kept:
-            optional["kept"] = source_of(rule, self.width, self.draws)
+        odds = [name for name in self.arrays(rule) if name in ("accept", "kept")]
+        optional |= dict.fromkeys(odds, source_of(rule, self.width, self.draws))
         if self.probabilities:
             optional["draft_prob"] = "warped" if rule.sampled_candidates else "temperature 1"
         if self.confidences:

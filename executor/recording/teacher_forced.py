@@ -24,7 +24,7 @@ at least i tokens are accepted with probability min over j <= i of prod_{d <= j}
 as 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,11 +36,10 @@ from torch import Tensor
 from executor.drafters.base.drafter import Drafter
 from executor.target.causal_model import Outputs
 from executor.target.target_model import Target
-from executor.verification.acceptance_probabilities import PointMass, SampleAndMatch
+from executor.verification.acceptance_probabilities import CoinRule, PointMass, SampleAndMatch
 from executor.verification.acceptance_rules import Rule
 from executor.verification.multi_round_rejection import BlockVerification, Leviathan, Rounds, Sequoia, SpecInfer
 from executor.verification.temperature_top_k_top_p import pick
-from treeopt.defaults import DRAWS
 from treeopt.traces.trace import MISSED, PAST_END
 
 
@@ -67,13 +66,18 @@ def accept_odds(rule: Rule, logits: Tensor, scores: Tensor, width: int, *, draws
     p = rule.warp.log_probabilities(logits).exp()
     if not rule.sampled_candidates:
         return p.gather(-1, rule.candidates(scores, width))
-    q = rule.warp.log_probabilities(scores).exp()
-    if isinstance(rule, Leviathan):
-        return torch.nn.functional.pad(in_rounds(p, q, 1), (0, width - 1))
-    if width == 1 or isinstance(rule, SpecInfer):
-        return in_rounds(p, q, width)
-    many = (draws, *p.shape)
-    return in_rounds(p.expand(many), q.expand(many), width, rule.generator).mean(0)
+    return _odds(rule, p, rule.warp.log_probabilities(scores).exp(), width, draws)
+
+
+def _odds(rule: CoinRule, p: Tensor, q: Tensor, width: int, draws: int, token: Tensor | None = None) -> Tensor:
+    """Return `in_rounds` for a rule of rounds, as many columns as `width`; means over draws where nothing is closed."""
+    rounds = 1 if isinstance(rule, Leviathan) else width
+    if rounds == 1 or isinstance(rule, SpecInfer):
+        odds = in_rounds(p, q, rounds, token=token)
+    else:
+        many, tokens = (draws, *p.shape), None if token is None else token.expand(draws, *token.shape)
+        odds = in_rounds(p.expand(many), q.expand(many), rounds, rule.generator, token=tokens).mean(0)
+    return torch.nn.functional.pad(odds, (0, width - rounds))
 
 
 class KeptOdds:
@@ -96,22 +100,15 @@ class KeptOdds:
         p = self.rule.warp.log_probabilities(logits).exp()
         q = self.rule.warp.log_probabilities(scores).exp()
         token = truth[:, None]
-        if isinstance(self.rule, BlockVerification):
-            p_token = p.gather(-1, token)
-            ratio = torch.where(p_token > 0, q.gather(-1, token) / p_token, 0)[:, 0]
-            before = self.survival[: len(truth)] if self.survival.dim() else torch.ones_like(ratio)
-            self.ratio = ratio * (self.ratio[: len(truth)] if self.ratio.dim() else 1)
-            self.survival = torch.minimum(before, self.ratio)
-            odds = torch.where(before > 0, self.survival / before, 0)[:, None]
-        elif isinstance(self.rule, Leviathan):
-            odds = in_rounds(p, q, 1, token=token)
-        elif self.width == 1 or isinstance(self.rule, SpecInfer):
-            odds = in_rounds(p, q, self.width, token=token)
-        else:
-            many = (self.draws, *p.shape)
-            tokens = token.expand(self.draws, *token.shape)
-            odds = in_rounds(p.expand(many), q.expand(many), self.width, self.rule.generator, token=tokens).mean(0)
-        return torch.nn.functional.pad(odds, (0, self.width - odds.shape[-1]))
+        if not isinstance(self.rule, BlockVerification):
+            return _odds(self.rule, p, q, self.width, self.draws, token)
+        p_token = p.gather(-1, token)
+        ratio = torch.where(p_token > 0, q.gather(-1, token) / p_token, 0)[:, 0]
+        before = self.survival[: len(truth)] if self.survival.dim() else torch.ones_like(ratio)
+        self.ratio = ratio * (self.ratio[: len(truth)] if self.ratio.dim() else 1)
+        self.survival = torch.minimum(before, self.ratio)
+        odds = torch.where(before > 0, self.survival / before, 0)[:, None]
+        return torch.nn.functional.pad(odds, (0, self.width - 1))
 
 
 def in_rounds(
@@ -157,29 +154,6 @@ def _normalise(weights: Tensor) -> Tensor:
 Arrays = dict[str, NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class PassSettings:
-    """The settings of the pass.
-
-    Attributes:
-        depth: levels, D.
-        width: candidates, W.
-        rule: of verification.
-        probabilities: the drafter's probabilities of its candidates, and entropies.
-        accept: probabilities that the rule accepts each candidate.
-        kept: probabilities that it accepted the text's own tokens.
-        draws: simulated draws where acceptance has no closed form.
-    """
-
-    depth: int
-    width: int
-    rule: Rule
-    probabilities: bool = False
-    accept: bool = False
-    kept: bool = False
-    draws: int = DRAWS
-
-
 @dataclass(frozen=True, eq=False)
 class Texts:
     """Prompts and what was written after them, as one batch, and the target's own pass over it.
@@ -213,15 +187,34 @@ class Texts:
 
 
 @torch.no_grad()
-def forced_arrays(target: Target, drafter: Drafter, texts: Texts, settings: PassSettings) -> list[Arrays]:
-    """Return each text's arrays of a trace by name, one row per token: `rank`, and what `settings` asks for.
+def forced_arrays(
+    target: Target,
+    drafter: Drafter,
+    texts: Texts,
+    rule: Rule,
+    names: Collection[str] = (),
+    *,
+    depth: int,
+    width: int,
+    draws: int,
+) -> list[Arrays]:
+    """Return each text's arrays of a trace by name, one row per token: `rank`, and those of `names`.
 
     A drafter that abstains also has `drafted`, the tokens that it proposes, whether or not the text goes on as far.
+
+    Args:
+        target: the model that wrote the texts.
+        drafter: what is recorded.
+        texts: prompts and what was written after them.
+        rule: of verification.
+        names: of `draft_prob`, `draft_entropy`, `target_entropy`, `accept` and `kept`.
+        depth: levels, D.
+        width: candidates, W.
+        draws: simulated draws where acceptance has no closed form.
     """
-    per_text = [_blank(length, settings, abstains=drafter.abstains) for length in texts.written]
-    rule, width, draws = settings.rule, settings.width, settings.draws
+    per_text = [_blank(length, depth, width, names, abstains=drafter.abstains) for length in texts.written]
     kept_odds = [KeptOdds(rule, width, draws=draws) for _ in per_text if isinstance(rule, Rounds)]
-    levels = drafter.teacher_forced(target, texts.tokens, texts.outputs.features, settings.depth, rows=texts.rows)
+    levels = drafter.teacher_forced(target, texts.tokens, texts.outputs.features, depth, rows=texts.rows)
     for k, level in enumerate(levels, 1):
         drafted = level.scores
         for i, arrays in enumerate(per_text):
@@ -232,19 +225,19 @@ def forced_arrays(target: Target, drafter: Drafter, texts: Texts, settings: Pass
                 continue
             scores, logits = drafted[i, :inside], texts.outputs.logits[i, k:][:inside]
             truth = texts.tokens[i, texts.prompts[i] - 1 + k :][:inside]
-            if k == 1 and settings.probabilities:
+            if k == 1 and "target_entropy" in names:
                 _put(arrays, "target_entropy", np.s_[:], _entropy(logits))
             rank = rank_of(scores, truth)
             if drafter.abstains:  # of equal scores the first would come first, though none of them is proposed
                 rank = torch.where(scores.gather(-1, truth[:, None])[:, 0] > -torch.inf, rank, width)
             _put(arrays, "rank", np.s_[:inside, k - 1], torch.where(rank < width, rank, MISSED))
-            if settings.probabilities:
+            if "draft_prob" in names:
                 _put(arrays, "draft_entropy", np.s_[:inside, k - 1], _entropy(scores))
                 _put(arrays, "draft_prob", np.s_[:inside, k - 1], _best_probabilities(scores, rule, width))
-            if settings.accept:
+            if "accept" in names:
                 odds = accept_odds(rule, logits, scores, width, draws=draws)
                 _put(arrays, "accept", np.s_[:inside, k - 1], odds)
-            if settings.kept:
+            if "kept" in names:
                 _put(arrays, "kept", np.s_[:inside, k - 1], kept_odds[i].level(logits, scores, truth))
     return per_text
 
@@ -264,21 +257,13 @@ def rank_of(scores: Tensor, truth: Tensor) -> Tensor:
     return above.sum(-1, dtype=torch.int32).long()  # on CPU some 20 times as fast as adding up 64 bits
 
 
-def _blank(length: int, settings: PassSettings, *, abstains: bool) -> Arrays:
+def _blank(length: int, depth: int, width: int, names: Collection[str], *, abstains: bool) -> Arrays:
     """Return the arrays of a text with nothing recorded: all ranks lie past the end."""
-    nodes = (length, settings.depth)
-    arrays: Arrays = {"rank": np.full(nodes, PAST_END, dtype=np.int16)}
+    arrays: Arrays = {"rank": np.full((length, depth), PAST_END, dtype=np.int16)}
     if abstains:
         arrays["drafted"] = np.zeros(length, dtype=np.int16)
-    siblings = (*nodes, settings.width)
-    shapes: dict[str, tuple[int, ...]] = {}
-    if settings.probabilities:
-        shapes |= {"draft_prob": siblings, "draft_entropy": nodes, "target_entropy": (length,)}
-    if settings.accept:
-        shapes["accept"] = siblings
-    if settings.kept:
-        shapes["kept"] = siblings
-    return arrays | {name: np.zeros(shape, dtype=np.float16) for name, shape in shapes.items()}
+    shapes = {"target_entropy": (length,), "draft_entropy": (length, depth)}
+    return arrays | {name: np.zeros(shapes.get(name, (length, depth, width)), dtype=np.float16) for name in names}
 
 
 def _put(arrays: Arrays, name: str, place: Any, values: Tensor) -> None:

@@ -13,16 +13,15 @@ need p (EAGLE-3's mask).
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from executor.drafters.base.drafter import Drafter
 from executor.drafters.base.recipe import Recipe
 from executor.recording.teacher_forced import rank_of
 from executor.target.causal_model import Outputs, pick_rows
@@ -219,37 +218,20 @@ def check_whole(target: Target) -> None:
         raise UsageError("weights in float16 cannot learn: give --dtype float32 or bfloat16, or --lora")
 
 
-class WholeBackbone:
-    """All of the target's weights learn."""
+class Backbone:
+    """A target that learns: all of its weights, or adapters beside them, which then stay fixed."""
 
-    def __init__(self, target: Target) -> None:
-        """Make the weights trainable; see `check_whole`."""
-        check_whole(target)
-        target.model.requires_grad_(True)
-        self.target = target
-
-    def as_it_was(self) -> AbstractContextManager[None]:
-        """Raise an error: the original weights are not kept.
+    def __init__(self, target: Target, lora: Lora | None = None) -> None:
+        """Make the weights trainable, or put adapters into the target's model.
 
         Raises:
-            UsageError: always.
+            UsageError: see `check_whole`, or a model without linear layers for adapters.
         """
-        raise UsageError("lm_kl compares with the target as it was, which only LoRA keeps: give --lora")
-
-    def finish(self) -> None:
-        """End the training of the weights."""
-        self.target.model.eval().requires_grad_(False)
-
-
-class LoraBackbone:
-    """Adapters learn; the target's own weights stay fixed."""
-
-    def __init__(self, target: Target, lora: Lora) -> None:
-        """Put adapters into the target's model.
-
-        Raises:
-            UsageError: a model without linear layers.
-        """
+        self.target, self._adapted = target, cast(Any, None)
+        if lora is None:
+            check_whole(target)
+            target.model.requires_grad_(True)
+            return
         from peft import LoraConfig, get_peft_model
 
         model: Any = target.model
@@ -266,7 +248,7 @@ class LoraBackbone:
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft 0.21 asks transformers in an old way
-            self.target, self._adapted = target, get_peft_model(model, settings)
+            self._adapted = get_peft_model(model, settings)
 
     @contextmanager
     def as_it_was(self) -> Iterator[None]:
@@ -276,10 +258,10 @@ class LoraBackbone:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Merge the adapters into the weights, and remove them from the target's model."""
-        merged = self._adapted.merge_and_unload()
-        assert merged is self.target.model
-        merged.eval().requires_grad_(False)
+        """End the training: merge the adapters into the weights, and remove them from the target's model."""
+        if self._adapted is not None:
+            self._adapted.merge_and_unload()
+        self.target.model.eval().requires_grad_(False)
 
 
 TOPS = (1, 2, 4, 8)
@@ -313,7 +295,7 @@ class Lesson(nn.Module):
         drafter: nn.Module,
         target: Target,
         recipe: Recipe,
-        backbone: WholeBackbone | LoraBackbone | None = None,
+        backbone: Backbone | None = None,
         store: FeatureStore | None = None,
     ) -> None:
         """Choose the parameters that learn.
@@ -330,12 +312,9 @@ class Lesson(nn.Module):
         """
         super().__init__()
         self._keys_to_ignore_on_save = None  # the Trainer looks here when it loads
-        self.drafter, self.target, self.recipe, self.backbone, self.store = drafter, target, recipe, backbone, store
+        self.drafter: Any = drafter
+        self.target, self.recipe, self.backbone, self.store = target, recipe, backbone, store
         self.done = 0.0  # share of all steps
-        if (recipe.trainable == "backbone") != (backbone is not None):
-            raise ExecutorError(f"recipe {recipe.name} trains the {recipe.trainable}")
-        if backbone is not None and store is not None:
-            raise ExecutorError(f"recipe {recipe.name} trains the target: its features cannot be stored")
         if backbone is not None:
             self.learning_target = target.model
         drafter.requires_grad_(recipe.trainable != "router")
@@ -382,14 +361,10 @@ class Lesson(nn.Module):
             row[2:] = torch.stack([(rank < top).sum() for top in TOPS])
         return sums
 
-    @property
-    def _drafter(self) -> Drafter:
-        return self.drafter  # type: ignore[return-value]
-
     def _outputs(self, tokens: Tensor) -> Outputs:
         if self.store is not None:
-            return self.store.outputs(tokens, self._drafter.taps)
-        return self.target.features(tokens, self._drafter.taps, learning=self.backbone is not None)
+            return self.store.outputs(tokens, self.drafter.taps)
+        return self.target.features(tokens, self.drafter.taps, learning=self.backbone is not None)
 
     def _reduced(self, at: Anchors) -> Tensor:
         """Return the weighted sum of the terms at one depth."""
@@ -407,9 +382,9 @@ class Lesson(nn.Module):
             kept = [math.ceil(self.recipe.share(k) * rows.shape[1]) for k in range(1, self.depths + 1)]
             options |= {"rows": rows} | ({"kept": kept} if self.recipe.depth_share < 1 else {})
         if getattr(self.drafter, "router", None) is not None:  # in training, scores cover the whole vocabulary
-            self.drafter.routed = not self.training  # type: ignore[assignment]
+            self.drafter.routed = not self.training
         depths = min(self.depths, tokens.shape[1] - 2)
-        forced = self._drafter.teacher_forced(self.target, tokens, read, depths, **options)
+        forced = self.drafter.teacher_forced(self.target, tokens, read, depths, **options)
         earlier: list[Tensor] = []
         known: Tensor | None = None
         for k, level in enumerate(forced, 1):
@@ -422,6 +397,7 @@ class Lesson(nn.Module):
             learnt, some = mask[:, 1 : 1 + anchors] & mask[:, 1 + k :], None if rows is None else rows[:, : kept[k - 1]]
             supervised = _Supervised(pick_rows(learnt, some), some)
             same = [hidden[:, k - j : k - j + anchors] for j, hidden in enumerate(earlier, 1)]
+            routed = self.recipe.router_ce_weight and level.hidden is not None
             yield Anchors(
                 scores=supervised(level.own[:, :anchors], picked=rows is not None),
                 labels=supervised(tokens[:, 1 + k :]),
@@ -429,7 +405,7 @@ class Lesson(nn.Module):
                 features=supervised(features[:, k:-1]).detach(),
                 hidden=None if level.hidden is None else supervised(level.hidden[:, :anchors], picked=rows is not None),
                 earlier=torch.stack([supervised(hidden) for hidden in same]) if same else None,
-                routes=self._routes(level.hidden, anchors, supervised),
+                routes=self.drafter.route(supervised(level.hidden[:, :anchors])) if routed else None,
                 known=None if known is None else supervised(known[:, k:-1]),
                 confidence=None
                 if level.confidence is None
@@ -444,13 +420,6 @@ class Lesson(nn.Module):
         if not self.training or (not 0 < self.recipe.anchors < last and self.recipe.depth_share == 1):
             return None
         return torch.rand(batch, last, device=tokens.device).argsort(-1)[:, : self.recipe.anchors or last]
-
-    def _routes(self, hidden: Tensor | None, anchors: int, supervised: "_Supervised") -> Tensor | None:
-        if not self.recipe.router_ce_weight or hidden is None:
-            return None
-        drafter: Any = self.drafter
-        routes: Tensor = drafter.route(supervised(hidden[:, :anchors]))
-        return routes
 
     def _noisy(self, features: Tensor) -> Tensor:
         """Return the features with the recipe's noise. Sources: EAGLE's and NEFTune's (arXiv 2310.05914) code."""

@@ -34,11 +34,11 @@ from treeopt.errors import ExecutorError
 
 
 @dataclass(frozen=True)
-class Written:
-    """Tokens that a target was given and wrote; `learnt` are the spans [start, stop) that it wrote."""
+class Encoded:
+    """The tokens of a text, and for each True if it is to be learnt."""
 
-    tokens: tuple[int, ...]
-    learnt: tuple[tuple[int, int], ...]
+    tokens: list[int]
+    learnt: list[bool]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Text:
     text: str = ""
     prompt: str = ""
     cut: bool = False
-    written: tuple[Written, ...] = ()
+    written: tuple[Encoded, ...] = ()
     tokenizer: str = ""
     extras: str = ""
 
@@ -153,26 +153,27 @@ def _text(record: Any, where: str, report: Report) -> Text:
     return replace(text, written=written, tokenizer=string(record.get("tokenizer"), f"{where}: `tokenizer`"))
 
 
-def _sequence(record: Any, where: str) -> Written:
+def _sequence(record: Any, where: str) -> Encoded:
     if not (isinstance(record, dict) and "tokens" in record and "learnt" in record):
         raise ExecutorError(f"{where}: must be an object with `tokens` and `learnt`")
     tokens, learnt = record["tokens"], record["learnt"]
     if not (isinstance(tokens, list) and all(type(t) is int and 0 <= t < 2**31 for t in tokens)):
         raise ExecutorError(f"{where}: `tokens` must be a list of token ids")
-    last = 0
+    last, mask = 0, [False] * len(tokens)
     for i, span in enumerate(learnt if isinstance(learnt, list) else [None]):
         if not (isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)):
             raise ExecutorError(f"{where}: learnt[{i}] must be two places in `tokens`")
         if not last <= span[0] <= span[1] <= len(tokens):
             raise ExecutorError(f"{where}: learnt[{i}] must lie after {last} and within {len(tokens)} tokens: {span}")
-        last = span[1]
-    return Written(tuple(tokens), tuple((start, stop) for start, stop in learnt))
+        first, last = span
+        mask[first:last] = [True] * (last - first)
+    return Encoded(tokens, mask)
 
 
 def _record(record: Any, where: str, report: Report) -> Text:
-    conversation = conversation_of(record, where, report)
-    if conversation.turns:
-        return Text(where, turns=conversation.turns, extras=conversation.extras)
+    turns, extras = conversation_of(record, where, report)
+    if turns:
+        return Text(where, turns=turns, extras=extras)
     text = string(record["text"], f"{where}: `text`")
     prompt = string(record.get("prompt") or "", f"{where}: `prompt`", empty=True)
     if not text.startswith(prompt):
@@ -181,14 +182,6 @@ def _record(record: Any, where: str, report: Report) -> Text:
     if not isinstance(cut, bool):
         raise ExecutorError(f"{where}: `cut` must be true or false")
     return Text(where, text=text, prompt=prompt, cut=cut)
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The tokens of a text, and for each True if it is to be learnt."""
-
-    tokens: list[int]
-    learnt: list[bool]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[Text], report: Report | None = None) -> list[Encoded]:
@@ -215,7 +208,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[Text], report: Re
     for text in texts:
         as_written = text.written and text.tokenizer == this_tokenizer
         try:
-            encoded += map(_as_written, text.written) if as_written else [_encoded(tokenizer, text)]
+            encoded += text.written if as_written else [_encoded(tokenizer, text)]
         except ExecutorError as error:
             report.skip(error)
     return encoded
@@ -230,13 +223,6 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 def shuffled(texts: Sequence[Text], seed: int) -> list[Text]:
     """Return all texts in an order drawn with `seed`."""
     return [texts[i] for i in np.random.default_rng(seed).permutation(len(texts))]
-
-
-def _as_written(written: Written) -> Encoded:
-    learnt = [False] * len(written.tokens)
-    for start, stop in written.learnt:
-        learnt[start:stop] = [True] * (stop - start)
-    return Encoded(list(written.tokens), learnt)
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: Text) -> Encoded:

@@ -26,7 +26,7 @@ from executor.target.load_hf_model import DTYPES, first_line
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank, launched_processes
 from executor.train.feature_store import FeatureStore
-from executor.train.loss_module import TOPS, DepthScore, Lesson, Lora, LoraBackbone, WholeBackbone
+from executor.train.loss_module import TOPS, Backbone, DepthScore, Lesson, Lora
 from executor.train.token_rows import Rows, frequent_tokens
 from simulate.model_sizes.drafter_kinds import DRAFTERS, Training
 from treeopt.errors import ExecutorError, TreeoptError, UsageError
@@ -335,10 +335,11 @@ def run(
     settings = json.loads(json.dumps({**_settings(job, rows, held_out), **identity(target, None)}))
     _check_rows(recipe, rows, held_out, target.vocabulary)
     set_seed(job.seed)
-    backbone = None
-    if recipe.trainable == "backbone":
-        backbone = WholeBackbone(target) if job.lora is None else LoraBackbone(target, job.lora)
-    store = None if job.features is None else _store(job, job.features, target, drafter, rows, held_out)
+    backbone = Backbone(target, job.lora) if recipe.trainable == "backbone" else None
+    store = None if job.features is None else FeatureStore(job.features, target, job.precision)
+    if store is not None:
+        used = job.steps * job.batch * job.accumulate * launched_processes()
+        store.check_room(rows, held_out, taps=getattr(drafter, "taps", ()), at_most=used)
     lesson = Lesson(drafter, target, recipe, backbone, store)
     trainer = DrafterTrainer(lesson, report=report, args=arguments(job), train_dataset=rows, eval_dataset=held_out)
     _store_settings(job, settings)
@@ -378,14 +379,6 @@ def _check_rows(recipe: Recipe, rows: Rows, held_out: Rows, vocabulary: int) -> 
     for tokens in (rows.tokens, held_out.tokens):
         if tokens.numel() and int(tokens.max()) >= vocabulary:
             raise ExecutorError(f"the rows hold token {int(tokens.max())}, the target's vocabulary has {vocabulary}")
-
-
-def _store(job: Job, folder: Path, target: Target, drafter: nn.Module, rows: Rows, held_out: Rows) -> FeatureStore:
-    """Open the feature store, and check that the disk has room."""
-    store = FeatureStore(folder, target, job.precision)
-    used = job.steps * job.batch * job.accumulate * launched_processes()
-    store.check_room(rows, held_out, taps=getattr(drafter, "taps", ()), at_most=used)
-    return store
 
 
 def _write(

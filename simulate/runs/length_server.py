@@ -196,10 +196,10 @@ def length_decoding(
     return LengthDecoding(trace, make, survival, cost, rows=rows, pad=pad), assumed
 
 
-def run_lengths(decoding: LengthDecoding, prompts: Prompts, *, batch: int, rounds: int = 1) -> Timeline:
-    """Return the times of all requests of the trace, `rounds` times, decoded `batch` at a time; rows are refilled."""
+def run_lengths(decoding: LengthDecoding, prompts: Prompts, *, batch: int, requests: int | None = None) -> Timeline:
+    """Return the times of `requests` requests, the trace's in turn, decoded `batch` at a time; rows are refilled."""
     trace = decoding.trace
-    request = np.tile(np.arange(trace.requests), rounds)
+    request = np.resize(np.arange(trace.requests), requests or trace.requests)
     tokens = None if prompts.tokens is None else np.broadcast_to(prompts.tokens, trace.requests)[request]
     work = Workload(np.zeros(len(request)), request, trace.lengths[request], tokens)
     prefill_s = prompts.seconds(tokens, drafted=decoding.drafts)

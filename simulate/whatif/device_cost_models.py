@@ -3,7 +3,7 @@
 A model may be shifted to step times that a user observed. A plain step and one with drafts tell how fast a device, and
 how slow a host, this one is. Four numbers of the model move: the device's time, and the host's per plain step, per
 speculative step and per level. Each stays as near to its published value as the observations let it (least squares with
-the spread of published values as weights).
+the spread of published values as weights); a host that is slower in plain steps is taken to be in speculative ones.
 """
 
 import re
@@ -286,6 +286,7 @@ def _linked(devices: list[Counted], link: Sequence[float]) -> list[Counted]:
 
 
 HOST_SPREAD = np.array([0.15, 0.5e-3, 1.5e-3, 0.25e-3])  # of device time (a share), and s per plain step, step, level
+PRIOR = np.eye(4) - np.eye(4, k=-1) * [0, 1, 0, 0]  # a host that is slow in plain steps is as slow in others
 MEASURED = 0.01  # relative error of an observation
 UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 ERROR = 0.08  # 95 % of published steps of other lengths and batch sizes, given two: docs/results/engines_published.md
@@ -360,8 +361,8 @@ def shifted(model: Roofline, observed: Sequence[Observed]) -> Roofline:
     host = model.overheads
     start = np.array([1.0, host.plain_s, host.step_s, host.level_s])
     weights = np.concatenate([1 / (MEASURED * measured), 1 / HOST_SPREAD])
-    matrix = np.concatenate([design, np.eye(4)]) * weights[:, None]
-    target = np.concatenate([measured - fixed, start]) * weights
+    matrix = np.concatenate([design, PRIOR]) * weights[:, None]
+    target = np.concatenate([measured - fixed, PRIOR @ start]) * weights
     scale, plain_s, step_s, level_s = (
         float(x) for x in lsq_linear(matrix, target, ([0.1, 0, 0, 0], np.inf), method="bvls").x
     )
@@ -375,9 +376,12 @@ def shifted(model: Roofline, observed: Sequence[Observed]) -> Roofline:
     device = replace(model.device, bandwidth=model.device.bandwidth / scale, flops=model.device.flops / scale)
     count = f"{len(observed)} observed step{'s' * (len(observed) > 1)}"
     source = f"shifted to {count}, which make the device's time {scale:.2f} times as long; before: {host.source}"
-    shift = replace(host, plain_s=plain_s, step_s=step_s, level_s=level_s, source=source, error=ERROR)
+    shift = replace(host, plain_s=plain_s, step_s=step_s, level_s=level_s, source=source)
+    model = replace(model, device=device, overheads=shift)
+    if len({each.length > 0 for each in observed}) == 1:  # how much longer a step with drafts takes is open
+        return model
     largest = max(each.batch * (each.length + 1) for each in observed)
-    return replace(model, device=device, overheads=shift, observed_rows=largest)
+    return replace(model, overheads=replace(shift, error=ERROR), observed_rows=largest)
 
 
 def _terms(model: Roofline, each: Observed) -> tuple[list[float], float]:

@@ -3,6 +3,5 @@
 * `drafter`: the interface that the decoding loop, the trainer and the recorder use.
 * `recipe`: what a training recipe states.
 * `decoder_layer`: one Llama layer as drafters use it, its cache, and the attention of EAGLE-3's training-time test.
-* `hosted_layer`: a decoder layer of the target's own class.
 * `feature_recurrence`: the loop that EAGLE, EAGLE-3 and MTP share.
 """

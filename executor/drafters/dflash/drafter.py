@@ -4,7 +4,9 @@ Context features c_s = norm(W [h^{l1}_s; ...; h^{lm}_s]) stand for the text's po
 embeddings of the last token x_{n+1} and of masks, at their true positions; in every layer they see the keys and values
 of c_0 .. c_n and those of the whole block, in both directions. Slot k scores x_{n+1+k}.
 
-DSpark also lets the slot of the last token score: slot k - 1 scores x_{n+1+k}. Its heads: `executor.drafters.dspark`.
+DSpark (arXiv 2607.05147) also lets the slot of the last token score: slot k - 1 scores x_{n+1+k}. Its Markov head adds
+W2 W1[x_{n+k}] to the scores, so that they depend on the drafted token before. Its confidence head predicts from the
+slot, and from W1[x_{n+k}] where it is as wide, whether the token is accepted; it changes no draft.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +23,6 @@ from executor.drafters.base.decoder_layer import LayerCache, PlainLayer, layer_c
 from executor.drafters.base.drafter import Admitted, Committed, Forced, mask_token
 from executor.drafters.base.recipe import Frequent, Recipe
 from executor.drafters.dflash import LAYERS
-from executor.drafters.dspark.heads import Heads
 from executor.target.causal_model import pick_rows
 from executor.target.target_model import Target
 
@@ -38,7 +39,7 @@ class BlockState:
     level: int = 0
 
 
-class DFlash(Heads):
+class DFlash(nn.Module):
     """DFlash, and DSpark.
 
     Attributes:
@@ -73,7 +74,9 @@ class DFlash(Heads):
         confidence: int = 0,
         confidence_bias: bool = True,
     ) -> None:
-        """Make an untrained drafter, see the attributes and `Heads.make_heads`."""
+        """Make an untrained drafter, see the attributes; `markov` is the rank of W1 and W2, `confidence` the width that
+        the confidence head reads, 0 without.
+        """
         super().__init__()
         self.configs, self.taps, self.vocabulary = tuple(configs), tuple(taps), vocabulary
         self.mask, self.slots, self.from_anchor = mask, slots, from_anchor
@@ -90,7 +93,9 @@ class DFlash(Heads):
         rows = vocabulary if draft_ids is None else len(draft_ids)
         self.lm_head = nn.Linear(hidden, rows, bias=False) if own_head or draft_ids is not None else None
         self.embed_tokens = nn.Embedding(vocabulary, hidden) if own_embeddings else None
-        self.make_heads(vocabulary, rows, markov=markov, confidence=confidence, bias=confidence_bias)
+        self.markov_w1 = nn.Embedding(vocabulary, markov) if markov else None
+        self.markov_w2 = nn.Linear(markov, rows, bias=False) if markov else None
+        self.confidence_head = nn.Linear(confidence, 1, bias=confidence_bias) if confidence else None
         self.register_buffer("draft_ids", draft_ids, persistent=False)
 
     @property
@@ -229,7 +234,18 @@ class DFlash(Heads):
 
     def _forced(self, target: Target, hidden: Tensor, before: Tensor) -> Forced:
         """Return the scores of a slot, given the token before what it scores: (b, n or 1, hidden), int64 (b, n)."""
-        return Forced(self.with_markov(self._head(target, hidden), before), None, self.draft_ids, self.vocabulary)
+        scores = self._head(target, hidden)
+        if self.markov_w1 is not None and self.markov_w2 is not None:
+            scores = scores + self.markov_w2(self.markov_w1(before))
+        return Forced(scores, None, self.draft_ids, self.vocabulary)
+
+    def confidence(self, hidden: Tensor, before: Tensor) -> Tensor | None:
+        """Return log-odds of acceptance: (b, n, hidden), int64 (b, n) -> (b, n); None without the head."""
+        if self.confidence_head is None:
+            return None
+        if self.markov_w1 is not None and self.confidence_head.in_features > hidden.shape[-1]:
+            hidden = torch.cat([hidden, self.markov_w1(before)], -1)
+        return self.confidence_head(hidden)[..., 0]  # type: ignore[no-any-return]
 
 
 def block_attention(

@@ -1,7 +1,4 @@
-"""DSpark: DFlash's block and files (`executor.drafters.dflash`) with two heads.
-
-* `heads`: the Markov head and the confidence head.
-"""
+"""DSpark: DFlash's network and files (`executor.drafters.dflash`) with a Markov head and a confidence head."""
 
 from dataclasses import replace
 

@@ -1,7 +1,6 @@
 """EAGLE, EAGLE-2, HASS and CORAL: one decoder layer over pairs of embedding and feature.
 
-* `drafter`: the network.
-* `lm_head_router`: CORAL's router over the LM head.
+* `drafter`: the network, with CORAL's router over the LM head.
 * `checkpoint`: files of the reference, vLLM and speculators.
 
 Sizes are what configurations of EAGLE and EAGLE-3 drafters state: layers, windows, features, vocabulary. A drafter's

@@ -2,7 +2,7 @@
 
 y = W [E(x_{t+1}); f_t] + b, then a layer without the norm before its attention, then the target's own LM head without
 the final norm. EAGLE-2, HASS (Zhang et al. 2025, arXiv 2408.15766) and CORAL (Weng et al. 2025, arXiv 2502.16880) train
-or use the same network. CORAL may add a router over the LM head (`lm_head_router`).
+or use the same network. CORAL may add a router over the LM head, which picks the blocks of tokens that are multiplied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,72 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import LlamaConfig
 
 from executor.drafters.base.decoder_layer import Attend, Layer, SelfAttention, layer_config
 from executor.drafters.base.feature_recurrence import Recurrent
 from executor.drafters.base.recipe import Frequent, Recipe
 from executor.drafters.eagle import eagle_shape
-from executor.drafters.eagle.lm_head_router import Router, routed_scores
 from executor.target.target_model import Target
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import UsageError
+
+
+class Router(nn.Module):
+    """CORAL's router over the LM head (§3.3): predicts which of N consecutive blocks of tokens holds the next one.
+
+    p = softmax(W2 (SiLU(W1 h) + h)); the paper leaves the activation open, SiLU is our choice.
+    """
+
+    def __init__(self, hidden: int, groups: int) -> None:
+        """Make an untrained router."""
+        super().__init__()
+        self.w1 = nn.Linear(hidden, hidden)
+        self.w2 = nn.Linear(hidden, groups, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return log-probabilities of the groups: (..., hidden) -> float32 (..., N)."""
+        return F.log_softmax(self.w2(F.silu(self.w1(hidden)) + hidden), -1, dtype=torch.float32)
+
+
+def routed_scores(target: Target, guess: Tensor, groups: Tensor, active: int) -> Tensor:
+    """Return log p(x) = log p(group) + log-softmax within the group; -inf outside a node's own `active` best groups.
+
+    Only rows of the LM head that belong to some node's groups are multiplied, where the head's weight is plain.
+
+    Args:
+        target: whose LM head scores.
+        guess: (..., hidden), the inputs of the LM head.
+        groups: (..., N), the router's log-probabilities.
+        active: groups that a node's candidates may come from.
+
+    Returns:
+        float32 (..., vocabulary).
+    """
+    count = groups.shape[-1]
+    size = -(-target.vocabulary // count)
+    best = groups.topk(active, -1).indices
+    selected = torch.zeros_like(groups).scatter(-1, best, 1.0)
+    used = min(count, best.numel())
+    weight = target.head.weight
+    if used < count and type(weight) is nn.Parameter and weight.is_floating_point():
+        computed = selected.flatten(0, -2).amax(0).topk(used).indices
+        tokens = (computed[:, None] * size + torch.arange(size, device=guess.device)).flatten()
+        bias = getattr(target.head, "bias", None)
+        rows = tokens.clamp(max=target.vocabulary - 1)
+        logits = target.after_head(F.linear(guess, weight[rows], None if bias is None else bias[rows]))
+        logits = logits.masked_fill(tokens >= target.vocabulary, -torch.inf)
+    else:
+        computed = torch.arange(count, device=guess.device)
+        tokens = torch.arange(count * size, device=guess.device)
+        logits = F.pad(target.scored(guess), (0, count * size - target.vocabulary), value=-torch.inf)
+    inside = logits.unflatten(-1, (-1, size)).log_softmax(-1, dtype=torch.float32)
+    chosen = groups.masked_fill(selected == 0, -torch.inf)[..., computed]
+    scores = (inside + chosen[..., None]).flatten(-2)
+    whole = scores.new_full((*scores.shape[:-1], count * size), -torch.inf)
+    out: Tensor = whole.index_copy(-1, tokens, scores)[..., : target.vocabulary]
+    return out
 
 
 class Eagle(Recurrent):

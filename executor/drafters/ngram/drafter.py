@@ -10,7 +10,6 @@ the unigram and order 2 the bigram drafter of Leviathan et al. 2023, table 3.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -21,8 +20,8 @@ from torch import Tensor, nn
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
 from executor.checkpoints.tensors.write_tensors import Written
-from executor.drafters.base.drafter import Admitted, Committed, Forced
-from executor.drafters.prompt_lookup.drafter import MISSING, RANK_STEP, continued, suffixes
+from executor.drafters.base.drafter import Forced
+from executor.drafters.prompt_lookup.drafter import MISSING, RANK_STEP, TextDrafter, TextState, suffixes
 from executor.target.causal_model import pick_rows
 from executor.target.target_model import Target
 from treeopt.errors import ExecutorError
@@ -106,27 +105,11 @@ def refuse(wrong: Tensor, requirement: str, *, first: int = 0) -> None:
         raise ExecutorError(f"{requirement}: entry {first + int(wrong.int().argmax())} is not")
 
 
-@dataclass
-class NGramState:
-    """The last tokens of each sequence, root included, and of the nodes scored last; int64 (batch, nodes, order - 1).
-
-    Attributes:
-        recent: last tokens of the text, nodes = 1.
-        suffix: last tokens of the text and the path to each node.
-        level: levels drafted in this step.
-    """
-
-    recent: Tensor
-    suffix: Tensor
-    level: int = 0
-
-
-class NGram(nn.Module):
+class NGram(TextDrafter):
     """Sorted counts of sequences of up to `order` tokens, looked up on the device."""
 
     kind = "ngram"
     abstains = False
-    taps = None
     max_depth = MAX_DEPTH
     settings: Mapping[str, Any] = MappingProxyType({})
     unigrams: Tensor
@@ -256,41 +239,19 @@ class NGram(nn.Module):
         q: Tensor = self(context)
         return q.log() - RANK_STEP * torch.arange(self.vocabulary, device=context.device)
 
-    def cache_bytes(self, batch: int, capacity: int) -> int:
-        """Return 0: it stores only a few tokens; see `Drafter.cache_bytes`."""
-        return 0
-
-    def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> NGramState:
+    def begin(self, target: Target, batch: int, depth: int, length: int, capacity: int) -> TextState:
         """See `Drafter.begin`; raises ExecutorError for a target of another vocabulary."""
         self._check(target)
-        recent = torch.full((batch, 1, self.order - 1), MISSING, device=target.device)
-        return NGramState(recent, recent)
+        return super().begin(target, batch, depth, length, capacity)
 
     def _check(self, target: Target) -> None:
         if target.vocabulary != self.vocabulary:
             raise ExecutorError(f"counted for {self.vocabulary} tokens, the target has {target.vocabulary}")
 
-    def lasting(self, state: NGramState) -> Sequence[Tensor]:
-        """See `Drafter.lasting`."""
-        return (state.recent,)
-
-    def admit(self, state: NGramState, admitted: Admitted) -> None:
-        """See `Drafter.admit`."""
-        state.recent[admitted.rows] = suffixes(admitted.prompts, admitted.lengths[:, None], self.order - 1)
-
-    def extend(self, state: NGramState, committed: Committed, *, view: int, all_fed: bool) -> None:
-        """See `Drafter.extend`."""
-        line = torch.cat([state.recent[:, 0], committed.tokens], 1)
-        place = committed.counts[:, None] + torch.arange(self.order - 1, device=line.device)
-        state.recent.copy_(line.gather(1, place)[:, None])
-        state.level = 0
-
     @torch.no_grad()
-    def level(self, state: NGramState, tokens: Tensor, parents: Tensor) -> Tensor:
+    def level(self, state: TextState, tokens: Tensor, parents: Tensor) -> Tensor:
         """See `Drafter.level`."""
-        state.suffix = continued(state.suffix, tokens, parents) if state.level else state.recent
-        state.level += 1
-        return self.scores(state.suffix)
+        return self.scores(state.last_tokens(tokens, parents, self.order - 1))
 
     def teacher_forced(
         self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None

@@ -1,7 +1,6 @@
 """P-EAGLE: EAGLE-3's layers, which draft all tokens in one forward by mask tokens.
 
-* `drafter`: the network.
-* `checkpoint`: files of vLLM, SpecForge and speculators.
+* `drafter`: the network, and files of vLLM, SpecForge and speculators.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,8 +49,8 @@ ENTRY = DrafterKind(
     sizes=Sizes(stated_shape, any_vocabulary=True),
     files=Files(
         recognise,
-        read=f"{__name__}.checkpoint:read_peagle",
-        write=f"{__name__}.checkpoint:peagle_content",
+        read=f"{__name__}.drafter:read_peagle",
+        write=f"{__name__}.drafter:peagle_content",
         layouts=("speculators-peagle",),
         needs=("mask_hidden", "fc.weight", "layers.0.hidden_norm.weight"),
         known_as="vLLM's, SpecForge's, speculators'",

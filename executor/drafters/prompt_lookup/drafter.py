@@ -36,12 +36,6 @@ def suffixes(text: Tensor, ends: Tensor, length: int) -> Tensor:
     return torch.where(place >= 0, tokens, MISSING)
 
 
-def continued(above: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
-    """Return the last tokens of the next level's nodes, from those of the level above and the nodes' own tokens."""
-    place = parents.expand(len(tokens), -1)[..., None].expand(-1, -1, above.shape[2])
-    return torch.cat([above.gather(1, place), tokens[..., None]], 2)[..., 1:]
-
-
 def match_lengths(text: Tensor, suffix: Tensor) -> Tensor:
     """Return how many tokens before each place equal the last ones of `suffix`, int64 (b, n, columns).
 
@@ -84,6 +78,16 @@ class TextState:
     read: Tensor
     view: int = 0
     level: int = 0
+
+    def last_tokens(self, tokens: Tensor, parents: Tensor, count: int) -> Tensor:
+        """Return the last `count` tokens of the text and the path to each of a level's nodes; see `suffixes`."""
+        if self.level == 0:
+            self.read = suffixes(self.text[:, : self.view], self.lengths[:, None], count)
+        else:
+            place = parents.expand(len(tokens), -1)[..., None].expand(-1, -1, count)
+            self.read = torch.cat([self.read.gather(1, place), tokens[..., None]], 2)[..., 1:]
+        self.level += 1
+        return self.read
 
 
 class TextDrafter(nn.Module):
@@ -150,10 +154,8 @@ class PromptLookup(TextDrafter):
     @torch.no_grad()
     def level(self, state: TextState, tokens: Tensor, parents: Tensor) -> Tensor:
         """See `Drafter.level`."""
-        text, lengths = state.text[:, : state.view], state.lengths[:, None]
-        state.read = continued(state.read, tokens, parents) if state.level else suffixes(text, lengths, self.longest)
-        state.level += 1
-        return match_scores(text, lengths, state.read, state.vocabulary)
+        suffix = state.last_tokens(tokens, parents, self.longest)
+        return match_scores(state.text[:, : state.view], state.lengths[:, None], suffix, state.vocabulary)
 
     def teacher_forced(
         self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None

@@ -203,10 +203,35 @@ def check_size(name: str, size: int) -> None:
         raise UsageError(f"the {name} must be in 1..{LARGEST} tokens, got {size}")
 
 
-class EngineLookup(TextDrafter):
-    """Proposes the piece of an engine's rule, of one token per level; see `engine_rules`."""
+class PieceDrafter(TextDrafter, ABC):
+    """Base of drafters that propose one piece or nothing: a token per level, also to children of other nodes."""
 
     abstains = True
+
+    @abstractmethod
+    def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
+        """Return the proposed tokens; see `EngineRule.propose`."""
+
+    @torch.no_grad()
+    def level(self, state: TextState, tokens: Tensor, parents: Tensor) -> Tensor:
+        """See `Drafter.level`; the piece is looked up at level 0."""
+        if state.level == 0:
+            state.read = self.propose(state.text[:, : state.view], state.lengths[:, None], state.depth)
+        state.level += 1
+        return one_token(state.read[..., state.level - 1], state.vocabulary)
+
+    def teacher_forced(
+        self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
+    ) -> Iterator[Forced]:
+        """See `Drafter.teacher_forced`; at row t the text ends with the root x_{t+1} at every depth."""
+        anchor = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens) if rows is None else rows
+        proposed = self.propose(tokens, anchor + 2, depth)
+        for k in range(depth):
+            yield Forced(one_token(proposed[..., k], target.vocabulary))
+
+
+class EngineLookup(PieceDrafter):
+    """Proposes the piece of an engine's rule."""
 
     def __init__(self, rule: EngineRule) -> None:
         """Follow `rule`."""
@@ -217,22 +242,9 @@ class EngineLookup(TextDrafter):
         self.settings: Mapping[str, Any] = {"engine": rule.engine, **rule.settings}
         self.facts: Mapping[str, Any] = {"least": rule.least} if rule.least > 1 else {}
 
-    @torch.no_grad()
-    def level(self, state: TextState, tokens: Tensor, parents: Tensor) -> Tensor:
-        """See `Drafter.level`; the piece is looked up at level 0, and children of other nodes get its tokens too."""
-        if state.level == 0:
-            state.read = self.rule.propose(state.text[:, : state.view], state.lengths[:, None], state.depth)
-        state.level += 1
-        return one_token(state.read[..., state.level - 1], state.vocabulary)
-
-    def teacher_forced(
-        self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
-    ) -> Iterator[Forced]:
-        """See `Drafter.teacher_forced`; at row t the text ends with the root x_{t+1} at every depth."""
-        anchor = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens) if rows is None else rows
-        proposed = self.rule.propose(tokens, anchor + 2, depth)
-        for k in range(depth):
-            yield Forced(one_token(proposed[..., k], target.vocabulary))
+    def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
+        """Follow the rule."""
+        return self.rule.propose(text, ends, depth)
 
 
 def one_token(tokens: Tensor, vocabulary: int) -> Tensor:

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from executor.drafters.base.drafter import Admitted, Forced
-from executor.drafters.prompt_lookup.drafter import TextDrafter, TextState
-from executor.drafters.prompt_lookup.engine_rules import NOTHING, one_token
+from executor.drafters.prompt_lookup.drafter import TextState
+from executor.drafters.prompt_lookup.engine_rules import NOTHING, PieceDrafter
 from executor.target.target_model import Target
 from treeopt.errors import UsageError
 
@@ -163,7 +163,7 @@ class EarlierOutputs:
             self.write(output)
 
 
-class Suffix(TextDrafter):
+class Suffix(PieceDrafter):
     """Proposes a continuation of at most `most` tokens, or nothing.
 
     Attributes:
@@ -171,7 +171,6 @@ class Suffix(TextDrafter):
     """
 
     kind = "suffix"
-    abstains = True
 
     def __init__(self, most: int = DEPTH, kept: int = 0) -> None:
         """Propose at most `most` tokens, Arctic's K; `kept` outputs are remembered."""
@@ -200,29 +199,19 @@ class Suffix(TextDrafter):
         if self.history is not None:
             self.history.begin()
 
-    @torch.no_grad()
-    def level(self, state: TextState, tokens: Tensor, parents: Tensor) -> Tensor:
-        """See `Drafter.level`; looked up at level 0, and children of other nodes get its tokens too."""
-        if state.level == 0:
-            texts, lengths = state.text[:, : state.view].tolist(), state.lengths.tolist()
-            pairs = enumerate(zip(texts, lengths, strict=True))
-            rows = [[self._proposed(row, text[:length], state.depth)] for row, (text, length) in pairs]
-            state.read = torch.tensor(rows, device=state.text.device)
-        state.level += 1
-        return one_token(state.read[..., state.level - 1], state.vocabulary)
+    def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
+        """Look up each row's ends in turn; see `EngineRule.propose`."""
+        pairs = enumerate(zip(text.tolist(), ends.tolist(), strict=True))
+        rows = [[self._proposed(row, line[:end], depth) for end in some] for row, (line, some) in pairs]
+        return torch.tensor(rows, device=text.device)
 
     def teacher_forced(
         self, target: Target, tokens: Tensor, features: Tensor, depth: int, *, rows: Tensor | None = None
     ) -> Iterator[Forced]:
-        """See `Drafter.teacher_forced`; at row t the text ends with the root x_{t+1} at every depth."""
-        anchors = torch.arange(tokens.shape[1]).expand(tokens.shape) if rows is None else rows
-        drafts = list[list[list[int]]]()
-        for row, (text, some) in enumerate(zip(tokens.tolist(), anchors.tolist(), strict=True)):
-            self._start(row, some[0] + 2)  # before the first anchor stands the prompt
-            drafts.append([self._proposed(row, text[: at + 2], depth) for at in some])
-        proposed = torch.tensor(drafts, device=tokens.device)
-        for k in range(depth):
-            yield Forced(one_token(proposed[..., k], target.vocabulary))
+        """See `Drafter.teacher_forced`; before the first anchor stands the prompt."""
+        for row, first in enumerate([0] * len(tokens) if rows is None else rows[:, 0].tolist()):
+            self._start(row, first + 2)
+        yield from super().teacher_forced(target, tokens, features, depth, rows=rows)
 
     def _proposed(self, row: int, text: list[int], depth: int) -> list[int]:
         """Return what is proposed after a text, `depth` tokens, NOTHING after the last; a row's text mostly grows."""

@@ -57,7 +57,7 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_a_call_is_the_same_in_every_spelling(name):
-    turns = conversation(called(SPELLINGS[name])).turns
+    turns = conversation(called(SPELLINGS[name]))[0]
     assert [turn[:2] for turn in turns] == [
         ("user", "Rome?"),
         ("assistant", ""),
@@ -77,7 +77,7 @@ def test_calls_of_sharegpt(role, answers):
         {"from": answers, "value": "22"},
         {"from": "gpt", "value": "22 degrees"},
     ]
-    turns = conversation({"conversations": said}).turns
+    turns = conversation({"conversations": said})[0]
     assert messages_of(turns)[1:3] == [
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "content": "22"},
@@ -96,15 +96,15 @@ def test_calls_of_sharegpt(role, answers):
 )
 def test_offered_tools_are_the_same_in_every_spelling(tools):
     found = conversation({"messages": [USER, ANSWER], **tools})
-    assert json.loads(found.extras) == {"tools": [WEATHER]}
+    assert json.loads(found[1]) == {"tools": [WEATHER]}
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
 def test_thoughts_reach_the_template_by_the_name_it_knows(name):
     found = conversation({"messages": [USER, ANSWER | {name: "It is warm."}]})
-    text = rendered(byte_tokenizer(QWEN), messages_of(found.turns), "r")
+    text = rendered(byte_tokenizer(QWEN), messages_of(found[0]), "r")
     assert "<think>It is warm.</think>22 degrees<|im_end|>" in text
-    assert conversation({"messages": [USER, ANSWER | {name: "It is warm."}]}, "thoughts").turns[1] == (
+    assert conversation({"messages": [USER, ANSWER | {name: "It is warm."}]}, "thoughts")[0][1] == (
         "assistant",
         "22 degrees",
     )
@@ -114,14 +114,14 @@ def test_thoughts_reach_the_template_by_the_name_it_knows(name):
 def test_what_a_tool_answers_may_be_any_json(answer):
     said = called({"tool_calls": [CALL]})
     said["messages"][2]["content"] = answer
-    assert conversation(said).turns[2] == ("tool", json.dumps(answer))
+    assert conversation(said)[0][2] == ("tool", json.dumps(answer))
 
 
 def test_what_a_tool_answers_may_be_parts():
     said = called({"tool_calls": [CALL]})
     for parts in ([{"type": "text", "text": "22"}], [{"text": "22"}], [{"type": "input_text", "text": "22"}]):
         said["messages"][2]["content"] = parts
-        assert conversation(said).turns[2] == ("tool", "22")
+        assert conversation(said)[0][2] == ("tool", "22")
     for kind in ("image_url", "input_image", "tool_result"):
         said["messages"][2]["content"] = [{"type": kind}]
         with pytest.raises(ExecutorError, match=f"type '{kind}'.*--leave-out"):
@@ -130,16 +130,16 @@ def test_what_a_tool_answers_may_be_parts():
 
 def test_thoughts_in_parts():
     parts = [{"type": "thinking", "thinking": "It is warm."}, {"type": "text", "text": "22"}]
-    turns = conversation({"messages": [USER, {"role": "assistant", "content": parts}]}).turns
+    turns = conversation({"messages": [USER, {"role": "assistant", "content": parts}]})[0]
     assert messages_of(turns)[1] == {"role": "assistant", "content": "22", "reasoning_content": "It is warm."}
 
 
 def test_system_of_the_record_opens_the_conversation():
     said = {"conversations": [{"from": "human", "value": "Hi"}]}
     for key in ("system", "system_prompt"):
-        assert conversation(said | {key: "Latin."}).turns == (("system", "Latin."), ("user", "Hi"))
-        assert conversation(said | {key: ""}).turns == (("user", "Hi"),)
-        assert conversation(said | {key: "Latin."}, "system").turns == (("user", "Hi"),)
+        assert conversation(said | {key: "Latin."})[0] == (("system", "Latin."), ("user", "Hi"))
+        assert conversation(said | {key: ""})[0] == (("user", "Hi"),)
+        assert conversation(said | {key: "Latin."}, "system")[0] == (("user", "Hi"),)
     opened = {"messages": [{"role": "system", "content": "Latin."}, USER]}
     assert conversation(opened | {"system": "Latin."}) == conversation(opened)
     with pytest.raises(ExecutorError, match="`system` differs from the first turn"):
@@ -156,7 +156,7 @@ def test_system_of_the_record_opens_the_conversation():
     ],
 )
 def test_parts_of_text_are_joined(content):
-    assert conversation({"messages": [{"role": "user", "content": content}]}).turns == (("user", "Rome?"),)
+    assert conversation({"messages": [{"role": "user", "content": content}]})[0] == (("user", "Rome?"),)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_what_cannot_be_read_is_named_and_may_be_skipped(tmp_path, record, messa
 
 def test_the_answers_of_a_conversation_with_calls_are_learnt():
     found = conversation(called({"tool_calls": [CALL]}) | {"tools": [WEATHER]})
-    whole, said = learnt(byte_tokenizer(QWEN), Text("r", turns=found.turns, extras=found.extras))
+    whole, said = learnt(byte_tokenizer(QWEN), Text("r", turns=found[0], extras=found[1]))
     assert whole.startswith('<|im_start|>system\n{"type": "function"')
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call><|im_end|>'
     assert said == f"{call}|22 degrees<|im_end|>"
@@ -200,7 +200,7 @@ def test_calls_of_an_answer_whose_thoughts_the_template_drops_later_are_learnt()
                 {"role": "assistant", "content": "5"},
             ]
         }
-    ).turns
+    )[0]
     whole, said = learnt(byte_tokenizer(QWEN), Text("r", turns=turns))
     assert "Ask." not in whole
     call = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call><|im_end|>'
@@ -208,7 +208,7 @@ def test_calls_of_an_answer_whose_thoughts_the_template_drops_later_are_learnt()
 
 
 def test_thoughts_are_learnt_and_turns_of_weight_0_are_not():
-    turns = conversation({"messages": [USER, ANSWER | {"weight": 0}, USER, ANSWER | {"thinking": "Warm."}]}).turns
+    turns = conversation({"messages": [USER, ANSWER | {"weight": 0}, USER, ANSWER | {"thinking": "Warm."}]})[0]
     assert learnt(byte_tokenizer(QWEN), Text("r", turns=turns))[1] == "<think>Warm.</think>22 degrees<|im_end|>"
     assert learnt(byte_tokenizer(None), Text("r", turns=turns[:2]))[1] == ""
 
@@ -267,8 +267,8 @@ def test_data_and_prompts_read_the_same_turns(tmp_path):
 
 def test_self_distillation_stops_before_the_first_call():
     found = conversation(called({"tool_calls": [CALL]}))
-    assert before_tools(found.turns) == found.turns[:1]
-    (asked,) = _prompts(byte_tokenizer(QWEN), Text("r", turns=found.turns, extras='{"tools": []}'), Writing())
+    assert before_tools(found[0]) == found[0][:1]
+    (asked,) = _prompts(byte_tokenizer(QWEN), Text("r", turns=found[0], extras='{"tools": []}'), Writing())
     assert (asked.turns, asked.extras) == ((("user", "Rome?"),), '{"tools": []}')
 
 

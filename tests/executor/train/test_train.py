@@ -25,7 +25,7 @@ from executor.drafters.medusa.drafter import MedusaHeads
 from executor.recording.teacher_forced import rank_of
 from executor.target.target_model import Target
 from executor.train import training_run
-from executor.train.loss_module import TERMS, Anchors, Lesson, Lora, LoraBackbone, WholeBackbone
+from executor.train.loss_module import TERMS, Anchors, Backbone, Lesson, Lora
 from executor.train.token_rows import Rows
 from executor.train.training_run import (
     DrafterTrainer,
@@ -245,7 +245,7 @@ def test_the_optimiser_is_the_recipe_s(tmp_path):
 
 def test_heads_learn_faster_than_a_backbone(tmp_path):
     target = small_target()
-    trainer = trainer_of(tmp_path, MEDUSA2, target=target, backbone=WholeBackbone(target))
+    trainer = trainer_of(tmp_path, MEDUSA2, target=target, backbone=Backbone(target))
     rates = {}
     for group in trainer.create_optimizer().param_groups:
         for value in group["params"]:
@@ -318,7 +318,7 @@ def test_a_checkpoint_that_was_not_finished_is_not_gone_on_from(tmp_path, state)
 def test_checkpoints_hold_what_learns_and_no_pickled_weights(tmp_path):
     recipe = replaced(MEDUSA2, ["depths=2"])
     target = small_target()
-    trainer = trainer_of(tmp_path, recipe, target=target, backbone=LoraBackbone(target, Lora(rank=2)))
+    trainer = trainer_of(tmp_path, recipe, target=target, backbone=Backbone(target, Lora(rank=2)))
     trainer.save_model(str(tmp_path / "c"))
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["model.safetensors"]
     stored = load_file(tmp_path / "c" / "model.safetensors")
@@ -388,7 +388,7 @@ def test_adapters_leave_tied_heads_alone():
     config.tie_word_embeddings = True
     target = Target(LlamaForCausalLM(config).eval())
     before = target.head.weight.clone()
-    backbone = LoraBackbone(target, Lora(rank=2))
+    backbone = Backbone(target, Lora(rank=2))
     assert not any("lm_head" in n for n, p in target.model.named_parameters() if p.requires_grad)
     backbone.finish()
     assert torch.equal(target.head.weight, before)
@@ -398,7 +398,7 @@ def test_self_distillation_compares_with_the_target_as_it_was():
     """The divergence is 0 before training, and the formula after a change."""
     target, was = small_target(dtype=torch.float64), small_target(dtype=torch.float64)
     recipe = replaced(MEDUSA2, ["depths=1", "lm_kl=true", "coefficient=0"])
-    backbone = LoraBackbone(target, Lora(rank=2, dropout=0.0))
+    backbone = Backbone(target, Lora(rank=2, dropout=0.0))
     drafter = fresh_drafter(recipe, target)
     lesson = Lesson(drafter, target, recipe, backbone)
     batch = random_rows(3, 8)[:]
@@ -423,7 +423,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
     with pytest.raises(UsageError, match="does not"):
         run(Job(MEDUSA1, tmp_path, 1, lora=Lora()), target, None, random_rows(), random_rows())
     with pytest.raises(UsageError, match="float16 cannot learn"):
-        WholeBackbone(Target(small_model(dtype=torch.float16)))
+        Backbone(Target(small_model(dtype=torch.float16)))
     todo = Job(MEDUSA1, tmp_path, 1, resume=True)
     with pytest.raises(UsageError, match="no checkpoint"):
         run(todo, target, fresh_drafter(MEDUSA1, target), random_rows(), random_rows())

@@ -19,12 +19,11 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from executor.verification import acceptance_probabilities, multi_round_rejection
-from executor.verification.acceptance_probabilities import CoinRule, PointMass, SampleAndMatch
+from executor.verification.acceptance_probabilities import CoinRule, PointMass, SampleAndMatch, Typical
 from executor.verification.acceptance_rules import Greedy, Rule
 from executor.verification.multi_round_rejection import BlockVerification, Leviathan, Rounds, Sequoia, SpecInfer
 from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft, Topology
-from executor.verification.typical_acceptance import Typical
 from tests.helpers.slow_params import slow_unless
 from treeopt.tree import Tree
 

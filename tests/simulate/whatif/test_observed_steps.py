@@ -38,8 +38,20 @@ def test_a_machine_that_differs_in_the_four_numbers_is_found(plain_s, step, leve
     assert found.error(StepShape(1024, 6, (1,))) == pytest.approx(ERROR + 0.015 * np.log2(16))
 
 
+def test_a_plain_step_alone_leaves_the_error_of_speedups():
+    """TensorRT-LLM's steps of both kinds are quicker than assumed; moving the plain ones alone was 33 % off."""
+    for row in published_rows():
+        if row.study.engine == "tensorrt-llm" and row.plain_ms:
+            model = replace(model_of(row.study), context=row.context)
+            found = shifted(model, [Observed(row.batch, 0, row.plain_ms / 1e3)])
+            plain_s, step = found.plain_s(batch=row.batch), float(found.step_s([row.shape])[0])
+            assert plain_s == pytest.approx(row.plain_ms / 1e3, rel=0.02)
+            assert row.tau * plain_s / step == pytest.approx(row.speedup, rel=0.1)
+            assert found.error(row.shape) == model.error(row.shape)
+
+
 def test_two_published_steps_predict_the_others():
-    """With the overheads of no engine; 95 % are within 8 % (all 652 pairs of chains: 6.7 %)."""
+    """With the overheads of no engine; 95 % are within 8 % (all 474 pairs of vLLM's chains: 6.3 %)."""
     chains = [row for row in published_rows() if row.plain_ms and row.width == 1 and row.study.engine == "vllm"]
     errors = []
     for one in chains[::5]:
@@ -48,7 +60,7 @@ def test_two_published_steps_predict_the_others():
         seen = [Observed(one.batch, 0, one.plain_ms / 1e3), Observed(one.batch, one.levels, step_ms / 1e3)]
         found = shifted(model, seen)
         for row in chains:
-            if row.study == one.study:
+            if row.study == one.study and row is not one:
                 plain_s = found.plain_s(batch=row.batch, context=row.context)
                 errors.append(abs(row.tau * plain_s / float(found.step_s([row.shape])[0]) / row.speedup - 1))
     assert np.mean(errors) < 0.03
