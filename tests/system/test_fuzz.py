@@ -51,7 +51,7 @@ from tests.helpers.models import small_target
 from tests.helpers.source_texts import LOG, META, PROMETHEUS, RESPONSE
 from tests.system.test_data import byte_tokenizer
 from treeopt.api.report_files import report_page
-from treeopt.cli.options.value_types import Static
+from treeopt.cli.options.value_types import STATIC
 from treeopt.cost_model import StepShape
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.plans import load_plan, to_json
@@ -182,7 +182,7 @@ def _use_words(path: Path) -> None:
     import click
 
     try:
-        Static().convert(path.read_bytes().decode("utf-8", "replace"), None, None)
+        STATIC.convert(path.read_bytes().decode("utf-8", "replace"), None, None)
     except click.UsageError as error:
         raise UsageError(error.format_message()) from error
 
