@@ -59,18 +59,18 @@ class Inputs:
 
 def read_files(files: Iterable[Path | str]) -> Inputs:
     """Read files, each once; one that cannot be read is a problem."""
-    inputs, times = Inputs(), dict[Path, int]()
-    given = dict[Path, Path]()
+    inputs, given = Inputs(), dict[str, list[Path]]()
     for path in map(Path, files):
-        place = Path(os.path.realpath(path))
-        given.setdefault(place, path)
-        times[place] = times.get(place, 0) + 1
-    for path, name in _names(list(given.values())).items():
-        if (count := times[Path(os.path.realpath(path))]) > 1:
+        given.setdefault(os.path.realpath(path), []).append(path)
+    names = [visible(paths[0].name or str(paths[0])) for paths in given.values()]
+    for (path, *others), short in zip(given.values(), names, strict=True):
+        name = short if names.count(short) == 1 else visible(str(path))
+        if (count := 1 + len(others)) > 1:
             inputs.notes.append(f"{name} was given {'twice' if count == 2 else f'{count} times'} and is shown once.")
         try:
             kind, value = _read(path)
-            inputs.read.append(ResultFile(name, _source(path, name), kind, value))
+            source = name if path.is_dir() else f"{name}, sha256 {checksum(path)[:16]}"
+            inputs.read.append(ResultFile(name, source, kind, value))
         except FileNotFoundError:
             inputs.problems.append(Problem(name, "there is no such file"))
         except OSError as error:
@@ -78,18 +78,6 @@ def read_files(files: Iterable[Path | str]) -> Inputs:
         except TreeoptError as error:
             inputs.problems.append(Problem(name, str(error).removeprefix(f"{visible(str(path))}: ")))
     return inputs
-
-
-def _names(paths: list[Path]) -> dict[Path, str]:
-    """Return files with the names that the page gives them: with the folder where two files share a name."""
-    names = [visible(path.name or str(path)) for path in paths]
-    return {
-        path: name if names.count(name) == 1 else visible(str(path)) for path, name in zip(paths, names, strict=True)
-    }
-
-
-def _source(path: Path, name: str) -> str:
-    return name if path.is_dir() else f"{name}, sha256 {checksum(path)[:16]}"
 
 
 def _read(path: Path) -> tuple[ResultKind, Any]:

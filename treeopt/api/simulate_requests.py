@@ -10,7 +10,6 @@ from treeopt.api.messages import Progress, silent, warn
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_device_warnings, plan_rule_warnings
 from treeopt.errors import TraceError
 from treeopt.planning.search_warnings import run_warnings
-from treeopt.plans import Plan
 from treeopt.results.kinds import Record
 from treeopt.settings import takes
 from treeopt.storage.provenance import assumption, look, this_run
@@ -18,7 +17,6 @@ from treeopt.traces.trace import Trace
 
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
-    from simulate.runs.run_costs import Prompts
 
 
 @takes(SimulateSettings)
@@ -64,18 +62,28 @@ def simulate(
     if trace.requests < 2:
         raise TraceError("a run needs at least 2 requests, one has no interval: record more")
     profile = as_profile(profile, trace, trace_file)
-    warn(_mismatches(trace, profile, plan))
+    warnings = model_warnings("trace and profile", trace.meta, profile.meta)
+    if plan is not None:
+        warnings += model_warnings("trace and plan", trace.meta, look(plan.meta, "trace"))
+        warnings += [*plan_rule_warnings(plan, trace.meta), *plan_device_warnings(plan, profile.meta)]
+    warn(warnings)
     prompts = settings.prompts.on(trace, profile, from_file=load.requests_file is not None)
     if load.given:
         record = simulated_server(trace, profile, plan, prompts, settings, progress)
     else:
         record = simulated_run(trace, profile, plan, prompts, settings)
     record["conditions"] += plan_conditions(plan, trace)
-    free = (FREE,) if load.given and prompts.free else ()
     size = int(record["rows"] if load.given else record["batch"])
     record["interpolated"] = profile.unmeasured([size])
-    more = (*free, *record.get("warnings", ()), *run_warnings(trace, settings.seed))
-    record["warnings"] = _warnings(trace, profile, plan, size, prompts, more)
+    caveats = profile.caveats(context=prompts.context, trace=trace.meta, batches=(size,))
+    known = [*(plan.warnings if plan else ()), *assumption(trace.meta), *caveats, *prompts.warnings]
+    holds = look(plan.meta, "holds") if plan else None
+    if holds is not None and size > holds["batch"]:
+        said = "{device} holds {batch} sequences of {context} tokens with this plan".format_map(holds)
+        known.append(f"{said}, not {size}")
+    known += [FREE] if load.given and prompts.free else []
+    known += [*record.get("warnings", ()), *run_warnings(trace, settings.seed)]
+    record["warnings"] = list(dict.fromkeys(known))
     record["meta"] = {
         "settings": settings.recorded(),
         "trace": dict(trace.meta),
@@ -83,25 +91,3 @@ def simulate(
         "provenance": this_run(),
     }
     return Record(record)
-
-
-def _mismatches(trace: Trace, profile: "Profile", plan: Plan | None) -> list[str]:
-    warnings = model_warnings("trace and profile", trace.meta, profile.meta)
-    if plan is not None:
-        warnings += model_warnings("trace and plan", trace.meta, look(plan.meta, "trace"))
-        warnings += plan_rule_warnings(plan, trace.meta)
-        warnings += plan_device_warnings(plan, profile.meta)
-    return warnings
-
-
-def _warnings(
-    trace: Trace, profile: "Profile", plan: Plan | None, batch: int, prompts: "Prompts", more: tuple[str, ...]
-) -> list[str]:
-    """Return each warning of the record once: the plan's, the trace's, the profile's, the prompts' and the run's."""
-    assumed = assumption(trace.meta)
-    caveats = profile.caveats(context=prompts.context, trace=trace.meta, batches=(batch,))
-    holds = look(plan.meta, "holds") if plan else None
-    if holds is not None and batch > holds["batch"]:
-        said = "{device} holds {batch} sequences of {context} tokens with this plan".format_map(holds)
-        more = (f"{said}, not {batch}", *more)
-    return list(dict.fromkeys([*(plan.warnings if plan else ()), *assumed, *caveats, *prompts.warnings, *more]))

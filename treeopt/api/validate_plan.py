@@ -10,7 +10,7 @@ from treeopt.api.run_models import Models, Prompts, Sampling, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
-from treeopt.constraints import ChainOnly, Constraint
+from treeopt.constraints import chains_only
 from treeopt.defaults import BLOCKS, ENGINE_LENGTH, VALIDATED_BATCHES
 from treeopt.engines import ENGINES, engine_rules
 from treeopt.planning.search_warnings import position_warnings
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simulate.validation.predictions import Predictions
 
 Value = TypeVar("Value")
-CHAINS = ChainOnly(source="drivers of engines run chains")
+CHAINS = chains_only(source="drivers of engines run chains")
 ENGINE_SIZES = parse_sizes(",".join(f"chain:{k + 1}" for k in range(ENGINE_LENGTH)))
 
 
@@ -159,14 +159,16 @@ class _Run:
         """Make the predictions, check that they can be measured, log warnings, and write them to their file."""
         from executor.target.tensor_parallel import is_main_rank
         from simulate.validation.make_predictions import predict
+        from simulate.validation.predictions import save_predictions
 
-        runner, requests = self.runner, self.requests
+        runner, requests, name, trace = self.runner, self.requests, self.settings.engine.engine, self.material.trace
+        own = () if trace is None or name not in ENGINES.limiting() else engine_rules(name, trace)
         made = predict(
             self.material,
             requests.context,
             lambda plan: self._live(plan).sizes,
             weights=runner.weights_read,
-            rules=self._rules(),
+            rules=() if name is None else (CHAINS, *own),
             seed=self.settings.sampling.seed,
         )
         note(made.notes)
@@ -178,10 +180,15 @@ class _Run:
         live.check()
         if sources.plan is None:
             warn(plan.warnings)
-            note(_not_covered(plan))
+            note(
+                f"batch {entry.batch}: not measured, trace or profile do not cover them: {', '.join(entry.skipped)}"
+                for entry in plan.entries
+                if entry.skipped
+            )
         note(live.not_measured)
         if sources.predictions is not None and not sources.written and is_main_rank():
-            _write(made.predictions, sources.predictions)
+            save_predictions(made.predictions, sources.predictions)
+            note([f"predictions {made.predictions.sha256[:16]} written to {sources.predictions}; measuring begins"])
         return made.predictions
 
     def _live(self, plan: Plan) -> "LiveComparison":
@@ -189,13 +196,6 @@ class _Run:
         from executor.validation import LiveComparison
 
         return LiveComparison(self.runner, plan, self.requests, self.settings.blocks, self.settings.sampling.seed)
-
-    def _rules(self) -> tuple[Constraint, ...]:
-        """Return the rules that trees of a search must keep to be run."""
-        trace, name = self.material.trace, self.settings.engine.engine
-        if name is None:
-            return ()
-        return (CHAINS, *(() if trace is None or name not in ENGINES.limiting() else engine_rules(name, trace)))
 
     def _warn_of_mismatches(self, plan: Plan) -> None:
         """Warn of a plan that was made for other models or another rule."""
@@ -231,20 +231,3 @@ class _Run:
             "provenance": this_run(),
         }
         return Validation({"schema": SCHEMA, "meta": meta, **comparison_record(comparisons)})
-
-
-def _not_covered(plan: Plan) -> list[str]:
-    """Return a note for each batch size at which trees that were asked for are not covered."""
-    return [
-        f"batch {entry.batch}: not measured, trace or profile do not cover them: {', '.join(entry.skipped)}"
-        for entry in plan.entries
-        if entry.skipped
-    ]
-
-
-def _write(predictions: "Predictions", path: Path) -> None:
-    """Write the predictions before anything is measured."""
-    from simulate.validation.predictions import save_predictions
-
-    save_predictions(predictions, path)
-    note([f"predictions {predictions.sha256[:16]} written to {path}; measuring begins"])

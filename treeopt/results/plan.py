@@ -163,35 +163,26 @@ def _preferred(plan: Plan, entry: PlanEntry) -> str:
     )
 
 
-def next_lines(plan: Plan, *, file: str | None = None, **_: Any) -> list[Line]:
-    """Return what to do with a plan that speculates, and with batch sizes that have no answer.
+def next_lines(plan: Plan, *, file: str | None = None, **_: Any) -> Iterator[Line]:
+    """Yield what to do with a plan that speculates, and what prices batch sizes that have no answer.
 
     It is exported to its engine, or checked where no engine is known.
     """
-    return [*_export_or_check(plan, file), *_unanswered(plan)]
-
-
-def _export_or_check(plan: Plan, file: str | None) -> list[Line]:
-    if all(entry.choice.plain for entry in plan.entries):
-        return []
     keep = "" if file else "keep the plan with --output plan.json, and "
-    engine = look(plan.meta, "search", "engine")
-    if engine in ENGINES.exporting():
+    engine, outside = (look(plan.meta, "search", key) for key in ("engine", "outside"))
+    if all(entry.choice.plain for entry in plan.entries):
+        pass
+    elif engine in ENGINES.exporting():
         kind = look(plan.meta, "trace", "drafter", "kind")
         text = f"Next: {keep}write the configuration of {engine}{method_advice(engine, kind=kind)}:"
-        return [Line("next", text, export_command(file, engine, kind=kind))]
-    path = shlex.quote(file or "plan.json")
-    command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
-    return [Line("next", f"Next: {keep}check it on your machine:", command)]
-
-
-def _unanswered(plan: Plan) -> list[Line]:
-    """Return which batch sizes have no answer, and what prices them."""
-    outside = look(plan.meta, "search", "outside")
-    if outside is None:
-        return []
-    advice, command = str(outside["way"]), str(outside["command"])
-    return [Line("next", f"No answer: {advice}{':' if command else '.'}", command)]
+        yield Line("next", text, export_command(file, engine, kind=kind))
+    else:
+        path = shlex.quote(file or "plan.json")
+        command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
+        yield Line("next", f"Next: {keep}check it on your machine:", command)
+    if outside is not None:
+        advice, command = str(outside["way"]), str(outside["command"])
+        yield Line("next", f"No answer: {advice}{':' if command else '.'}", command)
 
 
 def tables(plan: Plan, *, checks: Mapping[int, str] | None = None, **_: Any) -> Iterator[Block]:
@@ -284,13 +275,8 @@ def _together(plan: Plan) -> list[str]:
     if len(plan.entries) > 1:
         shapes = ", ".join(f"{batch} x {tokens}" for batch, tokens in plan.captures)
         lines.append(f"Verify forwards to capture (batch x tokens per sequence): {shapes}")
-    return [*lines, *_not_compared(plan), *_proof(plan)]
-
-
-def _not_compared(plan: Plan) -> list[str]:
-    """Return a line for each baseline that could not be evaluated, with its batch sizes unless these are all."""
-    lines = ((entry.batch, f"{name}: {why}") for entry in plan.entries for name, why in entry.skipped.items())
-    return [f"Not compared{batches}: {line}" for line, batches in _once(lines, plan)]
+    skipped = ((entry.batch, f"{name}: {why}") for entry in plan.entries for name, why in entry.skipped.items())
+    return [*lines, *(f"Not compared{batches}: {line}" for line, batches in _once(skipped, plan)), *_proof(plan)]
 
 
 def _proof(plan: Plan) -> list[str]:
@@ -317,28 +303,14 @@ def _once(lines: Iterable[tuple[int, str]], plan: Plan) -> list[tuple[str, str]]
     ]
 
 
-def _context(plan: Plan) -> str:
-    context = look(plan.meta, "search", "context")
-    return "" if context is None else f"; priced at {context} tokens of context"
-
-
-def _holds(plan: Plan) -> list[str]:
-    """Return up to which batch size the memory holds the plan, where the plan was made for a device."""
-    if (holds := look(plan.meta, "holds")) is None:
-        return []
-    return [
-        f"{holds['device']}: at {holds['context']} tokens of context {holds['share']:.0%} of the memory holds up to "
-        f"batch {holds['batch']} with the largest of these trees."
-    ]
-
-
 def _conditions(plan: Plan) -> list[Line]:
     """Return the conditions of the predictions, one line each."""
 
     def show(*keys: str) -> str:
         return shown(look(plan.meta, *keys))
 
-    objective = look(plan.meta, "search", "objective")
+    objective, context = (look(plan.meta, "search", key) for key in ("objective", "context"))
+    priced = "" if context is None else f"; priced at {context} tokens of context"
     counted = ""
     if objective not in (None, "throughput"):
         counted = f"; tokens counted for {objective}, tau and tokens/s of the tables over all requests"
@@ -346,10 +318,14 @@ def _conditions(plan: Plan) -> list[Line]:
     visible = [
         f"{replayed_on(look(plan.meta, 'trace'), look(plan.meta, 'search'))}{counted}.",
         f"Intervals: 95 %, {CLUSTERED}; those of speedups include the error of step times.",
-        f"Step times: {describe_measurement(look(plan.meta, 'cost'))}{_context(plan)}.",
+        f"Step times: {describe_measurement(look(plan.meta, 'cost'))}{priced}.",
         *(look(plan.meta, "missing") or ()),
-        *_holds(plan),
     ]
+    if (holds := look(plan.meta, "holds")) is not None:  # the plan was made for a device
+        visible.append(
+            f"{holds['device']}: at {holds['context']} tokens of context {holds['share']:.0%} of the memory holds up "
+            f"to batch {holds['batch']} with the largest of these trees."
+        )
     detail = [
         "% behind: tokens per second lost to the first line, paired by request.",
         *(["Dynamic trees: nodes and depth are means."] if dynamic else []),

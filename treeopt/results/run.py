@@ -83,10 +83,6 @@ def with_article(name: str) -> str:
     return f"{'a' if name.startswith(('chain of', 'tree of')) else 'the'} {name}"
 
 
-def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
-    yield side_by_side(f"batch {record['batch']}, {record['mode']}", COLUMNS, record["configurations"])
-
-
 def simulated(name: str, **own: Any) -> ResultKind:
     """Return a kind of result of `treeopt simulate`, a row for each configuration.
 
@@ -113,6 +109,8 @@ ENTRY = simulated(
     place=8,
     columns=COLUMNS,
     answers=_answers,
-    tables=_tables,
+    tables=lambda record, **_: [
+        side_by_side(f"batch {record['batch']}, {record['mode']}", COLUMNS, record["configurations"])
+    ],
     charts={"latency": "treeopt.charts.speed_charts:latencies"},
 )

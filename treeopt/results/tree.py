@@ -20,10 +20,6 @@ def _rows(tree: Tree) -> Iterator[dict[str, Any]]:
     yield from ({"parent": parent, "rank": rank, "depth": depth} for parent, rank, depth in nodes)
 
 
-def _answers(tree: Tree) -> Iterator[str]:
-    yield f"Tree {tree.id}: {counted(tree.nodes, 'node')}, depth {tree.depth}"
-
-
 def _notes(tree: Tree, **_: Any) -> Iterator[Block]:
     if tree.nodes:
         paths = ", ".join(str(list(path)) for path in tree.paths[:PATHS])
@@ -50,8 +46,7 @@ ENTRY = ResultKind(
     write="treeopt.results.tree:save_tree",
     rows=_rows,
     columns=tuple(Column(name, field=name) for name in ("parent", "rank", "depth")),
-    answers=_answers,
+    answers=lambda tree: [f"Tree {tree.id}: {counted(tree.nodes, 'node')}, depth {tree.depth}"],
     tables=_notes,
-    remarks=lambda tree, **_: (),
     charts={"tree": "treeopt.charts.trace_charts:tree_picture"},
 )

@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -13,6 +12,7 @@ from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import MODELS, options_of, setup_options
 from treeopt.cli.options.trace_or_figure import options_of_source
+from treeopt.cli.options.value_types import Text
 from treeopt.errors import UsageError
 from treeopt.storage import work_file
 from treeopt.traces.trace_files import load_trace
@@ -52,25 +52,24 @@ def _search(settings: ValidateSettings) -> str:
     return f"treeopt search {named} --batch {','.join(map(str, settings.batch)) or '1,4'} --output plan.json"
 
 
-class Acceptance(click.ParamType):  # type: ignore[type-arg]
-    """`live`, or the trace whose acceptance is replayed: `replay:TRACE.npz`."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | None:
-        """Return the trace; None for `live`."""
-        if value == "live":
-            return None
-        if not str(value).startswith(REPLAY) or value == REPLAY:
-            raise UsageError(f"--acceptance must be live or {REPLAY}TRACE.npz, got {value}")
-        return Path(value.removeprefix(REPLAY))
+def _acceptance(text: str) -> Path | None:
+    """Return the trace whose acceptance is replayed, `replay:TRACE.npz`; None for `live`."""
+    if text == "live":
+        return None
+    if not text.startswith(REPLAY) or text == REPLAY:
+        raise UsageError(f"--acceptance must be live or {REPLAY}TRACE.npz, got {text}")
+    return Path(text.removeprefix(REPLAY))
 
 
-TYPES = {**MODELS, **dict.fromkeys(("plan", "trace", "profile"), general.FILE), "replay": Acceptance()}
+TYPES = {
+    **MODELS,
+    **dict.fromkeys(("plan", "trace", "profile"), general.FILE),
+    "replay": Text("text", _acceptance, Path),
+}
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
-@options_of(ValidateSettings, types=TYPES, without=("texts",))
+@options_of(ValidateSettings, types={**TYPES, "replay": Text("text", _acceptance, Path)}, without=("texts",))
 @setup_options()
 @output_files.result_options("comparison")
 @general.force

@@ -17,18 +17,18 @@ import click
 from treeopt.api.run_models import Models
 from treeopt.api.runners import EngineSetup
 from treeopt.cli.options.value_types import (
-    Address,
-    Duration,
-    Dynamic,
+    ADDRESS,
+    DURATION,
+    STATIC,
     EngineName,
     EntryName,
     Model,
-    Names,
-    Numbers,
     Real,
-    Static,
     Tokens,
     Whole,
+    dynamic,
+    names_of,
+    numbers,
     numbers_text,
 )
 from treeopt.engines import ENGINES
@@ -36,15 +36,14 @@ from treeopt.errors import UsageError
 from treeopt.policies import Policy
 from treeopt.registry import Registry
 from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of
-from treeopt.storage.object_addresses import address_of
-from treeopt.storage.user_files import read_text, write_text
+from treeopt.storage.user_files import address_of, read_text, write_text
 from treeopt.tree import Tree
 
 Decorator = Callable[[Any], Any]
 BY_MEANING: Mapping[str, Any] = {}
 MODELS: Mapping[str, Any] = {
     **dict.fromkeys(("target", "drafter"), Model()),
-    "urls": Address(),
+    "urls": ADDRESS,
     "engine": EngineName(ENGINES.driven),
 }
 
@@ -93,7 +92,7 @@ def _scaled(value: Any, scale: float) -> Any:
     """Return an option's value in the unit of its field."""
     if value is None or scale == 1:
         return value
-    return tuple(number * scale for number in value) if isinstance(value, tuple) else value * scale
+    return tuple(each * scale for each in value) if isinstance(value, tuple) else value * scale
 
 
 def _option(each: "Field[Any]", type_: Any, *, required: bool) -> Decorator:
@@ -128,24 +127,24 @@ def _type(each: "Field[Any]", kind: Any) -> Any:
     if get_origin(item) is Literal:
         return click.Choice(get_args(item))
     if get_origin(kind) is frozenset:
-        return Names(meaning.names(), meaning.form)
+        return names_of(meaning.names(), meaning.form)
     if isinstance(meaning.choices, Registry):
         return EntryName(meaning.choices, otherwise=meaning.otherwise)
     if names := meaning.names():
         return click.Choice(names)
     if item is int and get_origin(kind) is tuple:
-        return Numbers(meaning.form or "batch sizes")
+        return numbers(meaning.form or "batch sizes")
     if item is int:
         least, most = (None if limit is None else int(limit) for limit in (meaning.least, meaning.most))
         return (Tokens if meaning.form == "tokens" else Whole)(min=least, max=most)
     if item is float:
         if meaning.form == "duration":
-            return Duration()
+            return DURATION
         low, high = (limit and limit / meaning.scale for limit in (meaning.lowest, meaning.highest))
         return Real(low, high, min_open=meaning.above is not None, max_open=meaning.below is not None)
     if item is Path:
         return LocalFolder(path_type=Path) if meaning.form == "folder" else click.Path(path_type=Path, dir_okay=False)
-    return {Tree: Static(), Policy: Dynamic()}.get(item, click.STRING)
+    return {Tree: STATIC, Policy: dynamic()}.get(item, click.STRING)
 
 
 # Field -> its key.
