@@ -31,7 +31,7 @@ from tests.helpers.strategies import drawn_trace
 from tests.simulate.roofline.test_roofline_model import as_profile
 from tests.simulate.whatif.test_predicted_profile import model
 from tests.treeopt.cli.test_simulate import files as files
-from treeopt.errors import CostError, UsageError
+from treeopt.errors import CostError
 from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -132,8 +132,6 @@ def test_prompts_that_join_together_are_read_at_once(piece):
     assert found.done_s.tolist() == [13, 13, 26, 26]
     apart = run(trace, None, profile, prefill_s=prompts + 2.0, **how)
     assert apart.done_s.tolist() == [15, 15, 30, 30]
-    with pytest.raises(UsageError, match="prefill by tokens needs prompt_tokens"):
-        run(trace, None, profile, batch=2, prefill_s=lambda tokens: tokens)
 
 
 def test_a_server_reads_prompts_that_wait_together(files):
@@ -144,8 +142,6 @@ def test_a_server_reads_prompts_that_wait_together(files):
     how = {"rows": 3, "prefill_s": lambda tokens: tokens + 2.0}
     found = serve(trace, work, Switching((None,)), profile, **how).timeline
     assert found.done_s.tolist() == [11, 11 + 14 + 1, 26, 26]
-    with pytest.raises(UsageError, match="prefill by tokens needs prompt_tokens"):
-        serve(trace, replace(work, prompt_tokens=None), Switching((None,)), profile, **how)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
