@@ -24,19 +24,7 @@ if TYPE_CHECKING:
     from treeopt.results.kinds import ResultKind
 
 # Parameters that name what is written; others are read.
-WRITTEN = [
-    "output",
-    "rest",
-    "predictions",
-    "parts",
-    "write_setup",
-    "plans",
-    "tables",
-    "table_file",
-    "cost_table",
-    "textfile",
-    "state",
-]
+WRITTEN = "output rest predictions parts write_setup plans tables table_file cost_table textfile state"
 NOTHING: Mapping[str, Path | None] = {}
 # Schema of a file that takes minutes of a machine -> the word for it.
 COSTLY = {"profile": "a profile", "validation": "a validation", "decode": "decoded texts"}
