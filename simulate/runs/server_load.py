@@ -32,8 +32,6 @@ GAUGE = re.compile(
     r"(?m)^\w*?(?:vllm[:_]num_requests_running|sglang[:_]num_running_reqs|llamacpp[:_]requests_processing)\b\S*\s+(\S+)"
 )
 BUCKET = re.compile(r'(?m)^\S*running\S*_bucket\{\S*le="([^"]+)"\S*\}\s+(\S+)')
-TOKENS = re.compile(BUCKET.pattern.replace("running", "iteration_tokens"))
-DRAFTING = re.compile(r"(?m)^\S*spec_decode_num_drafts\S*\s+[1-9]")
 LOADS = 8  # numbers of requests that are simulated
 MOST_RUNNING = 2**14
 
@@ -294,8 +292,7 @@ def read_running(path: Path) -> dict[int, float]:
     """Return running requests -> share of the time that the server is busy, at most `LOADS` of them.
 
     The file is a table `requests,share` (CSV), scrapes of `/metrics` with a gauge of running requests, or a histogram
-    of them; where all gauges are 0, vLLM's `iteration_tokens_total` counts as one, unless the server drafted: a step
-    that only decodes has a token per request. Neighbours are joined, at their mean.
+    of them. vLLM's tokens per step are not read: those of prompts are among them. Neighbours are joined, at their mean.
 
     Raises:
         UsageError: names the file and what it must hold.
@@ -308,8 +305,7 @@ def read_running(path: Path) -> dict[int, float]:
             for row in csv.DictReader(text.split("\n"), skipinitialspace=True):
                 shares[float(row["requests"])] += float(row["share"])
         gauges = [float(value) for value in GAUGE.findall(text)]
-        tokens = [] if any(gauges) or DRAFTING.search(text) else TOKENS.findall(text)
-        if buckets := BUCKET.findall(text) or tokens:
+        if buckets := BUCKET.findall(text):
             totals, before = defaultdict[float, float](float), (0.0, 0.0)
             for edge, count in buckets:  # of all engines and scrapes
                 totals[float(edge)] += float(count)
@@ -327,7 +323,8 @@ def read_running(path: Path) -> dict[int, float]:
     if not busy or busy[-1][0] > MOST_RUNNING or not np.isfinite(sum(share for _, share in busy)):
         raise UsageError(
             f"{path}: must hold running requests from 1 to {MOST_RUNNING}: a table `requests,share`, or /metrics with "
-            "vllm:num_requests_running, sglang:num_running_reqs, llamacpp:requests_processing or a histogram of them"
+            "vllm:num_requests_running, sglang:num_running_reqs, llamacpp:requests_processing or a histogram of them, "
+            "scraped while requests run"
         )
     sizes, weights = np.array(busy).T
     group = np.minimum((weights.cumsum() - weights / 2) / weights.sum() * LOADS, LOADS - 1).astype(int)

@@ -43,5 +43,6 @@ ENTRY = Engine(
         "dflash": Method.of("dflash"),
     },
     write=write,
+    devices="--tp",
     checked=f"the code of {TITLE}, SpeculativeConfig; no engine was run",
 )

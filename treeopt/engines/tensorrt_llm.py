@@ -163,6 +163,7 @@ ENTRY = Engine(
     trees=TREES,
     methods=METHODS,
     write=write,
+    devices="--tp_size",
     checked=f"the code of {TITLE} before 1.4 (llmapi/llm_args.py) and its reference of 1.3.0rc27; no engine was run",
     options=(
         Option(

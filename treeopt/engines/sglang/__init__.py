@@ -160,6 +160,7 @@ ENTRY = Engine(
     },
     default_method="optional",
     write=write,
+    devices="--tp-size",
     checked=f"the code of {TITLE}",
     takes=(*SHARED, "replay"),
     file="treeopt_sglang.json",

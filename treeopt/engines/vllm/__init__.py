@@ -138,6 +138,7 @@ ENTRY = Engine(
     default_method="required",
     removed=dict.fromkeys(("medusa", "mlp_speculator"), "was removed after 0.32.0"),
     write=write,
+    devices="--tensor-parallel-size",
     checked=f"the code of {TITLE}, and vLLM 0.32.0 itself, its SpeculativeConfig",
     takes=(*SHARED, "replay"),
     driver="treeopt.engines.vllm.in_process:start",
