@@ -11,7 +11,7 @@ from treeopt.api.run_models import Models, Prompts, Sampling, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.comparison.trees_of_size import USUAL, parse_sizes
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.defaults import BLOCKS, ENGINE_LENGTH, VALIDATED_BATCHES
 from treeopt.engines import ENGINES, engine_rules
 from treeopt.planning.search_warnings import position_warnings
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simulate.validation.predictions import Predictions
 
 Value = TypeVar("Value")
-CHAINS = ChainOnly(source="drivers of engines run chains")
+CHAINS = chains_only(source="drivers of engines run chains")
 ENGINE_SIZES = parse_sizes(",".join(f"chain:{k + 1}" for k in range(ENGINE_LENGTH)))
 
 

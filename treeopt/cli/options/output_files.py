@@ -16,9 +16,8 @@ import click
 from treeopt.cli.options import general, printing
 from treeopt.errors import UsageError
 from treeopt.registry import load
-from treeopt.storage.object_addresses import address_of, copy_object
 from treeopt.storage.table_files import save_table
-from treeopt.storage.user_files import is_special, open_regular, real_path
+from treeopt.storage.user_files import address_of, copy_object, is_special, open_regular, real_path
 
 if TYPE_CHECKING:
     from treeopt.results.kinds import ResultKind

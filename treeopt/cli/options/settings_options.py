@@ -36,8 +36,7 @@ from treeopt.errors import UsageError
 from treeopt.policies import Policy
 from treeopt.registry import Registry
 from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of
-from treeopt.storage.object_addresses import address_of
-from treeopt.storage.user_files import read_text, write_text
+from treeopt.storage.user_files import address_of, read_text, write_text
 from treeopt.tree import Tree
 
 Decorator = Callable[[Any], Any]
