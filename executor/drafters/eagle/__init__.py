@@ -26,7 +26,7 @@ from simulate.model_sizes.drafter_kinds import (
 )
 from simulate.model_sizes.hf_config import EXPERT_FIELDS, FIELDS, LATENT_FIELDS, positive
 from simulate.model_sizes.hf_config_parameters import DENSE
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 
