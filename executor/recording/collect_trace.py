@@ -54,8 +54,14 @@ def recorder(
     recording = Recording(**settings)
     recording.check(target, drafter)
     _check_prompts(tokens, target, drafter, recording.new_tokens)
-    size, computes_as = SHARD * recording.batch, [None]
-    known = written if texts is None else _given_texts(texts, tokens, recording)
+    size, computes_as, known = SHARD * recording.batch, [None], written
+    if texts is not None:
+        if len(texts) != len(tokens):
+            raise UsageError(f"{len(texts)} texts were given for {len(tokens)} prompts")
+        empty = next((number for number, text in enumerate(texts) if not text), None)
+        if empty is not None:
+            raise UsageError(f"text {empty} is empty")
+        known = {first: [list(text) for text in texts[first : first + size]] for first in range(0, len(texts), size)}
     history = history_of(drafter)
     known = {} if known is None and history is not None else known
 
@@ -120,19 +126,6 @@ def collect(
         return (record(start, meta) for start in starts)
 
     return gather(head, parts, folder=folder, progress=progress, writes=is_main_rank(), merged=merged)
-
-
-def _given_texts(
-    texts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], recording: Recording
-) -> dict[int, list[list[int]]]:
-    """Return given texts by the first request of each shard; raise UsageError if they do not fit the prompts."""
-    if len(texts) != len(tokens):
-        raise UsageError(f"{len(texts)} texts were given for {len(tokens)} prompts")
-    empty = next((number for number, text in enumerate(texts) if not text), None)
-    if empty is not None:
-        raise UsageError(f"text {empty} is empty")
-    size = SHARD * recording.batch
-    return {first: [list(text) for text in texts[first : first + size]] for first in range(0, len(texts), size)}
 
 
 def _check_prompts(tokens: Sequence[Sequence[int]], target: Target, drafter: Drafter, new_tokens: int) -> None:

@@ -26,7 +26,8 @@ from executor.target.target_model import Target
 from executor.target.tensor_parallel import launched_processes
 from executor.target.tokenizer import stop_tokens
 from executor.train.token_rows import Text, tokenizer_hash
-from executor.verification.acceptance_rules import Rule, make_rule
+from executor.verification.acceptance_probabilities import SampleAndMatch
+from executor.verification.acceptance_rules import Greedy, Rule
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from treeopt.errors import ExecutorError
 from treeopt.storage.user_files import write_text
@@ -63,11 +64,22 @@ def chunk_writer(
     """Return the head of all texts, and what writes the chunk from a text on; see `rewrite`."""
     prompts = [prompt for text in texts for prompt in _prompts(tokenizer, text, writing)]
     for text in prompts:
-        _check_room(target, tokenizer, text, writing)
+        prompt = _Piece(tokenizer, text).prompt() or []
+        if max(prompt, default=0) >= target.vocabulary:
+            raise ExecutorError(f"{text.where}: token {max(prompt)}, the target's vocabulary has {target.vocabulary}")
+        if not _fits(target, prompt, writing):
+            raise ExecutorError(
+                f"{text.where}: its {len(prompt)} tokens and {writing.new_tokens} more exceed the target's context of "
+                f"{target.context_limit}"
+            )
     size = CHUNKS * writing.batch
 
     def write(start: int) -> list[dict[str, Any]]:
-        rule = _rule(target, writing, start // size)
+        rule: Rule = Greedy()
+        if writing.temperature:
+            digest = hashlib.sha256(f"{writing.seed} {start // size}".encode()).digest()
+            generator = seeded_generator(target.device, int.from_bytes(digest[:7], "big"))
+            rule = SampleAndMatch(Warp(writing.temperature), generator)
         return _written(target, tokenizer, prompts[start : start + size], writing, rule)
 
     return (_settings(target, prompts, writing), len(prompts), size), write
@@ -188,14 +200,6 @@ def _settings(target: Target, prompts: Sequence[Text], writing: Writing) -> dict
     return {**identity(target, None), "writing": vars(writing), "asked": len(prompts), "asked_sha256": digest}
 
 
-def _rule(target: Target, writing: Writing, chunk: int) -> Rule:
-    if writing.temperature == 0:
-        return make_rule("greedy")
-    digest = hashlib.sha256(f"{writing.seed} {chunk}".encode()).digest()
-    generator = seeded_generator(target.device, int.from_bytes(digest[:7], "big"))
-    return make_rule("sample-and-match", warp=Warp(writing.temperature, None, 1.0), generator=generator)
-
-
 def _written(
     target: Target, tokenizer: PreTrainedTokenizerBase, chunk: Sequence[Text], writing: Writing, rule: Rule
 ) -> list[dict[str, Any]]:
@@ -265,17 +269,6 @@ class _Piece:
 
 def _fits(target: Target, prompt: Sequence[int], writing: Writing) -> bool:
     return target.context_limit is None or len(prompt) + writing.new_tokens <= target.context_limit
-
-
-def _check_room(target: Target, tokenizer: PreTrainedTokenizerBase, text: Text, writing: Writing) -> None:
-    prompt = _Piece(tokenizer, text).prompt() or []
-    if max(prompt, default=0) >= target.vocabulary:
-        raise ExecutorError(f"{text.where}: token {max(prompt)}, the target's vocabulary has {target.vocabulary}")
-    if not _fits(target, prompt, writing):
-        raise ExecutorError(
-            f"{text.where}: its {len(prompt)} tokens and {writing.new_tokens} more exceed the target's context of "
-            f"{target.context_limit}"
-        )
 
 
 def _continued(
