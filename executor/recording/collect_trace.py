@@ -227,8 +227,7 @@ class _Shard:
             if policy is not None:
                 drafted += candidate_trees(target, drafter, texts, policy, stride=recording.stride)
             if isinstance(rule, Typical):
-                tree = recording.writing_tree
-                accepted += accepted_nodes(target, drafter, tokens, written[part], rule=rule, tree=tree)
+                accepted += self._accepted(tokens, written[part], rule)
             self.progress(len(tokens))
         arrays: dict[str, Any] = _concatenate(forced)
         if policy is not None:
@@ -237,6 +236,25 @@ class _Shard:
         if accepted:
             arrays["tree_kept"] = np.concatenate(accepted)
         return arrays
+
+    def _accepted(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], rule: Typical
+    ) -> list[NDArray[np.bool_]]:
+        """Return for each text, bool (length, nodes), the nodes that a step from each of its tokens would accept.
+
+        Nodes that reach past the end of the text are not accepted.
+        """
+        target, drafter, tree = self.target, self.drafter, self.recording.writing_tree
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+        forced, lengths = ForcedText(rule, padded.to(target.device)), [len(text) for text in texts]
+        for _ in Decoder(target, drafter, tree=tree, batch=len(texts), rule=forced).steps(prompts, new_tokens=lengths):
+            pass
+        accepted = torch.stack(forced.accepted[: max(lengths)], 1)[:, :, 1:].cpu().numpy()
+        depths = np.array(tree.depths)
+        return [
+            nodes[:length] & (depths <= np.arange(length, 0, -1)[:, None])
+            for nodes, length in zip(accepted, lengths, strict=True)
+        ]
 
 
 def _concatenate(pieces: Sequence[Arrays]) -> Arrays:
@@ -295,29 +313,3 @@ class ForcedText:
         root = torch.zeros_like(self._texts[:, :1])
         path = root.expand(-1, draft.topology.path.shape[-1])
         return Accepted.of(draft, root[:, 0], path, self._texts[:, step : step + 1])
-
-
-def accepted_nodes(
-    target: Target,
-    drafter: Drafter,
-    prompts: Sequence[Sequence[int]],
-    texts: Sequence[Sequence[int]],
-    *,
-    rule: Typical,
-    tree: Tree,
-) -> list[NDArray[np.bool_]]:
-    """Return for each text, bool (length, nodes), the nodes that a step from each of its tokens would accept.
-
-    Nodes that reach past the end of the text are not accepted.
-    """
-    padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
-    forced = ForcedText(rule, padded.to(target.device))
-    lengths = [len(text) for text in texts]
-    for _ in Decoder(target, drafter, tree=tree, batch=len(texts), rule=forced).steps(prompts, new_tokens=lengths):
-        pass
-    accepted = torch.stack(forced.accepted[: max(lengths)], 1)[:, :, 1:].cpu().numpy()
-    depths = np.array(tree.depths)
-    return [
-        nodes[:length] & (depths <= np.arange(length, 0, -1)[:, None])
-        for nodes, length in zip(accepted, lengths, strict=True)
-    ]
