@@ -204,7 +204,9 @@ class Engine:
         if self.write is None:
             raise UsageError(f"there is no export to {self.name}")
         shared = {"method": method, "model": model, "target": target, "batch": batch, "nearest": nearest}
-        self._check_taken({**shared, "replay": replay, **options})
+        for name, value in {**shared, "replay": replay, **options}.items():
+            if value is not None:
+                self.check_option(name)
         if nearest == "triple" and self.trees is None:
             raise UsageError(f"{self.title} has no dynamic tree: nearest must be chain")
         chosen = self._method(method, plan, model)
@@ -226,7 +228,9 @@ class Engine:
         drafter = drafter_notes(plan, engine=job.label, kinds=kinds)
         written = self._on_devices(str(look(plan.meta, "cost", "device")), written, job.notes)
         checked = f"format checked against {self.checked}"
-        return replace(written, notes=(*job.replaced, *drafter, *job.notes, checked, *job.closing_notes()))
+        closing = [coverage_note(job.fits)] if job.fits and self.sequences is None else []
+        closing += [origin_note(job.fits)] if job.fits else []
+        return replace(written, notes=(*job.replaced, *drafter, *job.notes, checked, *closing))
 
     def _on_devices(self, device: str, written: Export, notes: list[str]) -> Export:
         """Return an export whose launch line takes as many devices as were priced; else a note says so."""
@@ -248,11 +252,6 @@ class Engine:
             raise UsageError(
                 f"--{name.replace('_', '-')} does not apply to --format {self.name}: omit it; it takes {words}"
             )
-
-    def _check_taken(self, settings: Mapping[str, Any]) -> None:
-        for name, value in settings.items():
-            if value is not None:
-                self.check_option(name)
 
     def _method(self, method: str | None, plan: Plan, model: str | None) -> str | None:
         """Return the drafting method of an export, by default the first one for the drafter that the plan names."""
@@ -396,10 +395,3 @@ class ExportJob:
         rates = kept_rates(Tree.chain(length), self.replay)
         self.notes += imposed_notes(self.entries, self.fits, self.replay, rates)
         return rates
-
-    def closing_notes(self) -> list[str]:
-        """Return notes on batch sizes that were not planned, and on the origin of static trees."""
-        if not self.fits:
-            return []
-        covered = [coverage_note(self.fits)] if self.engine.sequences is None else []
-        return [*covered, origin_note(self.fits)]

@@ -86,13 +86,8 @@ def learning_curves(
         shrink: shrink counts, with the strength from `shrinkage.fit_strength`.
 
     Raises:
-        UsageError: no size, or one below 1.
         TraceError: fewer than 4 requests, or a rule that may accept several siblings.
     """
-    if not nodes or min(nodes) < 1 or depth < 1 or points < 2:
-        raise UsageError(
-            f"a learning curve needs nodes and depth of 1 or more and 2 points, got {nodes}, {depth}, {points}"
-        )
     check_requests(trace)
     rng = np.random.default_rng(seed)
     chosen_on, held = trace.split(share=0.5, rng=rng)

@@ -16,7 +16,7 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import TraceError
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 
@@ -193,7 +193,6 @@ def count_prefixes(
         levels: return only nodes of this many levels; None for all. Their values do not depend on it.
 
     Raises:
-        UsageError: weights or shrink without meaning.
         TraceError: the trace's rule may accept several siblings.
 
     >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 0], [1, -2]]), 2)
@@ -205,12 +204,6 @@ def count_prefixes(
             "rank paths do not determine acceptance under a rule that may accept several siblings: grow trees by replay"
         )
     depth = min(depth, trace.depth)
-    if weights is not None and not (
-        weights.shape == (trace.anchors,) and (weights >= 0).all() and 0 < weights.sum() < np.inf
-    ):
-        raise UsageError("weights must be finite, not negative and not all 0, one per anchor")
-    if not 0 <= shrink < np.inf:
-        raise UsageError(f"shrink must be 0 or more and finite, got {shrink}")
     ranks = trace.width if ranks is None else ranks
     prefixes = _Prefixes(trace, weights)
     expand = prefixes.shrunk(depth, shrink) if shrink else prefixes.expand
@@ -309,8 +302,6 @@ class _Prefixes:
 
 def _grow(expand: Expand, *, nodes: int, depth: int, ranks: int) -> Frontier:
     """Keep, level by level, the nodes that some best tree of at most `nodes` nodes and these ranks may take."""
-    if nodes < 0 or depth < 0:
-        raise UsageError(f"nodes and depth must be 0 or more, got {nodes} and {depth}")
     values, parents, ranked = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     kept, offset = np.zeros(1, dtype=np.int64), -1
     for level in range(depth if nodes else 0):

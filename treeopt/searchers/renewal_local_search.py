@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import UsageError
 from treeopt.replay.many_trees import Chosen, Replayer
 from treeopt.replay.objective import THROUGHPUT, Objective
 from treeopt.replay.walk import StepCounts, in_step, longest, next_anchors
@@ -350,8 +349,6 @@ class ClosedParts:
         Returns:
             bool (T, C), the nodes of each subtree.
         """
-        if nodes < 0:
-            raise UsageError(f"nodes must be 0 or more, got {nodes}")
         times, size = values.shape
         room = min(nodes, size)
         ordered = values.T[self._order][:, :, None]
@@ -406,14 +403,9 @@ def improve(
         replayer: replayer of this trace, made by `ready` for at least as many nodes and levels; default a new one.
 
     Raises:
-        UsageError: a negative size, or a replayer of another trace.
         TraceError: an objective that the trace cannot answer.
     """
-    if nodes < 0 or depth < 0:
-        raise UsageError(f"nodes and depth must be 0 or more, got {nodes} and {depth}")
     replayer = replayer or ready(trace, nodes=nodes, depth=depth)
-    if replayer.trace is not trace:
-        raise UsageError("the replayer must be made for the given trace")
     climb = Climb(replayer, objective.prices(trace), nodes=nodes, depth=depth, effort=effort)
     climb.run()
     tree = replayer.tree(climb.best)

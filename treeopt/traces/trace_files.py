@@ -16,9 +16,8 @@ from msgspec import Meta
 
 from treeopt.errors import TraceError
 from treeopt.storage.json_records import RecordError
-from treeopt.storage.object_addresses import address_of
 from treeopt.storage.typed_records import Record, read_record
-from treeopt.storage.user_files import found, open_regular, whole, why
+from treeopt.storage.user_files import address_of, found, open_regular, whole, why
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.trace import BY_ANCHOR, BY_REQUEST, FORMAT, MAX_WIDTH, REQUIRED, Array, Trace
 from treeopt.tree import MAX_NODES, MAX_RANK

@@ -12,7 +12,7 @@ from tests.helpers.rules import kept
 from tests.helpers.slow_params import examples
 from treeopt.constraints import Limits
 from treeopt.errors import TreeError
-from treeopt.searchers.node_pool import Nodes, select
+from treeopt.searchers.choose_method import Nodes, select
 from treeopt.tree import Path, Tree
 
 ORDERS = {"any": Limits(), "contiguous": Limits(contiguous=True)}

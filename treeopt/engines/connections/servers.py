@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from treeopt.engines.connections import engine_supervisor
 from treeopt.engines.connections.completions_client import CompletionsClient, in_flight
-from treeopt.engines.connections.worker_process import kept_log
+from treeopt.engines.connections.worker_driver import kept_log
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
 from treeopt.errors import EngineError, EngineStartError, UsageError, root_cause
 
