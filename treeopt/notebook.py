@@ -35,7 +35,11 @@ def html_of(value: Any) -> str:
     title, blocks = _shown(value)
     parts = [f"<strong>{escape(title)}</strong>"]
     for block in blocks:
-        parts.append(table_html(block) if isinstance(block, Table) else _line(block))
+        if isinstance(block, Table):
+            parts.append(table_html(block))
+            continue
+        text = f"Warning: {block.text}" if block.kind == "warning" else block.text
+        parts.append(f'<p style="{SMALL}">{escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}...")}</p>')
     return f'<div style="{FRAME}">{"".join(parts)}</div>'
 
 
@@ -62,11 +66,6 @@ def _shown(value: Any) -> tuple[str, Blocks]:
         return f"Record {value.get('schema') or 'without a schema'}", (fields,)
     shown = (block for block in blocks if not block.detail and (isinstance(block, Table) or block.kind != "next"))
     return kind.titled(described), tuple(shown)
-
-
-def _line(line: Line) -> str:
-    text = f"Warning: {line.text}" if line.kind == "warning" else line.text
-    return f'<p style="{SMALL}">{escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}...")}</p>'
 
 
 def table_html(table: Table) -> str:

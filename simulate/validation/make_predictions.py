@@ -15,7 +15,7 @@ from simulate.profiles.profile import Profile, load_profile, profile_of_trace
 from simulate.runs.run_costs import FEW
 from simulate.validation.predictions import Predictions, Runs, closed_forms, load_predictions, whole_runs
 from treeopt.acceptance_rule_entries import draws_candidates
-from treeopt.comparison.trees_of_size import USUAL, Size, sized_trees
+from treeopt.comparison.trees_of_size import USUAL, Size, parse_sizes, sized_trees
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import StepShape, far
 from treeopt.defaults import VALIDATED_BATCHES
@@ -23,6 +23,7 @@ from treeopt.errors import CostError, UsageError, counted
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.plans import Plan, load_plan
+from treeopt.settings import Settings, setting
 from treeopt.statistics import Estimate
 from treeopt.storage.provenance import look, this_run
 from treeopt.storage.user_files import checksum
@@ -33,27 +34,37 @@ from treeopt.tree import Tree
 WholeRuns = dict[tuple[int, str], Estimate]
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Files, or their contents, that predictions are made from.
+@dataclass(frozen=True, kw_only=True)
+class Sources(Settings):
+    """Files, or their contents, that predictions are made from."""
 
-    Attributes:
-        plan: the plan to check; or `trace`, to make one.
-        trace: searched for the plan.
-        profile: step times for the search; None: a profile of the trace's models is looked for.
-        batch: batch sizes of the search; None: 1, 2, 4 and 8.
-        sizes: sizes of further trees to measure, chosen on the trace; None: the usual ones.
-        predictions: a file of predictions: read if there is neither plan nor trace.
-        replay: the trace whose acceptance is imposed; None: the models decide.
-    """
-
-    plan: Plan | Path | None = None
-    trace: Trace | Path | None = None
-    profile: Profile | Path | None = None
-    batch: tuple[int, ...] | None = None
-    sizes: tuple[Size, ...] | None = None
-    predictions: Path | None = None
-    replay: Path | None = None
+    plan: Plan | Path | str | None = setting(None, help="The plan to check; or --trace to make one.")
+    trace: Trace | Path | str | None = setting(None, help="Search this trace for the plan to check.")
+    profile: Profile | Path | str | None = setting(
+        None, help="Step times for the search; default the profile of the trace's models."
+    )
+    batch: tuple[int, ...] = setting(
+        (),
+        least=1,
+        help=f"Batch sizes to search for; default {','.join(map(str, VALIDATED_BATCHES))}.",
+    )
+    sizes: str | None = setting(
+        None,
+        option="--shapes",
+        help="Also measure trees of these sizes, chosen on the trace, such as chain:2,best:15; default "
+        f"{','.join(f'{size.kind}:{size.nodes}' for size in USUAL)}.",
+    )
+    predictions: Path | None = setting(
+        None,
+        help="Write the predictions to this file before anything is measured; default beside --output. Without --plan "
+        "and --trace, read the predictions from it; a file that was changed is an error.",
+    )
+    replay: Path | None = setting(
+        None,
+        option="--acceptance",
+        help="live: the models decide; replay:TRACE.npz: accepted lengths are those of the trace's requests. Default: "
+        "live.",
+    )
 
     @property
     def written(self) -> bool:
@@ -68,19 +79,17 @@ class Sources:
     @property
     def replays_own_trace(self) -> bool:
         """The replayed trace is the one that predictions are made from."""
-        if self.replay is None or not isinstance(self.trace, Path):
+        if self.replay is None or not isinstance(self.trace, Path | str):
             return False
-        return checksum(self.trace) == checksum(self.replay)
+        return checksum(Path(self.trace)) == checksum(self.replay)
 
     def check(self) -> None:
-        """Check that the settings go together.
-
-        Raises:
-            UsageError: names those that do not.
-        """
+        """Raise UsageError where settings do not go together, or sizes are none."""
+        if self.sizes is not None:
+            parse_sizes(self.sizes)
         if not self.written and (self.plan is None) == (self.trace is None):
             raise UsageError("give either --plan or --trace, or a --predictions file that was written before")
-        if self.trace is None and (self.batch, self.profile, self.sizes) != (None, None, None):
+        if self.trace is None and (self.batch, self.profile, self.sizes) != ((), None, None):
             raise UsageError("--batch, --profile and --shapes are for a search: give --trace")
         if self.trace is not None and self.replay is not None and self.profile is None:
             raise UsageError("with --acceptance replay step times are the models' own: name them with --profile")
@@ -121,33 +130,33 @@ def read_sources(sources: Sources, *, skip: int = 0, requests: int | None = None
     """Read the sources; `skip` and `requests` choose the replayed requests, which no prediction of the trace sees.
 
     Raises:
-        TreeoptError: as the readers do, or settings that do not go together.
+        TreeoptError: as the readers do.
     """
-    sources.check()
     replayed = _replayed(sources, skip, requests)
     if sources.written:
         return _fixed(sources, replayed, skip)
     names = {"plan": sources.plan, "trace": sources.trace, "profile": sources.profile, "replayed": sources.replay}
-    sums = {name: checksum(file) if isinstance(file, Path) else None for name, file in names.items()}
+    sums = {name: checksum(Path(file)) if isinstance(file, Path | str) else None for name, file in names.items()}
     if sources.plan is not None:
-        plan = load_plan(sources.plan) if isinstance(sources.plan, Path) else sources.plan
+        plan = load_plan(Path(sources.plan)) if isinstance(sources.plan, Path | str) else sources.plan
         return Material(
             replayed, skip, plan=plan, checksums=sums, warnings=_seen_texts(plan, replayed, sources.acceptance)
         )
     assert sources.trace is not None
-    trace_file = sources.trace if isinstance(sources.trace, Path) else None
-    trace = load_trace(sources.trace) if isinstance(sources.trace, Path) else sources.trace
+    trace_file = Path(sources.trace) if isinstance(sources.trace, Path | str) else None
+    trace = load_trace(Path(sources.trace)) if isinstance(sources.trace, Path | str) else sources.trace
     notes: tuple[str, ...] = ()
     if sources.profile is None:
         profile, note = profile_of_trace(trace.meta, trace_file)
         notes = (note,)
     else:
-        profile = load_profile(sources.profile) if isinstance(sources.profile, Path) else sources.profile
+        profile = load_profile(Path(sources.profile)) if isinstance(sources.profile, Path | str) else sources.profile
     if sources.replays_own_trace and requests is not None:
         numbers = np.arange(trace.requests)
         trace = trace.select(numbers[(numbers < skip) | (numbers >= skip + requests)])
     material = Material(replayed, skip, trace=trace, profile=profile, checksums=sums, notes=notes)
-    return replace(material, batches=sources.batch or VALIDATED_BATCHES, sizes=sources.sizes or USUAL)
+    sizes = USUAL if sources.sizes is None else parse_sizes(sources.sizes)
+    return replace(material, batches=sources.batch or VALIDATED_BATCHES, sizes=sizes)
 
 
 def _replayed(sources: Sources, skip: int, requests: int | None) -> Trace | None:

@@ -18,7 +18,7 @@ from treeopt.report.html_page import Finding, Page, Problem
 from treeopt.report.slider_model import slider_data
 from treeopt.results.kinds import RESULTS, ResultKind
 from treeopt.storage.json_records import RecordError
-from treeopt.storage.provenance import this_run
+from treeopt.storage.provenance import look, this_run
 from treeopt.storage.user_files import check_pointer, checksum, open_regular, read_bytes, why
 from treeopt.traces.resumable_shards import MANIFEST, ranks_of
 from treeopt.traces.trace import Trace
@@ -101,9 +101,13 @@ def _read(path: Path) -> tuple[ResultKind, Any]:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UsageError(_not_json(data, error)) from error
-    kind = _kind(record)
+    schema, kind = look(record, "schema"), None
+    if isinstance(schema, str):
+        kind = RESULTS.find(lambda kind: schema == kind.schema)
+    elif isinstance(record, list) and record and isinstance(record[0], dict) and "texts_equal" in record[0]:
+        kind = RESULTS["acceptance"]
     if kind is None:
-        raise UsageError(_no_result(record))
+        raise UsageError(_no_result(schema))
     if kind.read:
         return kind, load(kind.read)(path)
     try:
@@ -111,14 +115,6 @@ def _read(path: Path) -> tuple[ResultKind, Any]:
     except RecordError as error:
         reason = f"no whole result of `treeopt {kind.command}`: {error}; run it again"
         raise UsageError(reason) from error
-
-
-def _kind(record: Any) -> ResultKind | None:
-    """Return the kind of a file's JSON: by its schema, or a list of engine checks."""
-    if isinstance(record, list) and record and isinstance(record[0], dict) and "texts_equal" in record[0]:
-        return RESULTS["acceptance"]
-    schema = record.get("schema") if isinstance(record, dict) else None
-    return RESULTS.find(lambda kind: schema == kind.schema) if isinstance(schema, str) else None
 
 
 def _not_json(data: bytes, error: Exception) -> str:
@@ -136,9 +132,8 @@ def _not_json(data: bytes, error: Exception) -> str:
     return "neither a trace (.npz) nor JSON: give what a command wrote with --output"
 
 
-def _no_result(record: Any) -> str:
-    """Return what JSON is that is no result."""
-    schema = record.get("schema") if isinstance(record, dict) else None
+def _no_result(schema: Any) -> str:
+    """Return what JSON of a schema is that is no result."""
     if not isinstance(schema, str):
         return "JSON, but no result of treeopt: it names no schema"
     for kind in RESULTS.values():

@@ -68,12 +68,6 @@ class Models(Settings):
             if path is not None:
                 object.__setattr__(self, name, model_folder(path, weights=not self.random_weights))
 
-    def or_shape(self) -> "Models":
-        """Return the same with random weights where the target is a shape such as `8b`, which has none of its own."""
-        from simulate.model_sizes.hf_config import shape_name
-
-        return replace(self, random_weights=self.random_weights or shape_name(self.target) is not None)
-
     def resolved(self) -> "Models":
         """Return the same with the device and the number type that `auto` stands for on this machine."""
         from executor.target.load_hf_model import chosen_device

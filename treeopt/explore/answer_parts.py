@@ -131,17 +131,14 @@ def footnotes(answer: Answer) -> Html:
     blocks = RESULTS["plan"].blocks(answer.plan)
     lines = [block for block in blocks if isinstance(block, Line) and block.kind == "condition"]
     if isinstance(answer.question.steps, Device):
-        lines = [_priced(answer.question.steps), *(line for line in lines if not line.text.startswith(STEP_TIMES))]
+        steps = answer.question.steps
+        sizes = f"its data sheet and the sizes of {steps.target}, {steps.context} tokens in the cache"
+        priced = f"{STEP_TIMES} predicted for {steps.hardware} from {sizes}; nothing was measured."
+        lines = [Line("condition", priced), *(line for line in lines if not line.text.startswith(STEP_TIMES))]
     conditions = [*map(_sentence, answer.notes), *(line.text for line in lines if not line.detail)]
     details = {"How this was found": words(line.text for line in lines if line.detail)}
     warnings = [callout(words(warned), kind="warn", title="Warnings")] if warned else []
     return vstack([*warnings, Html("<h3>Conditions</h3>"), words(conditions), accordion(details)])
-
-
-def _priced(device: Device) -> Line:
-    """Return where the step times of a device come from."""
-    sizes = f"its data sheet and the sizes of {device.target}, {device.context} tokens in the cache"
-    return Line("condition", f"{STEP_TIMES} predicted for {device.hardware} from {sizes}; nothing was measured.")
 
 
 def panel(*groups: tuple[bool, Mapping[str, Any]]) -> Html:

@@ -26,14 +26,15 @@ from treeopt.results.blocks import (
     ranged,
     warnings_of,
 )
-from treeopt.results.export_commands import export_command, method_advice
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import (
     CLUSTERED,
     describe_measurement,
     describe_models,
     describe_rule,
+    export_command,
     interval,
+    method_advice,
     near_limit,
     never_ran,
     other_model,
@@ -232,7 +233,11 @@ def _notes(entry: PlanEntry, first: int | None) -> list[str]:
     """
     choice, lines = entry.choice, []
     if choice.grown is not None:
-        settings = (_setting(key, value) for key, value in choice.grown.settings.items() if value is not None)
+        settings = (
+            f"{key}={value:g}" if not isinstance(value, bool) else key if value else f"not {key}"
+            for key, value in choice.grown.settings.items()
+            if value is not None
+        )
         lines.append(f"Dynamic tree, built at each step: {choice.grown.kind} with {', '.join(settings)}")
     elif choice.tree is not None and first != entry.batch:
         lines.append(f"Tree {choice.tree.id}, as at batch {first}")
@@ -256,12 +261,6 @@ def _notes(entry: PlanEntry, first: int | None) -> list[str]:
             f"{price.rule} ({price.source}) alone costs {ranged(price.share, 1, scale=100).text} % of tokens per second"
         )
     return lines
-
-
-def _setting(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return name if value else f"not {name}"
-    return f"{name}={value:g}"
 
 
 def _together(plan: Plan) -> list[str]:

@@ -5,9 +5,8 @@ from typing import Any
 
 from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Column, Line, Row, Table, ranged, word
-from treeopt.results.export_commands import export_command
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import device_words, unsure, with_shape
+from treeopt.results.words import device_words, export_command, unsure, with_shape
 from treeopt.storage.provenance import look
 
 FIGURE = Column("figure", align="left", key=True)

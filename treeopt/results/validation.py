@@ -20,9 +20,8 @@ from treeopt.results.blocks import (
     number,
     ranged,
 )
-from treeopt.results.export_commands import export_command
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import describe_measurement, with_shape
+from treeopt.results.words import describe_measurement, export_command, with_shape
 from treeopt.storage.provenance import look, rule_in
 
 WHOLE = "Speedup of whole runs, prefill and draining included."

@@ -28,13 +28,6 @@ COLUMNS = (
 )
 
 
-def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each load and configuration."""
-    for load in record["loads"]:
-        for arm in load["configurations"]:
-            yield {"requests": load["requests"], "share": load["share"], **arm}
-
-
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the verdict over all loads, then those of neighbouring loads that agree."""
     if (overall := record["overall"]) is not None:
@@ -91,7 +84,11 @@ ENTRY = ResultKind(
     command="verdict",
     schema="treeopt.verdict/1",
     record="simulate.runs.run_records:VerdictRecord",
-    rows=_rows,
+    rows=lambda record: [
+        {"requests": load["requests"], "share": load["share"], **arm}
+        for load in record["loads"]
+        for arm in load["configurations"]
+    ],
     columns=COLUMNS,
     answers=_answers,
     next_lines=_next,

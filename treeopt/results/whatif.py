@@ -24,9 +24,8 @@ from treeopt.results.blocks import (
     ranged,
     word,
 )
-from treeopt.results.export_commands import export_command, method_advice
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import near_limit, never_ran, other_model, shape_words
+from treeopt.results.words import export_command, method_advice, near_limit, never_ran, other_model, shape_words
 from treeopt.storage.provenance import look
 
 Cells = Sequence[Mapping[str, Any]]

@@ -45,11 +45,11 @@ def _profile(settings: ValidateSettings) -> str:
 
 def _search(settings: ValidateSettings) -> str:
     """Return the command that writes the plan of the trace; empty without a trace."""
-    trace, profile = settings.trace, settings.profile
+    trace, profile = settings.sources.trace, settings.sources.profile
     if not isinstance(trace, Path):
         return ""
     named = options_of_source(trace, load_trace(trace).meta, profile if isinstance(profile, Path) else None)
-    return f"treeopt search {named} --batch {','.join(map(str, settings.batch)) or '1,4'} --output plan.json"
+    return f"treeopt search {named} --batch {','.join(map(str, settings.sources.batch)) or '1,4'} --output plan.json"
 
 
 def _acceptance(text: str) -> Path | None:
@@ -90,18 +90,20 @@ def validate(settings: ValidateSettings, files: ResultFiles, *, force: bool) -> 
     """
     output = files.output
     work = None if output is None else work_file.beside(output)
-    written = settings.plan is not None or settings.trace is not None
-    if output and settings.predictions is None and written:
+    sources = settings.sources
+    written = sources.plan is not None or sources.trace is not None
+    if output and sources.predictions is None and written:
         settings = settings.changed(predictions=output.with_suffix(".predictions.json"))
-    reads = {"acceptance": settings.replay, "predictions": None if written else settings.predictions}
+        sources = settings.sources
+    reads = {"acceptance": sources.replay, "predictions": None if written else sources.predictions}
     files.check(reads=reads, force=force)
     if written:  # predictions of a validation that resumes are made again
         resumed = work is not None and work.exists()
-        output_files.check_output(settings.predictions, "--predictions", reads=reads, force=force or resumed)
+        output_files.check_output(sources.predictions, "--predictions", reads=reads, force=force or resumed)
     record = validate_plan.validate(settings=settings, work=work, progress=printing.progress)
     if not printing.is_main_process():
         return
-    plan = None if settings.plan is None else str(settings.plan)
+    plan = None if sources.plan is None else str(sources.plan)
     files.give("validation", record, plan=plan, profile=_profile(settings), search=_search(settings))
     if work is not None:
         work.unlink(missing_ok=True)

@@ -23,19 +23,7 @@ if TYPE_CHECKING:
     from treeopt.results.kinds import ResultKind
 
 # Parameters that name what is written; others are read.
-WRITTEN = (
-    "output",
-    "rest",
-    "predictions",
-    "parts",
-    "write_setup",
-    "plans",
-    "tables",
-    "table_file",
-    "cost_table",
-    "textfile",
-    "state",
-)
+WRITTEN = "output rest predictions parts write_setup plans tables table_file cost_table textfile state"
 NOTHING: Mapping[str, Path | None] = {}
 # Schema of a file that takes minutes of a machine -> the word for it.
 COSTLY = {"profile": "a profile", "validation": "a validation", "decode": "decoded texts"}
@@ -124,7 +112,7 @@ def _read() -> Iterator[tuple[str, Path]]:
     """Yield the files that the command reads, by the words for them."""
     context = click.get_current_context(silent=True)
     for name, value in ({} if context is None else context.params).items():
-        if name not in WRITTEN:
+        if name not in WRITTEN.split():
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, Path):
                     yield name.removesuffix("_file").replace("_", " "), item

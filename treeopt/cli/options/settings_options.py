@@ -74,11 +74,15 @@ def options_of(
         required: fields that must be given on the command line, although they have a default.
     """
     own = [each for each in settings_of(kind) if meaning_of(each).option != "" and each.name not in without]
+    scales = {each.name: scale for each in own if (scale := meaning_of(each).scale) != 1}
 
     def decorate(command: Any) -> Any:
         @wraps(command)
         def asked(**values: Any) -> Any:
-            fields = {each.name: _scaled(values.pop(each.name), meaning_of(each).scale) for each in own}
+            fields = {each.name: values.pop(each.name) for each in own}
+            for name, scale in scales.items():  # an option's value in the unit of its field
+                value = fields[name]
+                fields[name] = tuple(v * scale for v in value) if isinstance(value, tuple) else value and value * scale
             return command(settings=kind.of(fields), **values)
 
         for each in reversed(own):
@@ -86,13 +90,6 @@ def options_of(
         return asked
 
     return decorate
-
-
-def _scaled(value: Any, scale: float) -> Any:
-    """Return an option's value in the unit of its field."""
-    if value is None or scale == 1:
-        return value
-    return tuple(each * scale for each in value) if isinstance(value, tuple) else value * scale
 
 
 def _option(each: "Field[Any]", type_: Any, *, required: bool) -> Decorator:
@@ -214,8 +211,10 @@ def setup_options(*, renamed: Mapping[str, str] = NAMES) -> Callable[[Any], Any]
         def asked(**values: Any) -> Any:
             path, params = values.pop(WRITTEN), click.get_current_context().params
             if path is not None:
-                given = {name: params[renamed.get(name, name)] for name in KEYS if renamed.get(name, name) in params}
-                write_text(path, setup_text(_changed(given, renamed)))
+                defaults = {option.name: option.default for option in click.get_current_context().command.params}
+                names = {name: own for name in KEYS if (own := renamed.get(name, name)) in params}
+                changed = {name: params[own] for name, own in names.items() if params[own] != defaults[own]}
+                write_text(path, setup_text(changed))
             return command(**values)
 
         for option in (
@@ -240,9 +239,3 @@ def setup_options(*, renamed: Mapping[str, str] = NAMES) -> Callable[[Any], Any]
         return asked
 
     return decorate
-
-
-def _changed(values: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values that differ from their options' defaults."""
-    defaults = {option.name: option.default for option in click.get_current_context().command.params}
-    return {name: value for name, value in values.items() if value != defaults.get(renamed.get(name, name))}
