@@ -362,11 +362,7 @@ NAMED_TREE = Text("tree", lambda text: (text, static_tree(text)), tuple)  # with
 
 
 def dynamic(**fixed: Any) -> Text:
-    """Return the type of settings of a dynamic policy; with a threshold they are `OptTree`'s.
-
-    Args:
-        fixed: settings that are not given; the others are, nodes and depth always.
-    """
+    """Return the type of settings of a dynamic policy but those `fixed`; with a threshold they are `OptTree`'s."""
     required = [name for name in ("nodes", "depth") if name not in fixed]
 
     def read(text: str) -> DynamicTree | OptTree:
