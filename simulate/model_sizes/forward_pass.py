@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from simulate.model_sizes.layer_weights_and_kv import LayerAttention, LayerGroup
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts, LayerAttention, LayerGroup
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 
