@@ -116,7 +116,7 @@ class _Run:
 
         runner, requests, name, trace = self.runner, self.requests, self.settings.engine.engine, self.material.trace
         own = () if trace is None or name not in ENGINES.limiting() else engine_rules(name, trace)
-        made = predict(
+        predictions, warnings, notes = predict(
             self.material,
             requests.context,
             partial(runs_of, runner=runner, requests=requests, blocks=self.settings.blocks),
@@ -124,9 +124,9 @@ class _Run:
             rules=() if name is None else (CHAINS, *own),
             seed=self.settings.sampling.seed,
         )
-        note(made.notes)
-        warn(made.warnings)
-        plan = made.predictions.plan
+        note(notes)
+        warn(warnings)
+        plan = predictions.plan
         runner.concurrency = max(entry.batch for entry in plan.entries)
         self._warn_of_mismatches(plan)
         check_comparison(runner, plan, requests, blocks=self.settings.blocks)
@@ -139,9 +139,9 @@ class _Run:
             )
         note(not_measured(plan, runner, requests))
         if sources.predictions is not None and not sources.written and is_main_rank():
-            save_predictions(made.predictions, sources.predictions)
-            note([f"predictions {made.predictions.sha256[:16]} written to {sources.predictions}; measuring begins"])
-        return made.predictions
+            save_predictions(predictions, sources.predictions)
+            note([f"predictions {predictions.sha256[:16]} written to {sources.predictions}; measuring begins"])
+        return predictions
 
     def _warn_of_mismatches(self, plan: Plan) -> None:
         """Warn of a plan that was made for other models or another rule."""
