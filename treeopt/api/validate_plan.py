@@ -1,7 +1,6 @@
 """`treeopt.validate`: trees in treeopt's loop or in an engine, predicted beside measured."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +23,7 @@ from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from executor.runners.runner import Requests, Runner
+    from executor.validation import LiveComparison
     from simulate.validation.predictions import Predictions
 
 CHAINS = chains_only(source="drivers of engines run chains")
@@ -111,7 +111,6 @@ class _Run:
     def predictions(self, sources: Sources) -> "Predictions":
         """Make the predictions, check that they can be measured, log warnings, and write them to their file."""
         from executor.target.tensor_parallel import is_main_rank
-        from executor.validation import check_comparison, not_measured, runs_of
         from simulate.validation.predictions import save_predictions
 
         runner, requests, name, trace = self.runner, self.requests, self.settings.engine.engine, self.material.trace
@@ -119,7 +118,7 @@ class _Run:
         predictions, warnings, notes = predict(
             self.material,
             requests.context,
-            partial(runs_of, runner=runner, requests=requests, blocks=self.settings.blocks),
+            lambda plan: self._live(plan).sizes,
             weights=runner.weights_read,
             rules=() if name is None else (CHAINS, *own),
             seed=self.settings.sampling.seed,
@@ -129,7 +128,8 @@ class _Run:
         plan = predictions.plan
         runner.concurrency = max(entry.batch for entry in plan.entries)
         self._warn_of_mismatches(plan)
-        check_comparison(runner, plan, requests, blocks=self.settings.blocks)
+        live = self._live(plan)
+        live.check()
         if sources.plan is None:
             warn(plan.warnings)
             note(
@@ -137,11 +137,17 @@ class _Run:
                 for entry in plan.entries
                 if entry.skipped
             )
-        note(not_measured(plan, runner, requests))
+        note(live.not_measured)
         if sources.predictions is not None and not sources.written and is_main_rank():
             save_predictions(predictions, sources.predictions)
             note([f"predictions {predictions.sha256[:16]} written to {sources.predictions}; measuring begins"])
         return predictions
+
+    def _live(self, plan: Plan) -> "LiveComparison":
+        """Return the measurement of a plan."""
+        from executor.validation import LiveComparison
+
+        return LiveComparison(self.runner, plan, self.requests, self.settings.blocks, self.settings.sampling.seed)
 
     def _warn_of_mismatches(self, plan: Plan) -> None:
         """Warn of a plan that was made for other models or another rule."""
@@ -157,24 +163,13 @@ class _Run:
 
     def record(self, predictions: "Predictions", work: Path | None, progress: Progress) -> Validation:
         """Measure every tree of the predictions, and return predicted beside measured figures."""
-        from executor.validation import compare, left_out, runs_in
         from simulate.validation.predicted_vs_measured import SCHEMA, comparison_record
 
         plan, prompts = predictions.plan, self.requests.prompts
-        total = runs_in(plan, self.runner, self.requests, blocks=self.settings.blocks)
-        with progress("decoding", total) as advance:
-            comparisons = compare(
-                self.runner,
-                plan,
-                self.requests,
-                blocks=self.settings.blocks,
-                seed=self.settings.sampling.seed,
-                forms=predictions.forms,
-                whole=predictions.whole,
-                work=work,
-                progress=advance,
-            )
-        skipped = {str(entry.batch): left_out(entry, self.runner, self.requests) for entry in plan.entries}
+        live = self._live(plan)
+        with progress("decoding", live.runs) as advance:
+            comparisons = live.run(forms=predictions.forms, whole=predictions.whole, work=work, progress=advance)
+        skipped = {str(entry.batch): live.left_out(entry) for entry in plan.entries}
         meta = {
             **self.runner.record,
             "acceptance": "live" if self.requests.replayed is None else "replay",
