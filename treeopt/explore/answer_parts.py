@@ -9,8 +9,8 @@ from typing import Any
 import altair as alt
 from marimo import Html, accordion, as_html, callout, plain_text, vstack
 
-from simulate.whatif.prices import Offer, cheapest
 from simulate.whatif.scenarios import Scenario
+from simulate.whatif.whatif_record import Offer, cheapest
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
 from treeopt.charts.speed_charts import speedups, throughput_and_latency
 from treeopt.charts.trace_charts import accepted_shares, tau_by_nodes, tree_picture
