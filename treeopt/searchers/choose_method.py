@@ -167,19 +167,6 @@ Counts = NDArray[np.int64]  # (caps, nodes + 1): nodes left to take, for each tr
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
-    """The best trees of every size and depth cap.
-
-    Attributes:
-        value: float64 (caps, nodes + 1), sum of values; −inf where no tree has that size.
-        taken: bool (n, caps, nodes + 1), the nodes of each; all False where there is no tree.
-    """
-
-    value: Values
-    taken: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, eq=False)
 class _Step:
     """The part of a sibling: `below`, the nodes given to its children, and `chosen`, True where it is taken."""
 
@@ -187,7 +174,7 @@ class _Step:
     chosen: NDArray[np.bool_]
 
 
-def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> Selection:
+def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> tuple[Values, NDArray[np.bool_]]:
     """Return the best trees of up to `size` nodes for depth caps 1 to `depth`, under limits on the order of siblings.
 
     Among all trees of exactly m of the nodes, no deeper than the cap, none has a larger sum of values, which need not
@@ -200,6 +187,10 @@ def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> Selection:
         limits: `contiguous` is obeyed, the others are ignored.
         size: largest tree.
         depth: deepest cap.
+
+    Returns:
+        the sum of values of each, float64 (caps, size + 1), −inf where no tree has that size; and its nodes, bool
+        (n, caps, size + 1), all False there.
     """
     caps = np.arange(1, depth + 1)
     values = np.where(nodes.depth[:, None] <= caps, nodes.value[:, None], -np.inf)
@@ -217,7 +208,7 @@ def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> Selection:
             lists[above] = after
     value = np.full((depth, size + 1), -np.inf)
     value[:, : lists[-1].shape[1]] = lists[-1]
-    return Selection(value, _read_off(nodes, steps, np.where(np.isfinite(value), np.arange(size + 1), 0)))
+    return value, _read_off(nodes, steps, np.where(np.isfinite(value), np.arange(size + 1), 0))
 
 
 def _take(value: Values, below: Values, after: Values, other: Values, size: int) -> tuple[Values, _Step]:
@@ -328,10 +319,9 @@ def within(frontier: Frontier, limits: Limits, *, nodes: int, depth: int) -> Fit
     depth = min(deepest, int(frontier.depth.max(initial=0)))
     candidates = Nodes.of(frontier, limits, depth=depth)
     if limits.contiguous or not candidates.falling:
-        selected = select(candidates, limits, size=size, depth=depth)
-        taken, hopeful = selected.taken, selected.value
+        hopeful, taken = select(candidates, limits, size=size, depth=depth)
         if candidates.beyond > 0 and not candidates.known.all():
-            hopeful = select(_hopeful(candidates), limits, size=size, depth=depth).value
+            hopeful, _ = select(_hopeful(candidates), limits, size=size, depth=depth)
     else:
         taken = _most_valuable(candidates, size=size, depth=depth)
         hopeful = _largest_sums(_hopeful(candidates), size=size, depth=depth)

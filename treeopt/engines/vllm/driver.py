@@ -54,7 +54,7 @@ class VLLM(LaunchedServers):
         if length:
             config = {**(self._speculation or {}), LENGTH: length}
             command += ["--speculative-config", json.dumps(config), *METRICS]
-        return Launch("vLLM", [*command, *self._arguments], environment=environment())
+        return Launch([*command, *self._arguments], environment=environment())
 
     def _version(self, server: Running) -> str | None:
         try:
