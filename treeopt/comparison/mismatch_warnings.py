@@ -124,14 +124,9 @@ def unlike(texts: Mapping[str, Any], times: Mapping[str, Any], pairing: Pairing 
 
 
 def model_warnings(pair: str, one: Any, other: Any) -> list[str]:
-    """Warn if the provenance of two files names different models.
+    """Warn if the provenance of two files, which `pair` names, is of different models.
 
     Predicted step times belong to a kind of drafter and to no weights; an engine's step times do not record models.
-
-    Args:
-        pair: names the files, such as "trace and plan".
-        one: provenance of the first file.
-        other: provenance of the second file.
 
     >>> target = {"name": "llama", "weights": "1", "dtype": "fp32"}
     >>> one, other = ({"target": target, "drafter": {"kind": "ngram", "weights": key}} for key in "ab")

@@ -79,11 +79,7 @@ class Offer:
         return cls(named_traces, named_profiles, named_targets, None if drafter is None else Path(drafter))
 
     def trace(self, name: str, *, candidates: bool = False) -> Trace:
-        """Return a trace, read once.
-
-        Args:
-            name: as it is offered.
-            candidates: also read what a folder's parts hold besides ranks.
+        """Return an offered trace, read once; with `candidates` also what a folder's parts hold besides ranks.
 
         Raises:
             UsageError: it is not offered.

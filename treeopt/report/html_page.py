@@ -86,12 +86,7 @@ FIGURES = re.compile(
 
 
 def as_html(page: Page, *, static: bool = False) -> str:
-    """Return the whole page.
-
-    Args:
-        page: its parts.
-        static: charts as pictures alone, without scripts: for mail.
-    """
+    """Return the whole page; `static`: charts as pictures alone, without scripts: for mail."""
     kinds = {finding.kind.name: finding.kind for finding in page.findings}
     sections: list[dict[str, Any]] = [
         {
@@ -128,18 +123,16 @@ def as_html(page: Page, *, static: bool = False) -> str:
 def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    def plain(value: Any) -> Any:  # markup stays as it is
+        return visible(value, lines=True) if type(value) is str else value
+
     loader = FileSystemLoader(FOLDER)
     environment = Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=_plain
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=plain
     )
     environment.globals["zip"] = zip
     environment.filters["figures"] = _unbroken
     return environment
-
-
-def _plain(value: Any) -> Any:
-    """Return a text with control characters as escapes; other values, and markup, as they are."""
-    return visible(value, lines=True) if type(value) is str else value
 
 
 def _unbroken(text: str) -> "Markup":

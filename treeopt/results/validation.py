@@ -109,10 +109,9 @@ def _means_nothing(speedup: Mapping[str, float]) -> bool:
     return speedup["low"] <= 0 or speedup["high"] - speedup["low"] > speedup["value"]
 
 
-def _best(record: Mapping[str, Any]) -> list[str]:
-    """Return for each batch size whether the tree that was predicted to be the fastest was, and its speedups."""
+def _best(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield for each batch size whether the tree that was predicted to be the fastest was, and its speedups."""
     cells = {(cell["batch"], cell["name"]): cell for cell in record["cells"]}
-    lines = []
     for best in record["best"]:
         found = cells.get((best["batch"], best["predicted"]))
         line = f"Batch {best['batch']}: {_named(best['predicted'], found)} was predicted to be the fastest"
@@ -125,8 +124,7 @@ def _best(record: Mapping[str, Any]) -> list[str]:
         if found is not None:
             predicted, measured = (ranged(found[side]["speedup"]).text for side in SIDES)
             line += f"; {predicted} times plain decoding predicted, {measured} measured"
-        lines.append(f"{line}.")
-    return lines
+        yield f"{line}."
 
 
 def _signed(record: Mapping[str, Any]) -> str:
