@@ -15,7 +15,7 @@ from executor.models import tokens_hash
 from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import Requests, Run, Runner, Shape, Visit, Visits, resumable
 from simulate.validation.predicted_vs_measured import Comparison, Figures
-from simulate.validation.predictions import ClosedForms, Runs, judged_on, ways_of
+from simulate.validation.predictions import NO_FORMS, FormsRecord, Runs, judged_on, ways_of
 from treeopt.defaults import BLOCKS
 from treeopt.errors import EngineError, ExecutorError, UsageError
 from treeopt.plans import Choice, Plan, PlanEntry
@@ -178,7 +178,7 @@ class LiveComparison:
     def run(
         self,
         *,
-        forms: Mapping[tuple[int, str], ClosedForms] | None = None,
+        forms: Mapping[tuple[int, str], FormsRecord] | None = None,
         whole: Mapping[tuple[int, str], Estimate] | None = None,
         work: Path | None = None,
         progress: Callable[[int], None] = lambda runs: None,
@@ -269,7 +269,7 @@ def _compare_entry(
     entry: PlanEntry,
     runs: Mapping[Shape, Sequence[Run]],
     predicted: Callable[[Choice], Figures],
-    forms: Mapping[tuple[int, str], ClosedForms],
+    forms: Mapping[tuple[int, str], FormsRecord],
     whole: Mapping[tuple[int, str], Estimate],
 ) -> list[Comparison]:
     """Return the comparisons of one entry, with plain decoding as the baseline."""
@@ -288,7 +288,7 @@ def _compare_entry(
             predicted(choice),
             _measured_figures(runs[shape], plain, np.median if static else np.mean),
             end_to_end=_rate(runs[shape]) / _rate(plain),
-            forms=ClosedForms() if key is None else forms.get(key, ClosedForms()),
+            forms=NO_FORMS if key is None else forms.get(key, NO_FORMS),
             plain_s=plain_s,
             grown=choice.grown,
             whole=None if key is None else whole.get(key),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.api.file_loading import FILE, path_of
 from treeopt.errors import UsageError, visible
-from treeopt.results.blocks import Blocks, Cell, Line, Table, notes_once
+from treeopt.results.blocks import Blocks, Line, Table, notes_once
 from treeopt.results.kinds import RESULTS, Record, ResultKind, Validation, kind_of_schema, known
 from treeopt.storage.json_records import parse, reading
 from treeopt.storage.user_files import read_text, write_text
@@ -75,7 +75,11 @@ def table_html(table: Table) -> str:
         f'<th scope="col" style="{style}" title="{escape(column.meaning)}">{escape(column.heading)}</th>'
         for column, style in zip(table.columns, styles, strict=True)
     )
-    rows = "".join(f'<tr class="{row.mark}">{_cells(row.cells, styles)}</tr>' for row in table.rows[:ROWS])
+    rows = ""
+    for row in table.rows[:ROWS]:
+        cells = zip(row.cells, styles, strict=True)
+        shown = "".join(f'<td style="{style} white-space: nowrap;">{escape(cell.text)}</td>' for cell, style in cells)
+        rows += f'<tr class="{row.mark}">{shown}</tr>'
     name = escape(table.title)
     caption = f'<caption style="text-align: left;">{name}</caption>' if name else ""
     region = f'role="region" aria-label="{name or "table"}" tabindex="0"'
@@ -85,11 +89,6 @@ def table_html(table: Table) -> str:
         f'<div style="overflow-x: auto;" {region}><table style="border-collapse: collapse;">{caption}'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}"
     )
-
-
-def _cells(cells: Iterable[Cell], styles: Iterable[str]) -> str:
-    pairs = zip(cells, styles, strict=True)
-    return "".join(f'<td style="{style} white-space: nowrap;">{escape(cell.text)}</td>' for cell, style in pairs)
 
 
 def frame_of(value: Any) -> "pd.DataFrame":

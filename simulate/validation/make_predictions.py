@@ -7,7 +7,6 @@ is replayed are kept apart from those that a prediction may see.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -214,20 +213,6 @@ def _seen_texts(plan: Plan, replayed: Trace | None, acceptance: str) -> tuple[st
     )
 
 
-class Made(NamedTuple):
-    """Predictions, with what the user should know about them.
-
-    Attributes:
-        predictions: of trees at batch sizes.
-        warnings: sentences without a full stop.
-        notes: lines for the user that are no warnings.
-    """
-
-    predictions: Predictions
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def predict(
     material: Material,
     context: int,
@@ -236,8 +221,10 @@ def predict(
     weights: tuple[int, int] | None = None,
     rules: Sequence[Constraint] = (),
     seed: int = 0,
-) -> Made:
+) -> tuple[Predictions, tuple[str, ...], tuple[str, ...]]:
     """Return the predictions of the file if there is one; otherwise make plan, closed forms, whole runs and hashes.
+
+    Also return warnings, without a full stop, and notes.
 
     Args:
         material: what predictions are made from.
@@ -250,12 +237,13 @@ def predict(
     Raises:
         CostError: the step times cover no tree.
     """
-    if material.fixed is not None:
-        runs = runs_of(material.fixed.plan)
-        predictions, notes = _with_whole_runs_of(material.fixed, runs)
-        warnings = _context_warnings(predictions.plan, context)
-        return Made(predictions, (*warnings, *_length_warnings(predictions.plan, runs)), notes)
     warnings, notes = tuple[str, ...](), tuple[str, ...]()
+    if material.fixed is not None:
+        fixed, runs = material.fixed, runs_of(material.fixed.plan)
+        if fixed.whole and look(fixed.meta, "runs") != runs.record:
+            notes = ("whole runs are not compared: other prompts, blocks or numbers of tokens were predicted",)
+            fixed = replace(fixed, whole={})
+        return fixed, (*_context_warnings(fixed.plan, context), *_length_warnings(fixed.plan, runs)), notes
     whole: WholeRuns = {}
     if material.plan is None:
         plan, judged = _searched(material, context, rules, seed)
@@ -276,7 +264,7 @@ def predict(
         "runs": runs.record if whole else None,
         "provenance": this_run(),
     }
-    return Made(Predictions(plan, forms, meta, whole), (*warnings, *_length_warnings(plan, runs)), notes)
+    return Predictions(plan, forms, meta, whole), (*warnings, *_length_warnings(plan, runs)), notes
 
 
 def _searched(material: Material, context: int, rules: Sequence[Constraint], seed: int) -> tuple[Plan, Trace]:
@@ -289,7 +277,11 @@ def _searched(material: Material, context: int, rules: Sequence[Constraint], see
     fit, judged = hold_out(material.trace, seed=seed)
 
     def covered(tree: Tree) -> bool:
-        return all(_covers(profile, StepShape.of(tree, batch=batch, context=context)) for batch in batches)
+        try:
+            profile.step_s([StepShape.of(tree, batch=batch, context=context) for batch in batches])
+        except CostError:
+            return False
+        return True
 
     trees = sized_trees(material.sizes, fit, covered=covered)
     trees = {name: tree for name, tree in trees.items() if broken(tree, rules) is None}
@@ -327,14 +319,6 @@ def _whole_runs(plan: Plan, judged: Trace, profile: Profile, runs: Runs) -> tupl
     return {}, (*notes, f"whole runs are not predicted: {why}")
 
 
-def _with_whole_runs_of(fixed: Predictions, runs: Runs) -> tuple[Predictions, tuple[str, ...]]:
-    """Return a file's predictions; those of whole runs are left out if other runs will be made."""
-    if not fixed.whole or look(fixed.meta, "runs") == runs.record:
-        return fixed, ()
-    note = "whole runs are not compared: other prompts, blocks or numbers of tokens were predicted"
-    return replace(fixed, whole={}), (note,)
-
-
 def _context_warnings(plan: Plan, context: int) -> tuple[str, ...]:
     """Warn if the plan's steps are priced at another context than that of the requests."""
     priced = look(plan.meta, "search", "context")
@@ -354,11 +338,3 @@ def _length_warnings(plan: Plan, runs: Runs) -> tuple[str, ...]:
         f"the trace's requests have {recorded} new tokens, those to be decoded {runs.new_tokens}: tau depends on the "
         f"length, so take a trace of {runs.new_tokens}, or --new-tokens {recorded}",
     )
-
-
-def _covers(profile: Profile, shape: StepShape) -> bool:
-    try:
-        profile.step_s([shape])
-    except CostError:
-        return False
-    return True

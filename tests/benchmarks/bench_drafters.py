@@ -76,9 +76,10 @@ def acceptance(trace: Trace) -> dict[str, Any]:
         "tau_chain": asdict(ratio(counts.committed, counts.steps)),
     }
     for size in SIZES:
-        best = max((improve(fit, nodes=size, depth=d) for d in range(1, fit.depth + 1)), key=lambda r: r.counts.tau)
-        judged = replay_tree(best.tree, held)
-        found[f"tau_tree_{size}"] = asdict(ratio(judged.committed, judged.steps)) | {"depth": best.tree.depth}
+        grown = (improve(fit, nodes=size, depth=d) for d in range(1, fit.depth + 1))
+        best = max(grown, key=lambda tree: replay_tree(tree, fit).tau)
+        judged = replay_tree(best, held)
+        found[f"tau_tree_{size}"] = asdict(ratio(judged.committed, judged.steps)) | {"depth": best.depth}
     return found
 
 

@@ -154,30 +154,22 @@ def report_page(files: Iterable[Path | str], *, title: str = "treeopt", plots: b
     inputs = read_files(files)
     findings = []
     for file in inputs.read:
+        kind, value = file.kind, file.value
         try:
-            findings.append(_finding(file, inputs, plots=plots))
+            beside = load(kind.beside)(value, file.name, inputs) if kind.beside else {}
+            answers = tuple((kind.summary or kind.answers)(value, **beside))
+            blocks, charts = kind.blocks(value, **beside), kind.all_charts(value, **beside) if plots else []
         except TreeoptError as error:
             inputs.problems.append(Problem(file.name, str(error)))
+        except (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError):
+            # Numbers of the file that cannot be shown together.
+            inputs.problems.append(Problem(file.name, f"no whole result of `treeopt {kind.command}`: run it again"))
+        else:
+            findings.append(Finding(kind, kind.titled(value), file.source, blocks, charts, answers))
     run = this_run()
     commit = f", commit {run['commit']}" if run["commit"] else ""
     footer = f"treeopt {run['treeopt']}{commit}, {run['date']}: {run['command']}"
     return Page(title, findings, inputs.problems, footer, _sliders(inputs), inputs.notes)
-
-
-def _finding(file: ResultFile, inputs: Inputs, *, plots: bool) -> Finding:
-    """Return a result with its tables and charts.
-
-    Raises:
-        UsageError: numbers of the file that cannot be shown together.
-    """
-    kind, value = file.kind, file.value
-    beside = load(kind.beside)(value, file.name, inputs) if kind.beside else {}
-    try:
-        answers = tuple((kind.summary or kind.answers)(value, **beside))
-        blocks, charts = kind.blocks(value, **beside), kind.all_charts(value, **beside) if plots else []
-    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError) as error:
-        raise UsageError(f"no whole result of `treeopt {kind.command}`: run it again") from error
-    return Finding(kind, kind.titled(value), file.source, blocks, charts, answers)
 
 
 def beside_plan(plan: Plan, file: str, inputs: Inputs) -> dict[str, Any]:

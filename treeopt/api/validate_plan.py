@@ -115,7 +115,7 @@ class _Run:
 
         runner, requests, name, trace = self.runner, self.requests, self.settings.engine.engine, self.material.trace
         own = () if trace is None or name not in ENGINES.limiting() else engine_rules(name, trace)
-        made = predict(
+        predictions, warnings, notes = predict(
             self.material,
             requests.context,
             lambda plan: self._live(plan).sizes,
@@ -123,9 +123,9 @@ class _Run:
             rules=() if name is None else (CHAINS, *own),
             seed=self.settings.sampling.seed,
         )
-        note(made.notes)
-        warn(made.warnings)
-        plan = made.predictions.plan
+        note(notes)
+        warn(warnings)
+        plan = predictions.plan
         runner.concurrency = max(entry.batch for entry in plan.entries)
         self._warn_of_mismatches(plan)
         live = self._live(plan)
@@ -139,9 +139,9 @@ class _Run:
             )
         note(live.not_measured)
         if sources.predictions is not None and not sources.written and is_main_rank():
-            save_predictions(made.predictions, sources.predictions)
-            note([f"predictions {made.predictions.sha256[:16]} written to {sources.predictions}; measuring begins"])
-        return made.predictions
+            save_predictions(predictions, sources.predictions)
+            note([f"predictions {predictions.sha256[:16]} written to {sources.predictions}; measuring begins"])
+        return predictions
 
     def _live(self, plan: Plan) -> "LiveComparison":
         """Return the measurement of a plan."""

@@ -92,7 +92,7 @@ class WhatIf:
         from simulate.model_sizes.drafter_kinds import named_drafter, without_sizes
         from simulate.model_sizes.hf_config import context_limit, parsed
         from simulate.whatif.device_cost_models import context_warnings, drafter_kind, places_of, target_shape
-        from simulate.whatif.prices import prices_of_devices
+        from simulate.whatif.whatif_record import prices_of_devices
 
         if named := parsed(settings.target, named_drafter):
             raise CostError(f"{settings.target}: {named[0]} names {named[1]}, no language model: is it the --drafter?")

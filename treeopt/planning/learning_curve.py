@@ -1,6 +1,7 @@
 """The learning curve: tau on held-out requests by the number of requests trees are chosen on, and how many suffice."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -148,16 +149,9 @@ def requests_needed(estimate: Estimate, requests: int, target: float) -> int:
         )
     target *= 1 + 1e-9  # accepts an interval that is as narrow as wanted but for rounding
     spread = estimate.relative * math.sqrt(requests) / quantile(requests)
-    low, high = requests, requests
-    while spread * quantile(high) / math.sqrt(high) > target:
-        low, high = high, 2 * high
-    while low < high:
-        middle = (low + high) // 2
-        if spread * quantile(middle) / math.sqrt(middle) > target:
-            low = middle + 1
-        else:
-            high = middle
-    return high - requests
+    enough = max(requests, math.ceil((spread * quantile(requests) / target) ** 2))
+    numbers = range(requests, enough)
+    return bisect_left(numbers, True, key=lambda number: spread * quantile(number) / math.sqrt(number) <= target)
 
 
 def more_requests(plan: Plan, target: float) -> list[str]:

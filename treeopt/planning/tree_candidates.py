@@ -263,7 +263,7 @@ def _halves(fit: Trace, *, nodes: int, depth: int) -> tuple[Replayer, ...]:
 @lru_cache(maxsize=256)
 def _improved(replayer: Replayer, *, nodes: int, depth: int, objective: Objective) -> Tree:
     """Return `improve`'s tree, which searches of one trace for several devices share: it depends on no cost."""
-    return improve(replayer.trace, nodes=nodes, depth=depth, objective=objective, replayer=replayer).tree
+    return improve(replayer.trace, nodes=nodes, depth=depth, objective=objective, replayer=replayer)
 
 
 STEADIER = 0.05  # most of the speed that is given up for a higher lower bound

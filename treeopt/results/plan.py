@@ -108,39 +108,36 @@ def _answer(entry: PlanEntry) -> str:
     return f"Batch {entry.batch}: {describe_choice(choice)}, {speedup}, {rate}."
 
 
-def _near_rule(plan: Plan) -> list[str]:
-    """Return why a slower line was preferred, for each batch size where the rule of `near` bound."""
+def _near_rule(plan: Plan) -> Iterator[str]:
+    """Yield why a slower line was preferred, for each batch size where the rule of `near` bound."""
     faster, near = look(plan.meta, "search", "faster") or {}, look(plan.meta, "search", "near")
-    lines = []
     for entry in plan.entries:
         best = faster.get(str(entry.batch))
         if best is not None and best["gain"] >= SEEN and entry.choice.grown is None:
             same = best["nodes"] == entry.choice.nodes
             kind = "chain" if best["nodes"] == best["depth"] else "tree"
             other = f"{'another' if same else 'a'} {kind} of {best['nodes']:.0f}"
-            lines.append(
+            yield (
                 f"Batch {entry.batch}: {other} was {best['gain']:.1%} faster on the requests that trees were chosen "
                 f"on; within the error or {near:.0%} (--near), the highest lower bound is preferred, then the "
                 f"{'shallower' if same else 'smaller'} tree."
             )
-    return lines
 
 
-def _faster_lines(plan: Plan) -> list[str]:
-    """Return the line that is faster than the choice where no rule explains it: choices are made on other requests."""
+def _faster_lines(plan: Plan) -> Iterator[str]:
+    """Yield the line that is faster than the choice where no rule explains it: choices are made on other requests."""
     if look(plan.meta, "search", "rules") or look(plan.meta, "search", "objective") not in (None, "throughput"):
-        return []
-    explained, lines = look(plan.meta, "search", "faster") or {}, []
+        return
+    explained = look(plan.meta, "search", "faster") or {}
     for entry in plan.entries:
         running = [choice for choice in entry.compared if choice.grown is None or choice.grown.policy is not None]
         best = max(running, key=lambda choice: choice.tokens_s(entry.batch), default=entry.choice)
         gain = best.tokens_s(entry.batch) / entry.choice.tokens_s(entry.batch) - 1
         if gain >= SEEN and str(entry.batch) not in explained:
-            lines.append(
+            yield (
                 f"Batch {entry.batch}: {best.name} is {gain:.1%} faster on the requests held out; the choice was made "
                 "on the others, which keeps its prediction fair."
             )
-    return lines
 
 
 def describe_choice(choice: Choice) -> str:
@@ -187,12 +184,7 @@ def next_lines(plan: Plan, *, file: str | None = None, **_: Any) -> Iterator[Lin
 
 
 def tables(plan: Plan, *, checks: Mapping[int, str] | None = None, **_: Any) -> Iterator[Block]:
-    """Yield a table for each batch size with its notes.
-
-    Args:
-        plan: the plan.
-        checks: by batch size, the sentence about a live run of the choice.
-    """
+    """Yield a table for each batch size with its notes; `checks` has sentences about live runs, by batch size."""
     first = {entry.choice.tree: entry.batch for entry in reversed(plan.entries) if entry.choice.tree is not None}
     for entry in plan.entries:
         before = None if entry.choice.tree is None else first[entry.choice.tree]
@@ -224,27 +216,22 @@ def summary(plan: Plan, *, measured: Mapping[int, Estimate] | None = None, **_: 
         yield f"Batch {entry.batch}: {describe_choice(choice)}, {interval(choice.speedup)} times{checked}."
 
 
-def _notes(entry: PlanEntry, first: int | None) -> list[str]:
-    """Return what belongs to the table of a batch size: the tree, its gain over chains, the cost of rules.
-
-    Args:
-        entry: the choice for a batch size.
-        first: first batch size with the same tree.
-    """
-    choice, lines = entry.choice, []
+def _notes(entry: PlanEntry, first: int | None) -> Iterator[str]:
+    """Yield tree, gain over chains and cost of rules of a batch size; `first` is the first one with its tree."""
+    choice = entry.choice
     if choice.grown is not None:
         settings = (
             f"{key}={value:g}" if not isinstance(value, bool) else key if value else f"not {key}"
             for key, value in choice.grown.settings.items()
             if value is not None
         )
-        lines.append(f"Dynamic tree, built at each step: {choice.grown.kind} with {', '.join(settings)}")
+        yield f"Dynamic tree, built at each step: {choice.grown.kind} with {', '.join(settings)}"
     elif choice.tree is not None and first != entry.batch:
-        lines.append(f"Tree {choice.tree.id}, as at batch {first}")
+        yield f"Tree {choice.tree.id}, as at batch {first}"
     elif choice.tree is not None:
         paths = [list(path) for path in choice.tree.paths[:PATHS_SHOWN]]
         more = "" if choice.tree.nodes <= PATHS_SHOWN else f" and {choice.tree.nodes - PATHS_SHOWN} more"
-        lines.append(f"Tree {choice.tree.id}, levels {'/'.join(map(str, choice.tree.level_widths))}: {paths}{more}")
+        yield f"Tree {choice.tree.id}, levels {'/'.join(map(str, choice.tree.level_widths))}: {paths}{more}"
     if entry.gain is not None:
         meaning = ": within the noise, the chain may be as good"
         if entry.gain.low > 0:
@@ -253,14 +240,13 @@ def _notes(entry: PlanEntry, first: int | None) -> list[str]:
             meaning = ": fewer tokens per step, in shorter steps"
         elif any(other.name == CHAIN and other.behind is not None and other.behind.low > 0 for other in entry.compared):
             meaning = ": as many tokens per step, in shorter steps"
-        lines.append(
+        yield (
             f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]{meaning}"
         )
     for price in entry.prices:
-        lines.append(
+        yield (
             f"{price.rule} ({price.source}) alone costs {ranged(price.share, 1, scale=100).text} % of tokens per second"
         )
-    return lines
 
 
 def _together(plan: Plan) -> list[str]:

@@ -40,13 +40,7 @@ def side_by_side(title: str, columns: Sequence[Column], rows: Sequence[Mapping[s
 def next_lines(
     record: Mapping[str, Any], *, trace: str | None = None, plan: str | None = None, **_: Any
 ) -> Iterator[Line]:
-    """Yield the export of the plan, or the search for the best tree where none was simulated.
-
-    Args:
-        record: a run, a server or a capacity.
-        trace: the option that names the trace.
-        plan: the file of the plan that was simulated; None if none was.
-    """
+    """Yield the export of a plan's file, or the search for the best tree; `trace` is an option that names it."""
     gain = look(record, "speedup", "throughput", "high")
     if plan is not None and (gain is None or gain >= 1):
         yield Line("next", "Next: hand the plan to an engine:", export_command(plan))
@@ -83,12 +77,7 @@ def with_article(name: str) -> str:
 
 
 def simulated(name: str, **own: Any) -> ResultKind:
-    """Return a kind of result of `treeopt simulate`, a row for each configuration.
-
-    Args:
-        name: of the kind, and of its schema.
-        own: what only this kind has; see `ResultKind`.
-    """
+    """Return a kind of result of `treeopt simulate`, a row for each configuration; `own` is what only this kind has."""
     return ResultKind(
         name=name,
         command="simulate",

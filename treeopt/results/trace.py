@@ -149,13 +149,9 @@ def _tables(trace: Trace, **_: Any) -> Iterator[Block]:
 
 
 def _next(trace: Trace, *, file: str | None = None, **_: Any) -> Iterator[Line]:
-    """Yield the command that chooses trees: with measured step times, or for an imported trace with predicted ones.
+    """Yield the command that chooses trees of a file, with measured step times, or predicted ones if it is imported.
 
     None where there are too few requests to choose on.
-
-    Args:
-        trace: the trace.
-        file: the file or folder that holds it.
     """
     if file is None or trace.requests < MIN_REQUESTS:
         return

@@ -63,12 +63,7 @@ def _margin(load: Mapping[str, Any], at: str) -> str:
 
 
 def _next(record: Mapping[str, Any], *, trace: str | None = None, **_: Any) -> Iterator[Line]:
-    """Yield the simulation of the verdict at the largest load.
-
-    Args:
-        record: a verdict.
-        trace: the options that name trace and profile.
-    """
+    """Yield the simulation of the verdict at the largest load; `trace` has the options of trace and profile."""
     load = record["loads"][-1]
     if trace is not None:
         length = _length([load], load["verdict"])

@@ -13,14 +13,14 @@ drafter, and are worth as much as the best of them may be worth, 0 where all nod
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.constraints import Constraint, Limits, broken, joined
+from treeopt.constraints import Constraint, Limits, joined
 from treeopt.cost_model import CostParts
 from treeopt.errors import CostError, EngineError
 from treeopt.searchers.best_first import Frontier
@@ -300,6 +300,7 @@ def refine(
             no_tree = error
     verify, draft = tables(parts, limits, size=min(nodes, limits.nodes), depth=depth)
     chosen = Nodes.of(frontier, limits, depth=len(draft), most=candidates)
+    pricer = _Pricer(frontier, chosen, parts, rules, limits.ranks)
     best, bound = None, np.inf
     if verify and len(draft) >= max(limits.min_depth, 1):
         min_s = _min_s(verify, draft, limits.min_depth)
@@ -307,9 +308,9 @@ def refine(
         largest = verify[-1][0]
         solve = _Solver(formulate(chosen, limits, verify, draft), work, workers, seed)
         bound = (1 + float(np.sort(chosen.value)[::-1][:largest].sum()) + chosen.beyond * largest) / min_s
-        best, bound = _dinkelbach(solve, _Pricer(frontier, chosen, parts, rules, limits.ranks), best, bound, min_s)
+        best, bound = _dinkelbach(solve, pricer, best, bound, min_s)
     if best is None:
-        best = _chain(frontier, parts, rules, nodes=min(nodes, depth))
+        best = pricer.fastest(map(Tree.chain, range(1, min(nodes, depth) + 1)))
     if best is None:
         raise no_tree or CostError("no tree that keeps the rules has a known cost")
     bound = max(bound, best.rate)
@@ -407,8 +408,11 @@ class _Pricer:
         """Return the faster of the candidates alone and filled up; None if neither keeps the rules at a known cost."""
         bare = self.nodes.tree(chosen.taken)
         full = fill_ranks(bare, self.ranks, chosen.pads, chosen.opened) if sum(chosen.pads) else None
-        trees = [self._with_prices(tree) for tree in (bare, full) if tree is not None]
-        return max((tree for tree in trees if tree), key=lambda tree: tree.rate, default=None)
+        return self.fastest(tree for tree in (bare, full) if tree is not None)
+
+    def fastest(self, trees: Iterable[Tree]) -> _Priced | None:
+        """Return the fastest of these trees; None if none keeps the rules at a known cost."""
+        return max(filter(None, map(self._with_prices, trees)), key=lambda tree: tree.rate, default=None)
 
     def _with_prices(self, tree: Tree) -> _Priced | None:
         if tree.nodes == 0 or any(rule.check(tree) for rule in self.rules):
@@ -460,17 +464,6 @@ def _cheapest(known: Fitting, parts: CostParts) -> _Priced | None:
         return None
     best = int(np.argmax(known.tokens / seconds))
     return _Priced(known.tree(best), float(known.tokens[best]), float(seconds[best]))
-
-
-def _chain(frontier: Frontier, parts: CostParts, rules: Sequence[Constraint], *, nodes: int) -> _Priced | None:
-    """Return the best chain of first candidates, for when nothing else was found."""
-    values = dict(zip(frontier.paths, frontier.value.tolist(), strict=True))
-    chains = []
-    for tree in map(Tree.chain, range(1, nodes + 1)):
-        seconds = float(parts.step_s(np.array([tree.nodes + 1]), np.array([tree.fed_widths]))[0])
-        if broken(tree, rules) is None and np.isfinite(seconds):
-            chains.append(_Priced(tree, 1 + sum(values.get(path, 0.0) for path in tree.paths), seconds))
-    return max(chains, key=lambda chain: chain.rate, default=None)
 
 
 def _min_s(verify: Sequence[Point], draft: NDArray[np.float64], min_depth: int) -> float:

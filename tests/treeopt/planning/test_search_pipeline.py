@@ -220,7 +220,7 @@ def test_refining_is_not_believed_on_few_requests():
     limits = SearchSettings(max_nodes=31, max_depth=6, near=0.0, solver_work=0.0)
     proposals = Proposals(Judge(fit, held, Cost(draft=0.0), THROUGHPUT), limits, ())
     start = count_prefixes(fit, nodes=31, depth=6).tree(31, 6)
-    better = improve(fit, nodes=31, depth=6).tree
+    better = improve(fit, nodes=31, depth=6)
     assert replay_tree(better, fit).tau > 1.02 * replay_tree(start, fit).tau
     assert replay_tree(better, held).tau < replay_tree(start, held).tau
     assert better not in proposals.trees(1)

@@ -18,7 +18,7 @@ from treeopt.searchers.best_first import (
     PRIOR,
     TRIED,
     UNKNOWN,
-    BackOff,
+    back_off_shares,
     count_prefixes,
     falling,
     fit_strength,
@@ -151,7 +151,7 @@ def test_falling_values_are_the_isotonic_regression(values):
 
 @given(traces(depth=4, width=4))
 def test_shares_fall_with_the_rank_and_add_up_to_at_most_one(trace):
-    share = BackOff.of(trace.rank, depth=trace.depth, width=trace.width).share
+    share = back_off_shares(trace.rank, depth=trace.depth, width=trace.width)
     assert share.shape == (trace.depth, KINDS, trace.width)
     assert (np.diff(share) <= 0).all()
     assert (share > 0).all()

@@ -139,13 +139,9 @@ class ResultFiles:
         check_output(self.table, "--table", reads=reads, force=force)
 
     def give(self, kind: str, value: Any, *, json_text: str = "", **beside: Any) -> None:
-        """Write a result to its files, and print it.
+        """Write a result of a kind of `RESULTS` to its files, and print it; `beside`: see `ResultKind`.
 
-        Args:
-            kind: the kind of result, a name of `RESULTS`.
-            value: the result.
-            json_text: the result as JSON, where it is no JSON value itself.
-            beside: what is known beside it; see `ResultKind`.
+        `json_text` is the result as JSON, where it is no JSON value itself.
         """
         entry: ResultKind = load(f"treeopt.results.{kind}:ENTRY")
         if self.output is not None:

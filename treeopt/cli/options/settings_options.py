@@ -10,34 +10,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_origin
 
 import click
 
 from treeopt.api.run_models import Models
 from treeopt.api.runners import EngineSetup
-from treeopt.cli.options.value_types import (
-    ADDRESS,
-    DURATION,
-    STATIC,
-    EngineName,
-    EntryName,
-    Model,
-    Real,
-    Tokens,
-    Whole,
-    dynamic,
-    names_of,
-    numbers,
-    numbers_text,
-)
+from treeopt.cli.options.value_types import ADDRESS, EngineName, Model, item_of, numbers_text, type_of
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
-from treeopt.policies import Policy
-from treeopt.registry import Registry
 from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of
-from treeopt.storage.user_files import address_of, read_text, write_text
-from treeopt.tree import Tree
+from treeopt.storage.user_files import read_text, write_text
 
 Decorator = Callable[[Any], Any]
 BY_MEANING: Mapping[str, Any] = {}
@@ -46,16 +29,6 @@ MODELS: Mapping[str, Any] = {
     "urls": ADDRESS,
     "engine": EngineName(ENGINES.driven),
 }
-
-
-class LocalFolder(click.Path):
-    """A file or folder of this machine, where a folder may be made."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse addresses of objects, which have no folders."""
-        if address_of(value) is not None:
-            self.fail("must be on this machine: addresses are for single files", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 def options_of(
@@ -105,43 +78,8 @@ def _option(each: "Field[Any]", type_: Any, *, required: bool) -> Decorator:
         default: Any = each.default
         settings["default"] = numbers_text(default) if default and kind == tuple[int, ...] else default
         settings["show_default"] = default not in (None, (), "", frozenset())
-    several = get_origin(kind) is tuple and _item(kind) is not int and not getattr(type_, "whole", False)
-    return click.option(*names, type=type_ or _type(each, kind), multiple=several, **settings)
-
-
-def _item(kind: Any) -> Any:
-    """Return the type of the items of a tuple, or the type itself.
-
-    >>> _item(tuple[int, ...]), _item(str)
-    (<class 'int'>, <class 'str'>)
-    """
-    return get_args(kind)[0] if get_origin(kind) is tuple else kind
-
-
-def _type(each: "Field[Any]", kind: Any) -> Any:
-    """Return how the text of an option is read."""
-    meaning, item = meaning_of(each), _item(kind)
-    if get_origin(item) is Literal:
-        return click.Choice(get_args(item))
-    if get_origin(kind) is frozenset:
-        return names_of(meaning.names(), meaning.form)
-    if isinstance(meaning.choices, Registry):
-        return EntryName(meaning.choices, otherwise=meaning.otherwise)
-    if names := meaning.names():
-        return click.Choice(names)
-    if item is int and get_origin(kind) is tuple:
-        return numbers(meaning.form or "batch sizes")
-    if item is int:
-        least, most = (None if limit is None else int(limit) for limit in (meaning.least, meaning.most))
-        return (Tokens if meaning.form == "tokens" else Whole)(min=least, max=most)
-    if item is float:
-        if meaning.form == "duration":
-            return DURATION
-        low, high = (limit and limit / meaning.scale for limit in (meaning.lowest, meaning.highest))
-        return Real(low, high, min_open=meaning.above is not None, max_open=meaning.below is not None)
-    if item is Path:
-        return LocalFolder(path_type=Path) if meaning.form == "folder" else click.Path(path_type=Path, dir_okay=False)
-    return {Tree: STATIC, Policy: dynamic()}.get(item, click.STRING)
+    several = get_origin(kind) is tuple and item_of(kind) is not int and not getattr(type_, "whole", False)
+    return click.option(*names, type=type_ or type_of(each, kind), multiple=several, **settings)
 
 
 # Field -> its key.

@@ -4,8 +4,9 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import Field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import click
 from click.shell_completion import CompletionItem
@@ -13,11 +14,13 @@ from click.shell_completion import CompletionItem
 from treeopt.api.file_loading import load_tree
 from treeopt.engines import ENGINES, GONE, replacement
 from treeopt.errors import TreeError, TreeoptError, UsageError
-from treeopt.policies import DynamicTree, OptTree
+from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.policies.policy import setting_names
 from treeopt.registry import Registry
+from treeopt.settings import meaning_of
 from treeopt.storage.json_records import LARGEST_NUMBER
 from treeopt.storage.table_files import check_table_file
+from treeopt.storage.user_files import address_of
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import holds_a_tree, named_tree, published_trees
 from treeopt.tree_files.tree_text import value_in_text
@@ -145,7 +148,11 @@ DURATION = Text("time", _duration, float)
 
 
 def numbers(noun: str = "batch sizes") -> Text:
-    """Return the type of whole numbers such as `1,2,8`, `512,8k` (k: 1024) or `1-64`, which doubles; each once."""
+    """Return the type of whole numbers such as `1,2,8`, `512,8k` (k: 1024) or `1-64`, which doubles; each once.
+
+    >>> numbers().read("4,1-10,8k")
+    (4, 1, 2, 8, 10, 8192)
+    """
 
     def read(text: str) -> tuple[int, ...]:
         found: list[int] = []
@@ -362,11 +369,7 @@ NAMED_TREE = Text("tree", lambda text: (text, static_tree(text)), tuple)  # with
 
 
 def dynamic(**fixed: Any) -> Text:
-    """Return the type of settings of a dynamic policy; with a threshold they are `OptTree`'s.
-
-    Args:
-        fixed: settings that are not given; the others are, nodes and depth always.
-    """
+    """Return the type of settings of a dynamic policy but those `fixed`; with a threshold they are `OptTree`'s."""
     required = [name for name in ("nodes", "depth") if name not in fixed]
 
     def read(text: str) -> DynamicTree | OptTree:
@@ -389,3 +392,48 @@ def dynamic(**fixed: Any) -> Text:
             raise ValueError(f"{text!r}: {error}") from error
 
     return Text("settings", read, DynamicTree | OptTree)
+
+
+class LocalFolder(click.Path):
+    """A file or folder of this machine, where a folder may be made."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse addresses of objects, which have no folders."""
+        if address_of(value) is not None:
+            self.fail("must be on this machine: addresses are for single files", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def item_of(kind: Any) -> Any:
+    """Return the type of the items of a tuple, or the type itself.
+
+    >>> item_of(tuple[int, ...]), item_of(str)
+    (<class 'int'>, <class 'str'>)
+    """
+    return get_args(kind)[0] if get_origin(kind) is tuple else kind
+
+
+def type_of(each: "Field[Any]", kind: Any) -> Any:
+    """Return how the text of an option is read."""
+    meaning, item = meaning_of(each), item_of(kind)
+    if get_origin(item) is Literal:
+        return click.Choice(get_args(item))
+    if get_origin(kind) is frozenset:
+        return names_of(meaning.names(), meaning.form)
+    if isinstance(meaning.choices, Registry):
+        return EntryName(meaning.choices, otherwise=meaning.otherwise)
+    if names := meaning.names():
+        return click.Choice(names)
+    if item is int and get_origin(kind) is tuple:
+        return numbers(meaning.form or "batch sizes")
+    if item is int:
+        least, most = (None if limit is None else int(limit) for limit in (meaning.least, meaning.most))
+        return (Tokens if meaning.form == "tokens" else Whole)(min=least, max=most)
+    if item is float:
+        if meaning.form == "duration":
+            return DURATION
+        low, high = (limit and limit / meaning.scale for limit in (meaning.lowest, meaning.highest))
+        return Real(low, high, min_open=meaning.above is not None, max_open=meaning.below is not None)
+    if item is Path:
+        return LocalFolder(path_type=Path) if meaning.form == "folder" else click.Path(path_type=Path, dir_okay=False)
+    return {Tree: STATIC, Policy: dynamic()}.get(item, click.STRING)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -112,13 +113,11 @@ class Launch:
     """How a server is started.
 
     Attributes:
-        name: the engine's name, for messages.
         command: program and arguments, without the port's.
         environment: variables beside those of this process.
         ready: path that the server answers once it can decode.
     """
 
-    name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     ready: str = "/v1/models"
@@ -135,15 +134,16 @@ class Running:
 class ServerPool:
     """Running servers by the draft length that they were launched for; the one unused for longest gives way."""
 
-    def __init__(self, launch: Callable[[int], Launch], *, alive: int = 1, timeout_s: float) -> None:
+    def __init__(self, name: str, launch: Callable[[int], Launch], *, alive: int = 1, timeout_s: float) -> None:
         """Start nothing yet.
 
         Args:
+            name: the engine's name, for messages.
             launch: how the server of a draft length is started.
             alive: servers at a time; a GPU rarely holds two.
             timeout_s: longest time that a server may take to start, and then to send anything.
         """
-        self._launch, self._alive, self._timeout_s = launch, alive, timeout_s
+        self._name, self._launch, self._alive, self._timeout_s = name, launch, alive, timeout_s
         self._running: OrderedDict[int, Running] = OrderedDict()
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class ServerPool:
 
     def _start(self, launch: Launch) -> Running:
         port = free_port()
-        process = ServerProcess(launch.name, [*launch.command, "--port", str(port)], environment=launch.environment)
+        process = ServerProcess(self._name, [*launch.command, "--port", str(port)], environment=launch.environment)
         try:
             client = CompletionsClient(f"http://127.0.0.1:{port}", timeout_s=self._timeout_s)
             process.wait_until(lambda: client.answers(launch.ready), timeout_s=self._timeout_s)
@@ -207,7 +207,7 @@ class LaunchedServers(ABC):
         self._arguments = settings.words
         self.meta = {"name": settings.engine, **meta, "arguments": self._arguments}
         self.alive = settings.servers or 1
-        self._servers = ServerPool(self._launch, alive=self.alive, timeout_s=settings.timeout_s)
+        self._servers = ServerPool(self.title, self._launch, alive=self.alive, timeout_s=settings.timeout_s)
 
     def launch(self, draft: Draft) -> Draft:
         """See `Driver.launch`."""
@@ -224,7 +224,7 @@ class LaunchedServers(ABC):
 
     @abstractmethod
     def _steps(
-        self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
+        self, server: Running, number: int, request: EngineRequest, lane: int, *, draft: int, began_s: float
     ) -> Generator[EngineStep, None, None]:
         """Ask a server to decode a request, and yield its steps.
 
@@ -261,14 +261,10 @@ class LaunchedServers(ABC):
         self.launch(draft)
         if concurrency < 1:
             raise UsageError(f"concurrency must be at least 1, got {concurrency}")
-        server, length = self._servers.server(draft), draft
+        server = self._servers.server(draft)
         if "version" not in self.meta and (version := self._version(server)) is not None:
             self.meta = {**self.meta, "version": version}
-        began_s = time.monotonic()
-
-        def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
-            return self._steps(server, number, request, lane=lane, draft=length, began_s=began_s)
-
+        ask = partial(self._steps, server, draft=draft, began_s=time.monotonic())
         try:
             yield from in_flight(requests, ask, concurrency=concurrency, cancel=server.client.cancel)
         except EngineError:

@@ -60,7 +60,7 @@ class LlamaCpp(LaunchedServers):
             command += ["--spec-type", method, *draft_options(method, length, slots=slots).split()]
             command += [] if self._match is None else ["--spec-ngram-simple-size-n", str(self._match)]
             command += [] if self._drafter is None else ["-md", self._drafter]
-        return Launch(SERVER, [*command, *self._arguments], ready="/health")
+        return Launch([*command, *self._arguments], ready="/health")
 
     def _version(self, server: Running) -> str | None:
         """Return the version that the program prints; None if it prints none."""
@@ -85,7 +85,7 @@ class LlamaCpp(LaunchedServers):
         yield from super().decode(requests, draft=draft, concurrency=concurrency)
 
     def _steps(
-        self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
+        self, server: Running, number: int, request: EngineRequest, lane: int, *, draft: int, began_s: float
     ) -> Generator[EngineStep, None, None]:
         client = server.client
         return token_steps(client.events("/completion", _body(request, lane)), number, began_s, where=client.url)

@@ -40,10 +40,10 @@ class SGLang(LaunchedServers):
             command += [] if settings.drafter is None else ["--speculative-draft-model-path", settings.drafter]
             command += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
             command += ["--speculative-num-draft-tokens", str(length + 1)]
-        return Launch("SGLang", [*command, *CHUNKS, *self._arguments])
+        return Launch([*command, *CHUNKS, *self._arguments])
 
     def _steps(
-        self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
+        self, server: Running, number: int, request: EngineRequest, lane: int, *, draft: int, began_s: float
     ) -> Generator[EngineStep, None, None]:
         client = server.client
         chunks = client.stream(request, model=client.model())
