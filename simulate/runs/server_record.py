@@ -152,7 +152,7 @@ def _changes(switching: Switching) -> dict[str, Any]:
 def figures(served: Served, load: Load, *, warmup_s: float) -> dict[str, float]:
     """Return means and percentiles from `warmup_s` until the last arrival; latencies of the requests that arrive then.
 
-    * `tokens_s`, `requests_s` (ended), `goodput_s` (ended within the load's limits): per second.
+    * `tokens_s`, `requests_s` (ended), `goodput_s` (arrived, and kept the load's limits): per second.
     * `within`: share of arrivals within the limits; `piled`: share of arrivals by which the queue is longer at the end.
     * `running`, `waiting`: mean numbers of requests; `busy`: share of time.
     * `tree_0`, ...: share of the steps' time with each tree; `switches`: changes of tree per second.
@@ -180,7 +180,7 @@ def figures(served: Served, load: Load, *, warmup_s: float) -> dict[str, float]:
     values = {
         "tokens_s": float(run.committed[inside(step_end)].sum() / length),
         "requests_s": float(ending.sum() / length),
-        "goodput_s": float((met & ending).sum() / length),
+        "goodput_s": float((met & arriving).sum() / length),
         **kept(served, load, warmup_s),
         "running": float(share(run.admitted_s, run.done_s).sum()),
         "waiting": float(share(run.arrived_s, run.admitted_s).sum()),

@@ -250,6 +250,8 @@ def test_figures_by_hand():
     late = figures(served, Load(), warmup_s=2.0)
     assert late["tokens_s"] == 4 / 6
     assert late["within"] == 1
+    limited = figures(served, Load(ttft_s=2.0), warmup_s=1.0)  # of those at 2.5 and 8, the second
+    assert (limited["within"], limited["goodput_s"]) == (1 / 2, 1 / 7)
     with pytest.raises(UsageError, match="warm-up must end before the last arrival at 8 s, got 8 s"):
         figures(served, Load(), warmup_s=8.0)
 
