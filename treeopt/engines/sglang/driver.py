@@ -43,7 +43,7 @@ class SGLang(LaunchedServers):
         return Launch([*command, *CHUNKS, *self._arguments])
 
     def _steps(
-        self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
+        self, server: Running, number: int, request: EngineRequest, lane: int, *, draft: int, began_s: float
     ) -> Generator[EngineStep, None, None]:
         client = server.client
         chunks = client.stream(request, model=client.model())
