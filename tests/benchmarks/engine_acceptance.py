@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.convert import rewrite
 from executor.drafters.base.drafter import history_of
 from executor.drafters.dflash.drafter import DFlash
+from executor.drafters.mtp.drafter import Mtp
 from executor.prompts.prompt_files import encode, read_prompts
 from executor.recording.collect_trace import collect
 from executor.recording.engine_steps import RequestRecord, engine_texts, record_requests
@@ -164,13 +165,15 @@ class Bench:
     def recorded(self, check: Check) -> tuple[Trace, list[list[int]]]:
         """Return the trace of a check's drafter on the prompts, with candidates for a dynamic tree, and the texts."""
         drafts = check.drafts
-        key = (check.drafter, str(drafts))
+        key = (check.engine == "sglang", check.drafter, str(drafts))
         if key not in self.traces:
             written: dict[int, list[list[int]]] = {}
             shape: dict[str, Any] = {"width": 1, "depth": drafts.depth}
             if isinstance(drafts, DynamicTree):
                 shape = {"width": drafts.beam, "depth": drafts.depth, "candidates": drafts}
             drafter = load_drafter(self.source(check.drafter), self.target)
+            if check.engine == "sglang" and isinstance(drafter, Mtp):  # reads the features after the final norm
+                drafter.taps, drafter._spelling = (), replace(drafter._spelling, before_norm=False)
             trace = collect(
                 self.target,
                 drafter,

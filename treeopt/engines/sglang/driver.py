@@ -64,11 +64,11 @@ class SGLang(LaunchedServers):
         prompt = {"input_ids": list(request.tokens)} if request.text is None else {"text": request.text}
         sampling = {"max_new_tokens": request.new_tokens, "temperature": 0, "ignore_eos": request.ignore_stop}
         records = client.events("/generate", {**prompt, "sampling_params": sampling, "stream": True})
-        return counted_steps(records, number, began_s, plain=not draft, where=client.url)
+        return counted_steps(records, number, began_s, draft=draft, where=client.url)
 
 
 def counted_steps(
-    records: Records, number: int, began_s: float, *, plain: bool, where: str
+    records: Records, number: int, began_s: float, *, draft: int, where: str
 ) -> Generator[EngineStep, None, None]:
     """Yield the steps of a request once it has ended; the first token is the prefill's.
 
@@ -76,7 +76,7 @@ def counted_steps(
         records: the streamed objects, each with its time.
         number: of the request.
         began_s: when the run began, on the clock of the times.
-        plain: True if the server does not draft.
+        draft: most tokens that a step accepts; 0: the server does not draft.
         where: the server, for messages.
 
     Raises:
@@ -90,20 +90,24 @@ def counted_steps(
         new = info["completion_tokens"] - sum(size for _, size in chunks)
         parts = [new] if chunks else [1, new - 1]  # the prefill's token, and what came with it
         chunks += [(at_s - began_s, size) for size in parts if size > 0]
-        ids += (record.get("output_ids") or [])[-new:] if new > 0 else []
+        listed = record.get("output_ids")
+        ids += listed[-new:] if new > 0 and isinstance(listed, list) else []
     if not chunks:
         raise EngineError(f"{where}: the answer to request {number} holds no token")
-    if info.get("finish_reason") is None:
-        raise EngineError(f"{where}: the connection broke: the answer has no end")
-    histogram = enumerate(info.get("spec_correct_drafts_histogram") or ())
-    counted = [accepted + 1 for accepted, steps in histogram for _ in range(steps)]
+    if info.get("finish_reason") is None or len(ids) != info["completion_tokens"]:
+        raise EngineError(f"{where}: the connection broke: the answer has no end, or not all of its tokens")
+    counts = info.get("spec_correct_drafts_histogram") or []
+    if not isinstance(counts, list) or any(type(n) is not int or not 0 <= n <= len(ids) for n in counts):
+        raise EngineError(f"{where}: `spec_correct_drafts_histogram` must list numbers of steps: {counts!r:.100}")
+    counted = [accepted + 1 for accepted, steps in enumerate(counts) for _ in range(steps)]
     after = [size for _, size in chunks[1:]]
-    sizes = [[1], *([[1] * size for size in after] if plain else step_sizes(after, counted, where))]
+    sizes = [[1], *([[1] * size for size in after] if not draft else step_sizes(after, counted, where))]
     steps = [(at_s, size) for (at_s, _), some in zip(chunks, sizes, strict=True) for size in some]
     ends = list(accumulate(size for _, size in steps))
     for place, ((at_s, size), end) in enumerate(zip(steps, ends, strict=True)):
-        tokens = tuple(ids[end - size : end]) if len(ids) == ends[-1] else None
-        yield EngineStep(number, size, at_s, tokens, prefill=place == 0, ended=end == ends[-1])
+        tokens = tuple(ids[end - size : end])
+        ended, drafted = end == ends[-1], draft if place else None
+        yield EngineStep(number, size, at_s, tokens, drafted, prefill=place == 0, ended=ended)
 
 
 def step_sizes(chunks: Sequence[int], counted: Sequence[int], where: str) -> list[list[int]]:
@@ -120,18 +124,19 @@ def step_sizes(chunks: Sequence[int], counted: Sequence[int], where: str) -> lis
     >>> step_sizes([2, 5, 1], [1, 2, 4, 4], "server")
     [[2], [1, 4], [1]]
     """
+    if not chunks:
+        return []
     dropped = sum(counted) - sum(chunks)
-    *before, last = chunks or [0]
+    *before, last = chunks
     for parts in partitions(last + dropped, Counter(counted)):
         left = Counter(counted) - Counter(parts)
         alone = Counter(before) & left
         split = _split(sorted((Counter(before) - alone).elements()), left - alone)
-        if split is not None and (dropped == 0 or parts[-1] > dropped):
+        if split is not None and 0 <= dropped < parts[-1]:
             by_total = defaultdict[int, list[list[int]]](list)
             for some in [*([size] for size in alone.elements()), *split]:
                 by_total[sum(some)].append(some)
-            ended = [[*parts[:-1], parts[-1] - dropped]] if chunks else []
-            return [*(by_total[size].pop() for size in before), *ended]
+            return [*(by_total[size].pop() for size in before), [*parts[:-1], parts[-1] - dropped]]
     raise EngineError(f"{where}: chunks of {list(chunks)} tokens do not add up to steps of {list(counted)}")
 
 
