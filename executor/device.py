@@ -97,11 +97,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def group_limits(groups: Path) -> Iterator[int]:
-    """Yield the bytes that each control group around a process still allows.
-
-    Args:
-        groups: the file that lists the groups of the process, such as /proc/self/cgroup.
-    """
+    """Yield the bytes that each control group in a file such as /proc/self/cgroup still allows."""
     try:
         lines = [line.split(":", 2) for line in groups.read_text("utf-8").splitlines()]
     except OSError:

@@ -125,10 +125,9 @@ _HARMLESS = re.compile(
 
 
 def settings_hash(settings: Mapping[str, Any]) -> str:
-    """Return 16 hex digits of the SHA-256 over the settings that change a model's output beside its weights.
+    """Return 16 hex digits of the SHA-256 over settings that change a model's output beside its weights.
 
-    Args:
-        settings: by name; for a Hugging Face configuration its text part counts.
+    Of a Hugging Face configuration its text part counts.
     """
     plain = {name: _fields(value) if isinstance(value, PretrainedConfig) else value for name, value in settings.items()}
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -196,13 +195,7 @@ def shape_config(shape: str) -> LlamaConfig:
 def random_target(
     source: Path | str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", packed: bool = False
 ) -> Target:
-    """Return a target with random weights, the same ones each time.
-
-    Args:
-        source: one of `SHAPES`, or a folder with a config.json.
-        dtype: of the weights.
-        device: where they are made and stay.
-        packed: see `executor.target.load_hf_model.load_target`.
+    """Return a target with random weights, the same ones each time, of one of `SHAPES` or a folder with a config.json.
 
     Raises:
         ExecutorError: neither a shape nor a folder, or an architecture that cannot verify trees.
@@ -218,10 +211,7 @@ def random_target(
 def random_drafter(source: str, target: Target, *, packed: bool = False) -> Drafter:
     """Return a drafter for the target with random weights, in its number type and on its device.
 
-    Args:
-        source: `medusa:K`, `layers:N`, or `eagle`; see `DrafterKind.random`.
-        target: the target, whose shape it takes.
-        packed: for `layers:N`, see `random_target`.
+    The source is `medusa:K`, `layers:N` or `eagle`; see `DrafterKind.random`.
 
     Raises:
         UsageError: unknown source.

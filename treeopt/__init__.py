@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from treeopt.api.file_loading import load_profile as load_profile
     from treeopt.api.file_loading import load_trace as load_trace
     from treeopt.api.file_loading import load_tree as load_tree
-    from treeopt.api.give_verdict import verdict as verdict
     from treeopt.api.profile_steps import profile as profile
     from treeopt.api.record_trace import collect as collect
     from treeopt.api.search_trace import search as search
     from treeopt.api.simulate_requests import simulate as simulate
+    from treeopt.api.simulate_requests import verdict as verdict
     from treeopt.api.train_drafter import train as train
     from treeopt.api.tune_engine import tune as tune
     from treeopt.api.validate_plan import validate as validate
@@ -71,11 +71,10 @@ _NAMES = {
     "treeopt.api.compare_traces": "compare",
     "treeopt.api.decode_prompts": "decode",
     "treeopt.api.file_loading": "import_trace load_plan load_profile load_trace load_tree",
-    "treeopt.api.give_verdict": "verdict",
     "treeopt.api.profile_steps": "profile",
     "treeopt.api.record_trace": "collect",
     "treeopt.api.search_trace": "search",
-    "treeopt.api.simulate_requests": "simulate",
+    "treeopt.api.simulate_requests": "simulate verdict",
     "treeopt.api.train_drafter": "train",
     "treeopt.api.tune_engine": "tune",
     "treeopt.api.validate_plan": "validate",

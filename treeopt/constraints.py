@@ -2,11 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import reduce
-from typing import ClassVar, Protocol
+from dataclasses import dataclass
 
-from treeopt.tree import MAX_NODES, MAX_RANK, Path, Tree
+from treeopt.tree import MAX_NODES, MAX_RANK, Tree
 
 
 @dataclass(frozen=True)
@@ -29,48 +27,124 @@ class Limits:
     ranks: int = MAX_RANK + 1
     contiguous: bool = False
 
+    def broken_by(self, tree: Tree) -> str | None:
+        """Return the first path of a tree that breaks a limit, and how; None if it meets them all."""
+        paths = set(tree.paths) if self.contiguous else set()
+        for number, path in enumerate(tree.paths, 1):
+            place, rank = f"path {list(path)}", path[-1]
+            if rank >= self.ranks == 1:
+                return f"{place} takes candidate {rank}, only the best of each depth is drafted"
+            if rank >= self.ranks:
+                return f"{place} takes rank {rank}, ranks must be below {self.ranks}"
+            skipped = [better for better in range(rank if self.contiguous else 0) if (*path[:-1], better) not in paths]
+            if skipped:
+                return f"{place} skips rank {skipped[0]}, siblings must have the ranks 0, 1, 2, ..."
+            if number > self.nodes:
+                return f"{place} is node {number}, at most {self.nodes} can be drafted"
+            if len(path) > self.depth:
+                return f"{place} has depth {len(path)}, at most {self.depth} can be drafted"
+        if 0 < tree.depth < self.min_depth:
+            flat = f"path {list(tree.paths[-1])} has depth {tree.depth}"
+            return f"{flat}, the deepest must have at least {self.min_depth}"
+        return None
 
-class Constraint(Protocol):
-    """A rule that an engine puts on trees."""
 
-    @property
-    def source(self) -> str:
-        """The file or issue of the engine that shows the rule."""
+@dataclass(frozen=True)
+class Constraint:
+    """A rule that an engine puts on trees.
 
-    @property
-    def name(self) -> str:
-        """A few words for a table."""
+    Attributes:
+        name: a few words for a table.
+        source: the file or issue of the engine that shows the rule.
+        limits: the trees that it allows.
+    """
+
+    name: str
+    source: str
+    limits: Limits
 
     def check(self, tree: Tree) -> str | None:
         """Return the reason why the engine cannot express `tree`, with the first path that breaks the rule, or None."""
-
-    def narrow(self, limits: Limits) -> Limits:
-        """Return the limits with this rule added to them."""
+        return self.limits.broken_by(tree)
 
 
-def hereditary(constraint: Constraint) -> bool:
-    """Return True if a tree built node by node, siblings by rank, meets the rule at every step if it does at the end.
+def chains_only(source: str) -> Constraint:
+    """Return the rule that only the best candidate of each depth is drafted.
 
-    >>> hereditary(ContiguousRanks(source="a.py")), hereditary(DepthAtLeast(2, source="b.py"))
-    (True, False)
+    Siblings differ in rank, so a tree is that chain exactly if all its ranks are 0.
+
+    >>> chains_only(source="engine.py").check(Tree.from_paths([(0,), (0, 1)]))
+    'path [0, 1] takes candidate 1, only the best of each depth is drafted'
     """
-    return not constraint.narrow(Limits()).min_depth
+    return Constraint("chains only", source, Limits(ranks=1))
+
+
+def ranks_below(limit: int, source: str) -> Constraint:
+    """Return the rule that every rank is below `limit`, the number of candidates that the engine keeps per parent.
+
+    >>> ranks_below(10, source="engine.py").check(Tree.from_paths([(10,)]))
+    'path [10] takes rank 10, ranks must be below 10'
+    """
+    return Constraint(f"ranks below {limit}", source, Limits(ranks=limit))
+
+
+def contiguous_ranks(source: str) -> Constraint:
+    """Return the rule that siblings take the best candidates: a node of rank r has siblings of all ranks below r.
+
+    >>> contiguous_ranks(source="engine.py").check(Tree.from_paths([(0,), (0, 0), (0, 2)]))
+    'path [0, 2] skips rank 1, siblings must have the ranks 0, 1, 2, ...'
+    """
+    return Constraint("contiguous ranks", source, Limits(contiguous=True))
+
+
+def nodes_at_most(limit: int, source: str) -> Constraint:
+    """Return the rule of at most `limit` nodes, such as the 63 that a 64-bit mask holds beside the root.
+
+    >>> nodes_at_most(3, source="engine.py").check(Tree.chain(4))
+    'path [0, 0, 0, 0] is node 4, at most 3 can be drafted'
+    """
+    return Constraint(f"nodes at most {limit}", source, Limits(nodes=limit))
+
+
+def depth_at_most(limit: int, source: str) -> Constraint:
+    """Return the rule that no path is longer than `limit`.
+
+    >>> depth_at_most(2, source="engine.py").check(Tree.chain(3))
+    'path [0, 0, 0] has depth 3, at most 2 can be drafted'
+    """
+    return Constraint(f"depth at most {limit}", source, Limits(depth=limit))
+
+
+def depth_at_least(limit: int, source: str) -> Constraint:
+    """Return the rule that some path has `limit` nodes or more.
+
+    >>> depth_at_least(2, source="engine.py").check(Tree.from_paths([(0,), (1,)]))
+    'path [1] has depth 1, the deepest must have at least 2'
+    """
+    return Constraint(f"depth at least {limit}", source, Limits(min_depth=limit))
 
 
 def joined(constraints: Iterable[Constraint]) -> Limits:
     """Return the limits that all rules leave together.
 
-    >>> limits = joined([NodesAtMost(63, source="a.py"), ChainOnly(source="b.py")])
+    >>> limits = joined([nodes_at_most(63, source="a.py"), chains_only(source="b.py")])
     >>> limits.nodes, limits.ranks
     (63, 1)
     """
-    return reduce(lambda limits, rule: rule.narrow(limits), constraints, Limits())
+    every = [Limits(), *(rule.limits for rule in constraints)]
+    return Limits(
+        nodes=min(each.nodes for each in every),
+        depth=min(each.depth for each in every),
+        min_depth=max(each.min_depth for each in every),
+        ranks=min(each.ranks for each in every),
+        contiguous=any(each.contiguous for each in every),
+    )
 
 
 def broken(tree: Tree, constraints: Iterable[Constraint]) -> str | None:
     """Return the first rule that `tree` breaks, with its source, or None if it meets them all.
 
-    >>> broken(Tree.chain(3), [ChainOnly(source="a.py"), DepthAtMost(2, source="b.py")])
+    >>> broken(Tree.chain(3), [chains_only(source="a.py"), depth_at_most(2, source="b.py")])
     'path [0, 0, 0] has depth 3, at most 2 can be drafted (b.py)'
     """
     for constraint in constraints:
@@ -78,170 +152,6 @@ def broken(tree: Tree, constraints: Iterable[Constraint]) -> str | None:
         if reason is not None:
             return f"{reason} ({constraint.source})"
     return None
-
-
-def show(path: Path) -> str:
-    """Return a path as text for messages.
-
-    >>> show((0, 2))
-    '[0, 2]'
-    """
-    return str(list(path))
-
-
-@dataclass(frozen=True)
-class ChainOnly:
-    """The rule that only the best candidate of each depth is drafted.
-
-    Siblings differ in rank, so a tree is that chain exactly if all its ranks are 0.
-
-    >>> ChainOnly(source="engine.py").check(Tree.from_paths([(0,), (0, 1)]))
-    'path [0, 1] takes candidate 1, only the best of each depth is drafted'
-    """
-
-    source: str
-
-    @property
-    def name(self) -> str:
-        """The name in tables."""
-        return "chains only"
-
-    def check(self, tree: Tree) -> str | None:
-        """Name the first path whose rank is not 0."""
-        for path in tree.paths:
-            if path[-1] > 0:
-                return f"path {show(path)} takes candidate {path[-1]}, only the best of each depth is drafted"
-        return None
-
-    def narrow(self, limits: Limits) -> Limits:
-        """See `Constraint.narrow`."""
-        return replace(limits, ranks=min(limits.ranks, 1))
-
-
-@dataclass(frozen=True)
-class _Limit:
-    """A rule that one number states."""
-
-    limit: int
-    source: str
-    words: ClassVar[str]
-    field: ClassVar[str]  # of `Limits`
-
-    @property
-    def name(self) -> str:
-        """The name in tables."""
-        return f"{self.words} {self.limit}"
-
-    def narrow(self, limits: Limits) -> Limits:
-        """See `Constraint.narrow`."""
-        return replace(limits, **{self.field: min(getattr(limits, self.field), self.limit)})
-
-
-@dataclass(frozen=True)
-class RanksBelow(_Limit):
-    """The rule that every rank is below `limit`, the number of candidates that the engine keeps per parent.
-
-    >>> RanksBelow(10, source="engine.py").check(Tree.from_paths([(10,)]))
-    'path [10] takes rank 10, ranks must be below 10'
-    """
-
-    words: ClassVar = "ranks below"
-    field: ClassVar = "ranks"
-
-    def check(self, tree: Tree) -> str | None:
-        """Name the first path that ends in a rank at or above the limit."""
-        for path in tree.paths:
-            if path[-1] >= self.limit:
-                return f"path {show(path)} takes rank {path[-1]}, ranks must be below {self.limit}"
-        return None
-
-
-@dataclass(frozen=True)
-class ContiguousRanks:
-    """The rule that siblings take the best candidates: a node of rank r has siblings of all ranks below r.
-
-    >>> ContiguousRanks(source="engine.py").check(Tree.from_paths([(0,), (0, 0), (0, 2)]))
-    'path [0, 2] skips rank 1, siblings must have the ranks 0, 1, 2, ...'
-    """
-
-    source: str
-
-    @property
-    def name(self) -> str:
-        """The name in tables."""
-        return "contiguous ranks"
-
-    def check(self, tree: Tree) -> str | None:
-        """Name the first path that skips a better sibling."""
-        paths = set(tree.paths)
-        for path in tree.paths:
-            for rank in range(path[-1]):
-                if (*path[:-1], rank) not in paths:
-                    return f"path {show(path)} skips rank {rank}, siblings must have the ranks 0, 1, 2, ..."
-        return None
-
-    def narrow(self, limits: Limits) -> Limits:
-        """See `Constraint.narrow`."""
-        return replace(limits, contiguous=True)
-
-
-@dataclass(frozen=True)
-class NodesAtMost(_Limit):
-    """The rule of at most `limit` nodes, such as the 63 that a 64-bit mask holds beside the root.
-
-    >>> NodesAtMost(3, source="engine.py").check(Tree.chain(4))
-    'path [0, 0, 0, 0] is node 4, at most 3 can be drafted'
-    """
-
-    words: ClassVar = "nodes at most"
-    field: ClassVar = "nodes"
-
-    def check(self, tree: Tree) -> str | None:
-        """Name the first path beyond the limit."""
-        if tree.nodes <= self.limit:
-            return None
-        return f"path {show(tree.paths[self.limit])} is node {self.limit + 1}, at most {self.limit} can be drafted"
-
-
-@dataclass(frozen=True)
-class DepthAtMost(_Limit):
-    """The rule that no path is longer than `limit`.
-
-    >>> DepthAtMost(2, source="engine.py").check(Tree.chain(3))
-    'path [0, 0, 0] has depth 3, at most 2 can be drafted'
-    """
-
-    words: ClassVar = "depth at most"
-    field: ClassVar = "depth"
-
-    def check(self, tree: Tree) -> str | None:
-        """Name the first path that is too long."""
-        for path in tree.paths:
-            if len(path) > self.limit:
-                return f"path {show(path)} has depth {len(path)}, at most {self.limit} can be drafted"
-        return None
-
-
-@dataclass(frozen=True)
-class DepthAtLeast(_Limit):
-    """The rule that some path has `limit` nodes or more.
-
-    >>> DepthAtLeast(2, source="engine.py").check(Tree.from_paths([(0,), (1,)]))
-    'path [1] has depth 1, the deepest must have at least 2'
-    """
-
-    words: ClassVar = "depth at least"
-    field: ClassVar = "min_depth"
-
-    def check(self, tree: Tree) -> str | None:
-        """Name the longest path of a tree that is too flat."""
-        if tree.nodes == 0 or tree.depth >= self.limit:
-            return None
-        return f"path {show(tree.paths[-1])} has depth {tree.depth}, the deepest must have at least {self.limit}"
-
-    def narrow(self, limits: Limits) -> Limits:
-        """See `Constraint.narrow`."""
-        return replace(limits, min_depth=max(limits.min_depth, self.limit))
 
 
 def branching(tree: Tree) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.api.file_loading import FILE, path_of
 from treeopt.errors import UsageError, visible
-from treeopt.results.blocks import Blocks, Cell, Line, Table, notes_once
+from treeopt.results.blocks import Blocks, Line, Table, notes_once
 from treeopt.results.kinds import RESULTS, Record, ResultKind, Validation, kind_of_schema, known
 from treeopt.storage.json_records import parse, reading
 from treeopt.storage.user_files import read_text, write_text
@@ -35,7 +35,11 @@ def html_of(value: Any) -> str:
     title, blocks = _shown(value)
     parts = [f"<strong>{escape(title)}</strong>"]
     for block in blocks:
-        parts.append(table_html(block) if isinstance(block, Table) else _line(block))
+        if isinstance(block, Table):
+            parts.append(table_html(block))
+            continue
+        text = f"Warning: {block.text}" if block.kind == "warning" else block.text
+        parts.append(f'<p style="{SMALL}">{escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}...")}</p>')
     return f'<div style="{FRAME}">{"".join(parts)}</div>'
 
 
@@ -64,11 +68,6 @@ def _shown(value: Any) -> tuple[str, Blocks]:
     return kind.titled(described), tuple(shown)
 
 
-def _line(line: Line) -> str:
-    text = f"Warning: {line.text}" if line.kind == "warning" else line.text
-    return f'<p style="{SMALL}">{escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}...")}</p>'
-
-
 def table_html(table: Table) -> str:
     """Return a table as HTML that scrolls where it is wider than its place; of long ones the first rows."""
     styles = [CELL.format(column.align) for column in table.columns]
@@ -76,7 +75,11 @@ def table_html(table: Table) -> str:
         f'<th scope="col" style="{style}" title="{escape(column.meaning)}">{escape(column.heading)}</th>'
         for column, style in zip(table.columns, styles, strict=True)
     )
-    rows = "".join(f'<tr class="{row.mark}">{_cells(row.cells, styles)}</tr>' for row in table.rows[:ROWS])
+    rows = ""
+    for row in table.rows[:ROWS]:
+        cells = zip(row.cells, styles, strict=True)
+        shown = "".join(f'<td style="{style} white-space: nowrap;">{escape(cell.text)}</td>' for cell, style in cells)
+        rows += f'<tr class="{row.mark}">{shown}</tr>'
     name = escape(table.title)
     caption = f'<caption style="text-align: left;">{name}</caption>' if name else ""
     region = f'role="region" aria-label="{name or "table"}" tabindex="0"'
@@ -86,11 +89,6 @@ def table_html(table: Table) -> str:
         f'<div style="overflow-x: auto;" {region}><table style="border-collapse: collapse;">{caption}'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}"
     )
-
-
-def _cells(cells: Iterable[Cell], styles: Iterable[str]) -> str:
-    pairs = zip(cells, styles, strict=True)
-    return "".join(f'<td style="{style} white-space: nowrap;">{escape(cell.text)}</td>' for cell, style in pairs)
 
 
 def frame_of(value: Any) -> "pd.DataFrame":

@@ -183,7 +183,9 @@ class Plan(ValueMethods):
     @property
     def captures(self) -> tuple[tuple[int, int], ...]:
         """Shapes to capture CUDA graphs for: (batch, tokens per sequence) of each entry's largest verify forward."""
-        return tuple((entry.batch, 1 + _largest(entry.choice)) for entry in self.entries)
+        policies = [entry.choice.grown and entry.choice.grown.policy for entry in self.entries]
+        pairs = zip(self.entries, policies, strict=True)
+        return tuple((entry.batch, 1 + math.ceil((policy or entry.choice).nodes)) for entry, policy in pairs)
 
     def entry(self, batch: int | None) -> PlanEntry:
         """Return the entry for a batch size, or the only entry.
@@ -203,15 +205,9 @@ class Plan(ValueMethods):
         )
 
 
-def _largest(choice: Choice) -> int:
-    """Return the largest number of nodes that a step may verify."""
-    if choice.grown is not None:
-        return choice.grown.policy.nodes if choice.grown.policy else math.ceil(choice.grown.nodes)
-    return choice.tree.nodes if choice.tree else 0
-
-
 SCHEMA = "treeopt.plan/3"
 BEFORE = "treeopt.plan/2"
+RENAMED = {"gain_over_chain": "gain"}  # fields of records -> of values
 
 
 if TYPE_CHECKING:
@@ -339,29 +335,36 @@ class PlanRecord(Record, frozen=True):
                 raise ValueError(f"batch {batch} is named by `switches` or `best`, `entries` hold {sizes}")
 
 
+VALUES: dict[type[Record], type[Any]] = {  # by the records that hold their fields
+    EstimateRecord: Estimate,
+    TauRecord: Estimate,
+    SpeedupRecord: Estimate,
+    PriceRecord: Price,
+    GrownRecord: Grown,
+    ChoiceRecord: Choice,
+    EntryRecord: PlanEntry,
+}
+
+
 def to_json(plan: Plan) -> str:
     """Return the plan as JSON text."""
-    entries = [
-        {
-            "batch": e.batch,
-            "choice": _choice_record(e.choice),
-            "gain_over_chain": None if e.gain is None else asdict(e.gain),
-            "compared": [_choice_record(c) for c in e.compared],
-            "skipped": dict(e.skipped),
-            "proof": asdict(e.proof),
-            "prices": [asdict(price) for price in e.prices],
-        }
-        for e in plan.entries
-    ]
-    record = {
-        "schema": SCHEMA,
-        "entries": entries,
-        "switches": [asdict(switch) for switch in plan.switches],
-        "best": plan.best,
-        "warnings": list(plan.warnings),
-        "meta": dict(plan.meta),
-    }
-    return json.dumps(record, indent=2)
+    record = {name: _written(getattr(plan, name)) for name in PlanRecord.__struct_fields__ if name != "schema"}
+    return json.dumps({"schema": SCHEMA, **record}, indent=2)
+
+
+def _written(value: Any) -> Any:
+    """Return a value of a plan as JSON values; what has a record has its fields, in their order."""
+    if isinstance(value, Tree):
+        return {"id": value.id, "paths": [list(path) for path in value.paths]}
+    if isinstance(value, tuple):
+        return [_written(part) for part in value]
+    if any(isinstance(value, kind.policy) for kind in POLICIES.values()):
+        return to_record(value)
+    record = next((record for record, kind in VALUES.items() if isinstance(value, kind)), None)
+    if record is not None:
+        names = (name for name in record.__struct_fields__ if name != "accepted" or value.accepted)
+        return {name: _written(getattr(value, RENAMED.get(name, name))) for name in names}
+    return asdict(value) if isinstance(value, Proof | Switch) else dict(value) if isinstance(value, Mapping) else value
 
 
 def from_json(text: str) -> Plan:
@@ -386,8 +389,20 @@ def plan_of(record: PlanRecord, where: str = "") -> Plan:
     Raises:
         RecordError: names the field that is wrong.
     """
-    entries = tuple(_entry(entry, f"{where}entries[{i}]") for i, entry in enumerate(record.entries))
+    entries = _read(record.entries, f"{where}entries")
     return Plan(entries, record.meta, record.switches, record.best, record.warnings)
+
+
+def _read(record: Any, where: str) -> Any:
+    """Return the value of a record, which stands at a path of its file."""
+    if isinstance(record, TreeRecord):
+        return _tree(record, where)
+    if isinstance(record, tuple):
+        return tuple(_read(part, f"{where}[{i}]") for i, part in enumerate(record))
+    if (kind := VALUES.get(type(record))) is not None:
+        fields = {name: getattr(record, name) for name in record.__struct_fields__}
+        return kind(**{RENAMED.get(name, name): _read(value, f"{where}.{name}") for name, value in fields.items()})
+    return policy_of(record, where) if isinstance(record, Record) else record
 
 
 def save_plan(plan: Plan, path: Path) -> None:
@@ -405,55 +420,6 @@ def load_plan(path: Path) -> Plan:
         return from_json(read_text(path))
 
 
-def _choice_record(choice: Choice) -> dict[str, Any]:
-    tree = choice.tree
-    return {
-        "name": choice.name,
-        "tree": None if tree is None else {"id": tree.id, "paths": [list(path) for path in tree.paths]},
-        "grown": None if choice.grown is None else _grown_record(choice.grown),
-        "tau": asdict(choice.tau),
-        "step_s": choice.step_s,
-        "speedup": asdict(choice.speedup),
-        "behind": None if choice.behind is None else asdict(choice.behind),
-        **({"accepted": list(choice.accepted)} if choice.accepted else {}),
-    }
-
-
-def _grown_record(grown: Grown) -> dict[str, Any]:
-    return {
-        "kind": grown.kind,
-        "settings": dict(grown.settings),
-        "nodes": grown.nodes,
-        "depth": grown.depth,
-        "policy": None if grown.policy is None else to_record(grown.policy),
-    }
-
-
-def _entry(record: EntryRecord, where: str) -> PlanEntry:
-    return PlanEntry(
-        batch=record.batch,
-        choice=_choice(record.choice, f"{where}.choice"),
-        gain=None if record.gain_over_chain is None else _estimate(record.gain_over_chain),
-        compared=tuple(_choice(choice, f"{where}.compared[{i}]") for i, choice in enumerate(record.compared)),
-        skipped=record.skipped,
-        proof=record.proof,
-        prices=tuple(Price(price.rule, price.source, _estimate(price.share)) for price in record.prices),
-    )
-
-
-def _choice(record: ChoiceRecord, where: str) -> Choice:
-    return Choice(
-        name=record.name,
-        tree=None if record.tree is None else _tree(record.tree, f"{where}.tree"),
-        tau=_estimate(record.tau),
-        step_s=record.step_s,
-        speedup=_estimate(record.speedup),
-        grown=None if record.grown is None else _grown(record.grown, f"{where}.grown"),
-        behind=None if record.behind is None else _estimate(record.behind),
-        accepted=record.accepted,
-    )
-
-
 def _tree(record: TreeRecord, where: str) -> Tree:
     try:
         tree = Tree.from_paths(record.paths)
@@ -462,12 +428,3 @@ def _tree(record: TreeRecord, where: str) -> Tree:
     if record.id != tree.id:
         raise RecordError(f"{where}: `id` {record.id} does not fit the paths, whose id is {tree.id}")
     return tree
-
-
-def _grown(record: GrownRecord, where: str) -> Grown:
-    policy = None if record.policy is None else policy_of(record.policy, f"{where}.policy")
-    return Grown(record.kind, record.settings, record.nodes, record.depth, policy)
-
-
-def _estimate(record: EstimateRecord) -> Estimate:
-    return Estimate(record.value, record.low, record.high)

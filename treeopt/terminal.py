@@ -170,13 +170,9 @@ def _layout(columns: Shape, rows: Sequence[Row], width: int | None) -> Layout:
         return Layout(tuple(range(len(columns))), tuple(widths), as_table=False, remark="")
     left_out = [column.heading for number, column in enumerate(columns) if number not in kept]
     taken = tuple(widths[number] for number in kept)
-    return Layout(tuple(kept), taken, as_table=True, remark=_remark(left_out, _total(widths)))
-
-
-def _remark(left_out: Sequence[str], needed: int) -> str:
-    if not left_out:
-        return ""
-    return f"Columns left out: {', '.join(left_out)}. A terminal of {needed} columns shows them, or --json."
+    wider = f"A terminal of {_total(widths)} columns shows them, or --json."
+    remark = f"Columns left out: {', '.join(left_out)}. {wider}" if left_out else ""
+    return Layout(tuple(kept), taken, as_table=True, remark=remark)
 
 
 def _width(column: Column, cells: Iterable[Cell]) -> int:
@@ -234,18 +230,15 @@ def _row_blocks(table: Table, layout: Layout, width: int | None) -> list[Styled]
     lines: list[Styled] = []
     for row in table.rows:
         pairs = list(zip(columns, (row.cells[number] for number in layout.columns), strict=True))
-        name = ", ".join(_named(column, cell) for column, cell in pairs if column.key)
+        keys = ((column.heading, cell) for column, cell in pairs if column.key)
+        # Numbers with the name of what they count.
+        name = ", ".join(f"{key} {cell.text}" if isinstance(cell.value, float) else cell.text for key, cell in keys)
         lines += [(line, MARKS[row.mark] or "bold") for line in _fitted(name, width)]
         for column, cell in pairs:
             if cell.text and not column.key:
                 lines += _pair(column.heading, cell.text, longest, width)
         lines += _note(row, width)
     return lines
-
-
-def _named(column: Column, cell: Cell) -> str:
-    """Return the text of a key: numbers with the name of what they count."""
-    return f"{column.heading} {cell.text}" if isinstance(cell.value, float) else cell.text
 
 
 def _pair(label: str, text: str, longest: int, width: int | None) -> list[Styled]:

@@ -74,11 +74,7 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
 
 
 def lookup_first(name: str, target: Target) -> Drafter:
-    """Return the lookup of a combination.
-
-    Raises:
-        UsageError: the drafter of that name always proposes something.
-    """
+    """Return the lookup of a combination; raise UsageError for a drafter that always proposes something."""
     first = load_drafter(name, target)
     if not first.abstains or first.taps is not None:
         raise UsageError(f"{name}+...: {first.kind} always drafts: needed is suffix or prompt-lookup:ENGINE")

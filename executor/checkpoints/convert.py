@@ -11,12 +11,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from executor.checkpoints import assumptions_of, load_drafter, optimum_worker, save_drafter
 from executor.checkpoints.gguf_file import write_gguf
 from executor.checkpoints.tensors.find_tensor_files import open_checkpoint
+from executor.checkpoints.tensors.write_tensors import refuse_lost
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.dflash.drafter import DFlash
 from executor.drafters.eagle3.drafter import Eagle3
@@ -81,14 +83,40 @@ def rewrite(
 
 
 def _openvino(drafter: Drafter, source: Path, target: Path, output: Path, *, python: str | None, dtype: str) -> str:
-    """Export for OpenVINO; EAGLE-3 and DFlash go through a copy in treeopt's own layout."""
-    python = check_openvino(drafter, python, dtype)
-    if not isinstance(drafter, Eagle3 | DFlash):
-        return export_openvino(source, target, output, python=python, dtype=dtype)
-    taps = drafter.taps if isinstance(drafter, Eagle3) else None
+    """Export with the interpreter of optimum-intel's environment; return a remark.
+
+    EAGLE-3 and DFlash go through a copy in treeopt's own layout. The target's tokenizer is written beside the model.
+
+    Raises:
+        EngineError: the interpreter does not run, or the export failed; holds its last line.
+    """
+    python, own = check_openvino(drafter, python, dtype), isinstance(drafter, Eagle3 | DFlash)
+    layers = [tap - 1 for tap in drafter.taps] if isinstance(drafter, Eagle3) else None
     with tempfile.TemporaryDirectory(prefix="treeopt-openvino-") as scratch:
-        save_drafter(Path(scratch), drafter, dtype=dtype, meta={})
-        return export_openvino(Path(scratch), target, output, python=python, dtype=dtype, kind=drafter.kind, taps=taps)
+        if own:
+            save_drafter(Path(scratch), drafter, dtype=dtype, meta={})
+        folders = {"source": Path(scratch) if own else source, "target": target, "output": output}
+        job: dict[str, Any] = {name: str(folder.resolve()) for name, folder in folders.items()}
+        job |= {"dtype": TYPES[dtype], "kind": drafter.kind if own else None, "layers": layers}
+        file = Path(scratch) / "job.json"
+        file.write_text(json.dumps(job), "utf-8")
+        found = os.path.abspath(python) if os.sep in python else python  # the export runs in another folder
+        words = [found, str(Path(optimum_worker.__file__)), str(file)]
+        try:
+            done = subprocess.run(  # noqa: S603 - the interpreter that the user named
+                words, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=scratch
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise EngineError(f"{python}: {error}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise EngineError(f"{python}: optimum-intel could not export {source.name}: {lines[-1]}")
+    if layers is None:
+        return ""
+    return (
+        f"the file names the layers whose outputs it reads, {layers} (OpenVINO alone takes 2, L // 2 and L - 3, "
+        "one layer after EAGLE's)"
+    )
 
 
 def check_openvino(drafter: nn.Module | Drafter, python: str | None, dtype: str) -> str:
@@ -124,57 +152,8 @@ def check_openvino(drafter: nn.Module | Drafter, python: str | None, dtype: str)
             "biases": bool(drafter.config.attention_bias or drafter.config.mlp_bias),
             **drafter.extensions,
         }
-    if any(lost.values()):
-        raise ExecutorError(f"openvino cannot express {', '.join(n for n, present in lost.items() if present)}")
+    refuse_lost("openvino", lost)
     return python
-
-
-def export_openvino(
-    source: Path,
-    target: Path,
-    output: Path,
-    *,
-    python: str,
-    dtype: str,
-    kind: str | None = None,
-    taps: tuple[int, ...] | None = None,
-) -> str:
-    """Export with the interpreter of optimum-intel's environment; return a remark.
-
-    Args:
-        source: a language model's folder, or a drafter in treeopt's own layout.
-        target: the target's folder; its tokenizer is written beside the model.
-        output: the folder to write.
-        python: the interpreter.
-        dtype: float32 or float16.
-        kind: eagle3 or dflash; None for a language model.
-        taps: the target's layers that EAGLE-3 reads, as `hidden_states` counts; None for others.
-
-    Raises:
-        EngineError: the interpreter does not run, or the export failed; holds its last line.
-    """
-    job = {"source": str(source.resolve()), "target": str(target.resolve()), "output": str(output.resolve())}
-    layers = None if taps is None else [tap - 1 for tap in taps]
-    with tempfile.TemporaryDirectory(prefix="treeopt-openvino-") as scratch:
-        file = Path(scratch) / "job.json"
-        file.write_text(json.dumps(job | {"dtype": TYPES[dtype], "kind": kind, "layers": layers}), "utf-8")
-        found = os.path.abspath(python) if os.sep in python else python  # the export runs in another folder
-        words = [found, str(Path(optimum_worker.__file__)), str(file)]
-        try:
-            done = subprocess.run(  # noqa: S603 - the interpreter that the user named
-                words, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=scratch
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise EngineError(f"{python}: {error}") from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise EngineError(f"{python}: optimum-intel could not export {source.name}: {lines[-1]}")
-    if layers is None:
-        return ""
-    return (
-        f"the file names the layers whose outputs it reads, {layers} (OpenVINO alone takes 2, L // 2 and L - 3, "
-        "one layer after EAGLE's)"
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,6 @@ Queries and keys are stored in the order of its rotary positions: halves interle
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from executor.checkpoints.tensors.write_tensors import refuse_lost
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.dflash.drafter import DFlash
 from executor.drafters.eagle3.drafter import Eagle3
@@ -29,17 +29,11 @@ REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PATTERNS = {WORDS + r"\p{N}{1,3}" + REST: "llama-bpe", WORDS + r"\p{N}" + REST: "qwen2"}
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """The tokens in the order of their ids, the type of each, and llama.cpp's name of the pre-tokenizer."""
-
-    tokens: tuple[str, ...]
-    types: tuple[int, ...]
-    pre_tokenizer: str
-
-
-def read_vocabulary(folder: Path, vocabulary: int) -> Vocabulary:
+def read_vocabulary(folder: Path, vocabulary: int) -> tuple[list[str], list[int], str]:
     """Read `tokenizer.json`; ids of the model that have no token are unused.
+
+    Returns:
+        The tokens in the order of their ids, the type of each, and llama.cpp's name of the pre-tokenizer.
 
     Raises:
         ExecutorError: no tokenizer, another kind, more tokens than the model has, or an unknown pre-tokenizer.
@@ -57,9 +51,9 @@ def read_vocabulary(folder: Path, vocabulary: int) -> Vocabulary:
     if max(ids.values()) >= vocabulary:
         raise ExecutorError(f"{file}: token id {max(ids.values())} is not in the model's vocabulary of {vocabulary}")
     names = {number: token for token, number in ids.items()}
-    tokens = tuple(names.get(i, f"[PAD{i}]") for i in range(vocabulary))
-    types = tuple(special.get(i, NORMAL if i in names else UNUSED) for i in range(vocabulary))
-    return Vocabulary(tokens, types, pre_tokenizer_name(content.get("pre_tokenizer"), file))
+    tokens = [names.get(i, f"[PAD{i}]") for i in range(vocabulary)]
+    types = [special.get(i, NORMAL if i in names else UNUSED) for i in range(vocabulary)]
+    return tokens, types, pre_tokenizer_name(content.get("pre_tokenizer"), file)
 
 
 def pre_tokenizer_name(rule: Any, file: Path) -> str:
@@ -109,21 +103,25 @@ LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+OUTER = {
+    "fc": "fc",
+    "norm": "output_norm",
+    "hidden_norm": "enc.output_norm",
+    "input_norm": "enc.output_norm",
+    "lm_head": "output",
+    "embed_tokens": "token_embd",
+    "markov_w1": "markov_w1",
+    "markov_w2": "markov_w2",
+    "confidence_head": "conf_proj",
+}
 
 
 def write_gguf(
     folder: Path, drafter: nn.Module | Drafter, target: Path, *, dtype: str, vocabulary: int, hidden: int, layers: int
 ) -> Path:
-    """Write `model.gguf` into a folder, whole or not at all; return its path.
+    """Write `model.gguf` with the target's tokenizer into a folder, whole or not at all; return its path.
 
-    Args:
-        folder: is made if it does not exist.
-        drafter: EAGLE-3, DFlash, DSpark or a language model.
-        target: the target's folder, whose tokenizer the file holds.
-        dtype: float32, float16 or bfloat16, for matrices; norms are float32.
-        vocabulary: of the target.
-        hidden: width of the target.
-        layers: of the target.
+    Matrices are float32, float16 or bfloat16, norms float32. Vocabulary, width and layers are the target's.
 
     Raises:
         UsageError: llama.cpp has no such type.
@@ -135,10 +133,10 @@ def write_gguf(
         raise UsageError(f"gguf holds {', '.join(DTYPES)}, got {dtype}: give --dtype")
     if isinstance(drafter, Eagle3):
         architecture, config, extra = "eagle3", drafter.config, _eagle3_fields(drafter, hidden)
-        parts = _eagle3_tensors(drafter)
+        parts = _drafter_tensors(drafter)
     elif isinstance(drafter, DFlash):
         architecture, config, extra = "dflash", drafter.config, _dflash_fields(drafter)
-        parts = _dflash_tensors(drafter)
+        parts = _drafter_tensors(drafter)
     elif isinstance(drafter, LanguageModel) and isinstance(drafter.model, LlamaForCausalLM):
         architecture, config, extra = "llama", drafter.model.config, {}
         vocabulary, parts = drafter.target.vocabulary, _llama_tensors(drafter.model)
@@ -204,18 +202,13 @@ def _eagle3_fields(drafter: Eagle3, hidden: int) -> dict[str, Any]:
         "fc_norm": drafter.norms == "fc",
         **drafter.extensions,
     }
-    _refuse(lost)
+    refuse_lost("gguf", lost)
     return {
         "target_layers": list(drafter.taps),
         "target_hidden_size": hidden,
         "norm_before_residual": drafter.norm_before_residual,
         "norm_before_fc": drafter.norms == "input",
     }
-
-
-def _refuse(lost: Mapping[str, bool]) -> None:
-    if any(lost.values()):
-        raise ExecutorError(f"gguf cannot express {', '.join(name for name, present in lost.items() if present)}")
 
 
 def _dflash_fields(drafter: DFlash) -> dict[str, Any]:
@@ -228,7 +221,7 @@ def _dflash_fields(drafter: DFlash) -> dict[str, Any]:
         "a confidence head without the Markov head's embedding": head is not None
         and head.in_features != drafter.config.hidden_size + (0 if markov is None else markov.embedding_dim),
     }
-    _refuse(lost)
+    refuse_lost("gguf", lost)
     fields: dict[str, Any] = {
         "block_count": len(drafter.configs),
         "block_size": drafter.slots,
@@ -243,39 +236,18 @@ def _dflash_fields(drafter: DFlash) -> dict[str, Any]:
     return fields
 
 
-def _dflash_tensors(drafter: DFlash) -> Iterator[tuple[str, Tensor]]:
-    names = {
-        "fc": "fc",
-        "norm": "output_norm",
-        "hidden_norm": "enc.output_norm",
-        "lm_head": "output",
-        "embed_tokens": "token_embd",
-        "markov_w1": "markov_w1",
-        "markov_w2": "markov_w2",
-        "confidence_head": "conf_proj",
-    }
+def _drafter_tensors(drafter: DFlash | Eagle3) -> Iterator[tuple[str, Tensor]]:
     for name, values in drafter.named_parameters():
         module, _, kind = name.rpartition(".")
-        if module in names:
-            yield f"{names[module]}.{kind}", values
-    if drafter.draft_ids is not None:
-        yield "d2t", drafter.draft_ids
-    for number, layer in enumerate(drafter.layers):
-        yield from _layer_tensors(layer, number)
-
-
-def _eagle3_tensors(drafter: Eagle3) -> Iterator[tuple[str, Tensor]]:
-    if drafter.fc is not None:
-        yield "fc.weight", drafter.fc.weight
-    yield "output_norm.weight", drafter.norm.weight
-    yield "output.weight", drafter.lm_head.weight
-    if drafter.norms == "input":
-        yield "enc.output_norm.weight", drafter.input_norm.weight
-    if drafter.embed_tokens is not None:
-        yield "token_embd.weight", drafter.embed_tokens.weight
+        if module in OUTER:
+            yield f"{OUTER[module]}.{kind}", values
     if drafter.draft_ids is not None:
         yield "d2t", drafter.draft_ids  # the target's ids themselves, not differences
-    yield from _layer_tensors(drafter.layer, 0, interleaved=drafter.config)
+    if isinstance(drafter, Eagle3):
+        yield from _layer_tensors(drafter.layer, 0, interleaved=drafter.config)
+    else:
+        for number, layer in enumerate(drafter.layers):
+            yield from _layer_tensors(layer, number)
 
 
 def _llama_tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor]]:
@@ -327,7 +299,7 @@ def _write(
     architecture: str,
     fields: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    vocabulary: Vocabulary,
+    vocabulary: tuple[list[str], list[int], str],
     target: Path,
     kind: str,
     *,
@@ -353,9 +325,10 @@ def _write(
         else:
             adders[type(value)](key, value)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(vocabulary.pre_tokenizer)
-    writer.add_token_list(list(vocabulary.tokens))
-    writer.add_token_types(list(vocabulary.types))
+    names, types, pre_tokenizer = vocabulary
+    writer.add_tokenizer_pre(pre_tokenizer)
+    writer.add_token_list(names)
+    writer.add_token_types(types)
     gguf.SpecialVocab(target, load_merges=True).add_to_gguf(writer, quiet=True)
     if mask is not None:
         writer.add_mask_token_id(mask)

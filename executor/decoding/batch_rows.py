@@ -43,17 +43,7 @@ class Rows:
         length: int,
         capacity: int,
     ) -> None:
-        """Take the target's cache; all rows are idle.
-
-        Args:
-            target: the model that verifies.
-            drafter: what proposes; None only where the growth has no levels.
-            growth: how trees are drafted.
-            rule: of verification.
-            batch: rows.
-            length: positions that a sequence may reach.
-            capacity: entries of each row's cache.
-        """
+        """Take the target's cache; all rows are idle, and may reach `length` positions."""
         # First the drafter, which may raise: the target's cache then stays with the run that has it.
         self.state = drafter.begin(target, batch, growth.depth, length, capacity) if drafter is not None else None
         target.allocate(batch, capacity)

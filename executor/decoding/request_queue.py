@@ -141,15 +141,7 @@ class RequestQueue:
     def __init__(
         self, prompts: Sequence[Tokens], limits: Sequence[int], *, batch: int, stop: Sequence[int], path_tokens: int
     ) -> None:
-        """Queue all requests; every row is idle.
-
-        Args:
-            prompts: token ids of each request.
-            limits: new tokens that each may have.
-            batch: rows.
-            stop: tokens that end a request.
-            path_tokens: most tokens that a step commits per row.
-        """
+        """Queue all requests, with a limit of new tokens each; a step commits at most `path_tokens` of a row."""
         self.stop, self.path_tokens = frozenset(map(int, stop)), path_tokens
         self._waiting = deque(zip(range(len(prompts)), prompts, limits, strict=True))
         self._rows = [_Row() for _ in range(batch)]
@@ -192,11 +184,9 @@ class RequestQueue:
             row.in_flight += self.path_tokens * (row.request >= 0)
 
     def settle(self, requests: Sequence[int], outcome: Sequence[Sequence[int]]) -> Step:
-        """Take in the outcome of a step: cut what lies past each request's end, and free the rows that ended; no times.
+        """Take in a step's `Rows.outcome`, launched for these requests: cut what lies past their ends, free their rows.
 
-        Args:
-            requests: the request that each row had when the step was launched.
-            outcome: see `Rows.outcome`.
+        The step has no times.
         """
         emitted = [self._settle_row(*one) for one in zip(self._rows, requests, outcome, strict=True)]
         numbers, committed, accepted, drafted, ended = zip(*emitted, strict=True)

@@ -66,10 +66,7 @@ class StaticGrowth:
     def __init__(self, tree: Tree, device: torch.device, *, trim: bool = False) -> None:
         """Lay out the levels of `tree`.
 
-        Args:
-            tree: the tree.
-            device: of the target.
-            trim: if the drafter abstains, read on the host what was proposed, and skip levels that no sequence has.
+        With `trim` the host reads what a drafter that abstains proposed, and skips levels that no sequence has.
         """
         self.tree = tree
         self.depth, self.count, self.room = tree.depth, tree.nodes + 1, tree.nodes + 1
@@ -161,12 +158,7 @@ class Chances:
         self.last = table([[[c.x[-1]] for c in depth] for depth in curves])
 
     def logs(self, level: int, logs: Tensor) -> Tensor:
-        """Return calibrated log-probabilities given the parent, in place of `logs`.
-
-        Args:
-            level: from 0.
-            logs: float32 (batch, e, width).
-        """
+        """Return calibrated log-probabilities given the parent, float32 (batch, e, width), at a level (from 0)."""
         x, y = self.x[level], self.y[level]
         drafted = logs.double().exp().permute(2, 0, 1).flatten(1).contiguous()
         within = drafted.clamp(min=x[:, :1]).clamp(max=self.last[level])
@@ -328,10 +320,7 @@ class DynamicGrowth(PolicyGrowth):
     def __init__(self, policy: DynamicTree, device: torch.device, *, adaptive: bool = False) -> None:
         """Grow trees by `policy`.
 
-        Args:
-            policy: the settings.
-            device: of the target.
-            adaptive: read the drafter's probabilities on the host, and skip levels and entries that no sequence needs.
+        If `adaptive`, the host reads the probabilities, and skips levels and entries that no sequence needs.
         """
         super().__init__(policy, device)
         self.adaptive = adaptive

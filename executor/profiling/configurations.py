@@ -1,6 +1,6 @@
 """The configurations that a profile measures: batch size, context, and a tree or policy, in order of importance."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from treeopt.constraints import pool
@@ -72,7 +72,10 @@ def ranked_configurations(
     are not `verified`, by the rule in use, are left out.
     """
     ranked: dict[Configuration, tuple[int, int]] = {}
-    prefixes = {tree.nodes + 1: tree for tree in _prefixes(max_nodes, max_depth) if verified(tree)}
+    paths = sorted(published_trees()[MEDUSA].paths, key=lambda path: (sum(path) + len(path), path))
+    paths = [path for path in paths if len(path) <= max_depth]  # beginnings of Medusa's tree are trees of all sizes
+    starts = (Tree.from_paths(paths[:nodes]) for nodes in range(1, min(max_nodes, len(paths)) + 1))
+    prefixes = {tree.nodes + 1: tree for tree in starts if verified(tree)}
     chains = [Tree.chain(depth) for depth in range(1, min(max_depth, max_nodes) + 1)]
     largest = prefixes[max(prefixes)]
     wide = [tree for tree in _wide(max_nodes, max_depth) if verified(tree)]
@@ -99,14 +102,6 @@ def ranked_configurations(
                 ranked.setdefault(configuration, (importance, turn))
     # Batch sizes and contexts take turns, so that none is left out before the others.
     return [(ranked[configuration][0], configuration) for configuration in sorted(ranked, key=lambda key: ranked[key])]
-
-
-def _prefixes(max_nodes: int, max_depth: int) -> Iterator[Tree]:
-    """Yield trees of all sizes: beginnings of Medusa's tree, its best paths first."""
-    paths = sorted(published_trees()[MEDUSA].paths, key=lambda path: (sum(path) + len(path), path))
-    paths = [path for path in paths if len(path) <= max_depth]
-    for nodes in range(1, min(max_nodes, len(paths)) + 1):
-        yield Tree.from_paths(paths[:nodes])
 
 
 def _wide(max_nodes: int, max_depth: int) -> list[Tree]:

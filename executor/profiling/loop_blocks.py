@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from executor.decoding.decoder import Decoder, NewTokens
 from executor.decoding.request_queue import Step
 from executor.device import no_collection
-from executor.drafters.base.drafter import Drafter, usual_depth
+from executor.drafters.base.drafter import usual_depth
 from executor.models import clock_mhz
 from executor.profiling.configurations import Configuration, first_rank_depth, ranked_configurations
 from executor.profiling.measure_steps import Rounds, Timing
@@ -34,9 +34,9 @@ from executor.runners.runner import Run, Tokens, Visit
 from executor.target.architectures import check_chain
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
-from executor.verification.acceptance_rules import Rule, rule_meta
+from executor.verification.acceptance_rules import rule_meta
 from executor.verification.replayed_acceptance import Imposed
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.calibration import profile_of
 from simulate.profiles.measured_cells import Cell
@@ -75,9 +75,20 @@ class LoopBlocks(Timing):
         Raises:
             UsageError: settings that do not go together, or too few prompts.
         """
-        assert runner.drafter is not None, "a profile is of a drafter, too"
+        drafter, depth = runner.drafter, settings.max_depth
+        assert drafter is not None, "a profile is of a drafter, too"
+        if depth is not None and not 1 <= depth <= drafter.max_depth:
+            raise UsageError(f"max-depth must be in 1..{drafter.max_depth} (the drafter's), got {depth}")
+        if not settings.context and len(prompts) < settings.batch[-1]:
+            raise UsageError(f"batch {settings.batch[-1]} needs at least that many prompts, got {len(prompts)}")
+        if settings.policies and runner.rule.sampled_candidates:
+            name = rule_meta(runner.rule)["verification"]
+            raise UsageError(f"rule {name} draws its candidates, which policies would bias: measure without policies")
+        if settings.budget_s is not None and processes() > 1:
+            raise UsageError("several processes cannot share a time budget: omit it")
         self.runner, self._prompts = runner, prompts
-        self.settings = _with_depth(runner, runner.drafter, prompts, settings)
+        depth = usual_depth(drafter) if depth is None else depth
+        self.settings = replace(settings, max_depth=depth, rounds=settings.rounds or ROUNDS)
         self._begun: dict[tuple[int, int], Prompts] = {}  # the last batch size and round, with its prompts
         self._stack = ExitStack()
 
@@ -218,9 +229,12 @@ class LoopBlocks(Timing):
             place = [every[i] for i in indices]
             free = [configuration for configuration in place if configuration.imposed is None]
             largest = max((c for c in free if c.growth is None), key=lambda configuration: configuration.tree.nodes)
-            blocks = [self.block(configuration, 0, steps=1) for configuration in (free[0], largest, largest)]
-            looked_s += sum(block.wall_s for block in blocks)
-            look = Look.of(*blocks, sharing=len(free), nodes=largest.tree.nodes)
+            plain, *two = (self.block(configuration, 0, steps=1) for configuration in (free[0], largest, largest))
+            looked_s += sum(block.wall_s for block in (plain, *two))
+            # Prompts are filled in twice, without and with features; the third time only the drafter reads them.
+            once_s, always_s = (max(0.0, block.wall_s - (1 + WARM_UP) * block.step_s) for block in two)
+            opening_s = always_s + 2 * once_s / len(free)  # which share their prompts in a round
+            look = Look(opening_s, always_s + once_s, plain.step_s, two[1].step_s, largest.tree.nodes)
             looks[place[0].batch, place[0].context] = look
 
         def block_s(configuration: Configuration) -> float:
@@ -230,21 +244,33 @@ class LoopBlocks(Timing):
         return block_s, looked_s
 
     def prefill(self, limit_s: float) -> Prefill:
-        """Measure the seconds of reading prompts, from the shortest to the longest; see `measure_prefill`."""
-        settings = self.settings
+        """Measure the seconds of reading prompts, from the shortest to the longest; medians over shuffled passes.
+
+        No pass is begun that would take the total beyond `limit_s` seconds; the first is always made.
+        """
+        runner, settings, stream = self.runner, self.settings, self._stream
         lengths = settings.context or [max(2, len(prompt)) for prompt in self._prompts]
-        assert self.runner.drafter is not None
-        return measure_prefill(
-            self.runner.target,
-            self.runner.drafter,
-            self._stream,
-            low=min(lengths),
-            high=max(lengths),
-            rows=max(settings.batch),
-            rule=self.runner.rule,
-            rng=np.random.default_rng(settings.seed),
-            limit_s=limit_s,
-        )
+        longest, rng = max(lengths), np.random.default_rng(settings.seed)
+        sizes = [(1, tokens) for tokens in ladder(min(lengths), longest)]
+        sizes += [(batch, longest) for batch in ladder(1, max(settings.batch))[1:] if batch * longest <= ENOUGH]
+        places = [(name, batch, tokens) for name in TREES for batch, tokens in sizes]
+        seconds = defaultdict[tuple[str, int, int], list[float]](list)
+        started = last = time.perf_counter()
+        for _ in range(PASSES):
+            for i in rng.permutation(len(places)).tolist():
+                name, batch, tokens = places[i]
+                starts = rng.integers(len(stream), size=batch)
+                prompts = [np.take(stream, start + np.arange(tokens), mode="wrap").tolist() for start in starts]
+                runner.target.forget_prompts(range(batch))  # inside `keeping_prompts` the same one may come twice
+                decoder = Decoder(runner.target, runner.drafter, tree=TREES[name], batch=batch, rule=runner.rule)
+                seconds[places[i]].append(next(decoder.steps(prompts, new_tokens=1)).admit_s)
+            now = time.perf_counter()
+            # Several processes must all make the same number of passes, whatever their clocks say.
+            if processes() == 1 and now - started + (now - last) > limit_s:
+                break
+            last = now
+        medians = {place: float(np.median(passes[1:] or passes)) for place, passes in seconds.items()}
+        return Prefill(*(tuple((batch * n, medians[name, batch, n]) for batch, n in sizes) for name in TREES))
 
     def profile(
         self, configurations: Sequence[Configuration], rounds: Rounds, *, prefill: Prefill | None, meta: dict[str, Any]
@@ -270,21 +296,6 @@ class LoopBlocks(Timing):
             cells += [cell_of(c, same, context=at_context, spread=spread) for c, same in measured.items()]
             longest = max(longest, *(run.context for same in measured.values() for run in same))
         return cells, round(longest)
-
-
-def _with_depth(runner: LoopRunner, drafter: Drafter, prompts: Sequence[Tokens], settings: Measuring) -> Measuring:
-    """Return the settings with the depth filled in."""
-    if settings.max_depth is not None and not 1 <= settings.max_depth <= drafter.max_depth:
-        raise UsageError(f"max-depth must be in 1..{drafter.max_depth} (the drafter's), got {settings.max_depth}")
-    if not settings.context and len(prompts) < settings.batch[-1]:
-        raise UsageError(f"batch {settings.batch[-1]} needs at least that many prompts, got {len(prompts)}")
-    if settings.policies and runner.rule.sampled_candidates:
-        name = rule_meta(runner.rule)["verification"]
-        raise UsageError(f"rule {name} draws its candidates, which policies would bias: measure without policies")
-    if settings.budget_s is not None and processes() > 1:
-        raise UsageError("several processes cannot share a time budget: omit it")
-    depth = usual_depth(drafter) if settings.max_depth is None else settings.max_depth
-    return replace(settings, max_depth=depth, rounds=settings.rounds or ROUNDS)
 
 
 def places_of(configurations: Sequence[Configuration]) -> list[list[int]]:
@@ -356,30 +367,8 @@ class Look:
     widest_s: float
     nodes: int
 
-    @classmethod
-    def of(cls, plain: Run, first: Run, second: Run, *, sharing: int, nodes: int) -> "Look":
-        """Take in short blocks: a plain one, then two of the largest tree after the same prompts.
-
-        Prompts are filled in twice, without and with features; the third time only the drafter reads them.
-
-        Args:
-            plain: of plain decoding.
-            first: of the largest tree.
-            second: of the largest tree again.
-            sharing: configurations that share their prompts in a round.
-            nodes: of the largest tree.
-        """
-        once_s, always_s = (max(0.0, run.wall_s - (1 + WARM_UP) * run.step_s) for run in (first, second))
-        return cls(always_s + 2 * once_s / sharing, always_s + once_s, plain.step_s, second.step_s, nodes)
-
     def block_s(self, configuration: Configuration, *, steps: int, spare: int) -> float:
-        """Return the seconds that one block is expected to take.
-
-        Args:
-            configuration: at this batch size and context.
-            steps: steps of a block.
-            spare: see `LoopBlocks`.
-        """
+        """Return the seconds that a block of `steps` steps here is expected to take; `spare`: see `LoopBlocks`."""
         nodes = configuration.tree.nodes
         if configuration.imposed is not None:  # after prompts of its own length
             return self.own_prompts_s + (WARM_UP + min(steps, IMPOSED)) * self.widest_s
@@ -394,53 +383,6 @@ class Look:
         if not nodes:
             opening_s += spare / 2 * self.plain_s  # the part of the texts that is written first
         return opening_s + steps_s(step_s) + (opening_s + steps_s(self.plain_s)) / TOGETHER * bool(nodes)
-
-
-def measure_prefill(
-    target: Target,
-    drafter: Drafter,
-    stream: NDArray[Any],
-    *,
-    low: int,
-    high: int,
-    rows: int,
-    rule: Rule,
-    rng: np.random.Generator,
-    limit_s: float = math.inf,
-) -> Prefill:
-    """Return the medians over a few passes, each in random order.
-
-    Args:
-        target: the verifying model.
-        drafter: what proposes.
-        stream: token ids that prompts are cut from, going round.
-        low: tokens of the shortest prompt.
-        high: tokens of the longest.
-        rows: most prompts at once, as long as they have `ENOUGH` tokens at most.
-        rule: of verification.
-        rng: draws places in the stream, and the order.
-        limit_s: no pass is begun that would take the total beyond this; the first is always made.
-    """
-    sizes = [(1, tokens) for tokens in ladder(low, high)]
-    sizes += [(batch, high) for batch in ladder(1, rows)[1:] if batch * high <= ENOUGH]
-    places = [(name, batch, tokens) for name in TREES for batch, tokens in sizes]
-    seconds = defaultdict[tuple[str, int, int], list[float]](list)
-    started = last = time.perf_counter()
-    for _ in range(PASSES):
-        for i in rng.permutation(len(places)).tolist():
-            name, batch, tokens = places[i]
-            starts = rng.integers(len(stream), size=batch)
-            prompts = [np.take(stream, start + np.arange(tokens), mode="wrap").tolist() for start in starts]
-            target.forget_prompts(range(batch))  # inside `keeping_prompts` the same one may come twice
-            decoder = Decoder(target, drafter, tree=TREES[name], batch=batch, rule=rule)
-            seconds[places[i]].append(next(decoder.steps(prompts, new_tokens=1)).admit_s)
-        now = time.perf_counter()
-        # Several processes must all make the same number of passes, whatever their clocks say.
-        if processes() == 1 and now - started + (now - last) > limit_s:
-            break
-        last = now
-    medians = {place: float(np.median(passes[1:] or passes)) for place, passes in seconds.items()}
-    return Prefill(*(tuple((batch * n, medians[name, batch, n]) for batch, n in sizes) for name in TREES))
 
 
 FEWEST = 8  # configurations
@@ -496,13 +438,9 @@ def _spread(steady: Sequence[Sequence[Run]]) -> float:
 
 
 def cell_of(configuration: Configuration, blocks: Sequence[Run], *, context: float, spread: float) -> Cell:
-    """Return the trimmed mean of the step times of a configuration, and the mean of committed tokens.
+    """Return the trimmed mean of step times, of blocks with drift removed, and the mean of committed tokens.
 
-    Args:
-        configuration: how the blocks were decoded.
-        blocks: with drift removed.
-        context: tokens per sequence in the cache.
-        spread: of the blocks, see `remove_drift`.
+    The context is in tokens per sequence in the cache, the spread from `remove_drift`.
     """
     draft_s, rest_s = (
         trimmed_mean([float(np.median(getattr(block, name))) for block in blocks]) for name in ("draft_s", "rest_s")

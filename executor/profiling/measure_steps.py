@@ -65,14 +65,7 @@ class Timing(ABC):
     def profile(
         self, configurations: Sequence[Configuration], rounds: Rounds, *, prefill: Prefill | None, meta: dict[str, Any]
     ) -> Profile:
-        """Return the profile that the blocks make.
-
-        Args:
-            configurations: the configurations.
-            rounds: the blocks, each with the index of its configuration.
-            prefill: seconds of reading prompts.
-            meta: provenance.
-        """
+        """Return the profile that the blocks make, each with the index of its configuration."""
 
     def prefill(self, limit_s: float) -> Prefill | None:
         """Measure the seconds of reading prompts; None where they cannot be seen alone."""
@@ -133,8 +126,7 @@ class Measurement:
         planned = self._stored_schedule(len(ranked), sum(importance == REQUIRED for importance, _ in ranked))
         if planned is None:
             _ = self.prefill  # first: what it takes is missing from the budget of the configurations
-            fit = self._fit_budget(ranked)
-            planned = Planned(len(fit.configurations), fit.rounds, self._looked_s)
+            planned = Planned(*self._fit_budget(ranked), self._looked_s)
             self._work.put("planned", asdict(planned), worth_keeping=False)
         self._looked_s = planned.took_s
         return Schedule(every[: planned.configurations], planned.rounds, every[planned.configurations :])
@@ -227,13 +219,13 @@ class Measurement:
         runs = self._visits.runs
         return [[[(visit[0], runs[visit]) for visit in group] for group in groups] for groups in self._rounds[:rounds]]
 
-    def _fit_budget(self, ranked: Sequence[tuple[int, Configuration]]) -> "Schedule":
-        """Look at each batch size and context, and schedule what fits the budget."""
-        every, rounds, budget_s = tuple(c for _, c in ranked), self.settings.rounds, self.settings.budget_s
+    def _fit_budget(self, ranked: Sequence[tuple[int, Configuration]]) -> tuple[int, int]:
+        """Look at each batch size and context; return the configurations that fit the budget, and their rounds."""
+        rounds, budget_s = self.settings.rounds, self.settings.budget_s
         assert rounds is not None, "filled in where blocks are timed"
         if budget_s is None:
-            return Schedule(every, rounds)
-        block_s, looked_s = self._timing.expected(every)
+            return len(ranked), rounds
+        block_s, looked_s = self._timing.expected([configuration for _, configuration in ranked])
         self._looked_s += looked_s
         return fit_schedule(ranked, rounds=rounds, block_s=block_s, budget_s=budget_s - self._looked_s)
 
@@ -259,7 +251,7 @@ class Schedule:
 
     configurations: tuple[Configuration, ...]
     rounds: int
-    left_out: tuple[Configuration, ...] = ()
+    left_out: tuple[Configuration, ...]
 
 
 def fit_schedule(
@@ -268,8 +260,8 @@ def fit_schedule(
     rounds: int,
     block_s: Callable[[Configuration], float],
     budget_s: float,
-) -> Schedule:
-    """Fit the budget: all configurations for as many rounds as fit.
+) -> tuple[int, int]:
+    """Return how many configurations fit the budget, by importance, and their rounds: all for as many as fit.
 
     If fewer than three rounds fit, drop the least important configurations; at worst keep two rounds of the required
     ones.
@@ -283,18 +275,17 @@ def fit_schedule(
     Raises:
         UsageError: not even the required configurations fit.
     """
-    configurations = tuple(configuration for _, configuration in ranked)
-    costs = [MARGIN * block_s(configuration) for configuration in configurations]
+    costs = [MARGIN * block_s(configuration) for _, configuration in ranked]
     required = sum(importance == REQUIRED for importance, _ in ranked)
     for tried in range(rounds, min(rounds, ENOUGH) - 1, -1):
         if tried * sum(costs) <= budget_s:
-            return Schedule(configurations, tried)
+            return len(ranked), tried
     for tried in range(min(rounds, ENOUGH), FEWEST - 1, -1):
         total, count = 0.0, 0
         while count < len(costs) and tried * (total + costs[count]) <= budget_s:
             total, count = total + costs[count], count + 1
         if count >= required:
-            return Schedule(configurations[:count], tried, configurations[count:])
+            return count, tried
     raise UsageError(
         f"a budget of {max(0.0, budget_s):.1f} s is left, and the smallest profile takes about "
         f"{FEWEST * sum(costs[:required]):.1f} s: ask for fewer batch sizes, contexts or no policies, or give more time"

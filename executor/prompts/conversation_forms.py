@@ -251,11 +251,7 @@ def fields_of(turn: Turn) -> dict[str, Any]:
 
 
 def as_json(value: Any, where: str) -> str:
-    """Return JSON text of a value, so that it can be compared.
-
-    Raises:
-        ExecutorError: it is not plain JSON, or not Unicode.
-    """
+    """Return JSON text of a value, so that it can be compared; raise ExecutorError if it is none, or not Unicode."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()

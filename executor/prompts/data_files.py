@@ -62,10 +62,7 @@ def refuse(error: ExecutorError) -> None:
 def items(paths: Sequence[Path], report: Report, *, records: bool = False) -> Iterator[Item]:
     """Yield the records and texts of files and of all files below folders, in order.
 
-    Args:
-        paths: files and folders.
-        report: gets what was read and passed over.
-        records: whether files that are named must hold records.
+    The report gets what was read and passed over. With `records` files that are named must hold records.
 
     Raises:
         ExecutorError: a file cannot be read, or holds broken JSON; names file and line.

@@ -69,12 +69,7 @@ def rendered(
 ) -> str:
     """Render a conversation with the chat template; with `answer`, up to where the assistant's answer begins.
 
-    Args:
-        tokenizer: the tokenizer.
-        messages: the conversation.
-        where: its file and line, for messages.
-        extras: further arguments of the template as a JSON object, such as `tools`.
-        answer: whether an answer is to begin.
+    `where` is its file and line, for messages; `extras` are arguments of the template as JSON, such as `tools`.
 
     Raises:
         ExecutorError: the template raises an error, or leaves out tools, their answers, or the thoughts of the answer.

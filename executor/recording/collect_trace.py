@@ -316,14 +316,6 @@ def accepted_nodes(
     """Return for each text, bool (length, nodes), the nodes that a step from each of its tokens would accept.
 
     Nodes that reach past the end of the text are not accepted.
-
-    Args:
-        target: what verifies.
-        drafter: what drafts.
-        prompts: token ids.
-        texts: what was written after each.
-        rule: the rule that accepts.
-        tree: a static tree.
     """
     padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
     forced = ForcedText(rule, padded.to(target.device))

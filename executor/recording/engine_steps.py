@@ -4,7 +4,7 @@ An engine's first token comes from its prefill, before anything is drafted. So i
 request begins behind that token, which counts as part of the prompt.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -52,11 +52,7 @@ class RequestRecord:
 
     @classmethod
     def of(cls, steps: Sequence[EngineStep]) -> "RequestRecord":
-        """Return the record of a request's steps.
-
-        Raises:
-            EngineError: the first step is not the prefill.
-        """
+        """Return the record of a request's steps; raise EngineError if the first is not the prefill."""
         if not steps[0].prefill:
             raise EngineError(f"request {steps[0].request} does not begin with its prefill")
         drafted = [0 if step.prefill else step.drafted for step in steps]
@@ -78,15 +74,9 @@ def record_requests(
     name: str = "request",
     progress: Callable[[int], None] = lambda requests: None,
 ) -> list[RequestRecord]:
-    """Decode the requests and return the record of each, in their order.
+    """Decode the requests in a runner that is entered, and return the record of each, in their order.
 
-    Args:
-        runner: entered.
-        requests: what is decoded.
-        draft: the draft setting.
-        work: records are kept there as requests end; those that it holds are not decoded again.
-        name: of the records in it.
-        progress: called with the number of requests that ended.
+    Records are kept in `work` under `name` as requests end; those that it holds are not decoded again.
 
     Raises:
         EngineError: the engine fails; says how many requests are kept.
@@ -95,12 +85,16 @@ def record_requests(
     if any(number >= len(requests) for number in done):
         raise work.damaged(f"{name} {max(done)} of {counted(len(requests), 'request')}")
     progress(len(done))
-    left = [number for number in range(len(requests)) if number not in done]
+    left, open_requests = [n for n in range(len(requests)) if n not in done], dict[int, list[EngineStep]]()
     try:
         some = [requests[number] for number in left]
         decoded = runner.driver.decode(some, draft=draft, concurrency=runner.concurrency)
         with closing(decoded) as steps:  # type: ignore[type-var]  # a generator, in every driver
-            for record in _ended_requests(steps):
+            for step in steps:
+                open_requests.setdefault(step.request, []).append(step)
+                if not step.ended:
+                    continue
+                record = RequestRecord.of(open_requests.pop(step.request))
                 record = replace(record, request=left[record.request])
                 done[record.request] = record
                 work.put(name, {field: value for field, value in asdict(record).items() if value is not None})
@@ -113,21 +107,8 @@ def record_requests(
     return [done[number] for number in range(len(requests))]
 
 
-def _ended_requests(steps: Iterable[EngineStep]) -> Iterable[RequestRecord]:
-    """Yield the record of each request as it ends."""
-    open_requests: dict[int, list[EngineStep]] = {}
-    for step in steps:
-        open_requests.setdefault(step.request, []).append(step)
-        if step.ended:
-            yield RequestRecord.of(open_requests.pop(step.request))
-
-
 def engine_texts(records: Sequence[RequestRecord]) -> list[list[int]]:
-    """Return the tokens of each text.
-
-    Raises:
-        EngineError: the engine does not report token ids.
-    """
+    """Return the tokens of each text; raise EngineError if the engine does not report token ids."""
     missing = next((record.request for record in records if record.tokens is None), None)
     if missing is not None:
         raise EngineError(
@@ -138,13 +119,7 @@ def engine_texts(records: Sequence[RequestRecord]) -> list[list[int]]:
 
 
 def visited_trace(requests: Sequence[RequestSteps], *, depth: int, meta: Mapping[str, Any], seed: int = 0) -> Trace:
-    """Return the trace of a run's own steps: exact where the chain went, drawn from its rates elsewhere.
-
-    Args:
-        requests: the steps of each.
-        depth: draft length of the run.
-        meta: `meta` of the trace.
-        seed: of the draws.
+    """Return the trace of a run's own steps: exact where the chain of `depth` went, drawn from its rates elsewhere.
 
     Raises:
         EngineError: no request has a step after its prefill.
@@ -168,19 +143,10 @@ def every_anchor_trace(
     work: WorkFile,
     progress: Callable[[int], None] = lambda anchors: None,
 ) -> Trace:
-    """Return a trace with one real step of the engine at every position of the texts.
+    """Return a trace with one real step of the engine, which is entered, at every position of the texts that it wrote.
 
     The text is cut at each position and decoded for a prefill and one step: `depth` + 2 tokens. With prefix caching the
     prefill is short.
-
-    Args:
-        runner: entered.
-        prompts: token ids.
-        texts: what the engine wrote after them.
-        depth: draft length.
-        meta: `meta` of the trace.
-        work: see `record_requests`.
-        progress: called with the number of anchors that were measured.
 
     Raises:
         EngineError: the engine fails, or writes another token than in the text.

@@ -25,11 +25,7 @@ BUCKET = 64  # views of the caches are multiples of this many tokens
 
 
 def check_candidates(target: Target, drafter: Drafter, policy: DynamicTree) -> None:
-    """Check that the candidates of `policy` can be drafted and stored.
-
-    Raises:
-        ExecutorError: names the limit that they exceed.
-    """
+    """Raise ExecutorError, naming the limit, if the candidates of `policy` cannot be drafted and stored."""
     if policy.depth > drafter.max_depth:
         raise ExecutorError(f"candidates have depth {policy.depth}, the drafter drafts {drafter.max_depth} at most")
     limit = min(target.vocabulary, MOST_CHILDREN)
@@ -43,16 +39,9 @@ def check_candidates(target: Target, drafter: Drafter, policy: DynamicTree) -> N
 def candidate_trees(
     target: Target, drafter: Drafter, texts: Texts, policy: DynamicTree, *, stride: int = 1
 ) -> list[Arrays]:
-    """Record each text's candidates at every `stride`-th position; return arrays by name.
+    """Record each text's candidates, as deep and wide as `policy` goes, at every `stride`-th position, by name.
 
     They are `sizes`, int64 (length,), and those of `Candidates`.
-
-    Args:
-        target: what is drafted for.
-        drafter: what drafts.
-        texts: prompts and what was written after them.
-        policy: how deep and wide candidates go; its nodes and min_probability have no effect here.
-        stride: positions from one recorded tree to the next.
     """
     positions: list[list[Arrays]] = [[] for _ in texts.written]
     size = policy.drafting.candidates

@@ -243,13 +243,11 @@ def forced_arrays(
 
 
 def rank_of(scores: Tensor, truth: Tensor) -> Tensor:
-    """Return the number of tokens that score above the true one; of equal scores the first token comes first.
+    """Return how many of the scores (..., vocabulary) lie above that of the true token, int64 (...).
+
+    Of equal scores the first token comes first.
 
     A true token whose score is not a number comes last.
-
-    Args:
-        scores: (..., vocabulary).
-        truth: int64 (...).
     """
     true_score = scores.gather(-1, truth[..., None])
     index = torch.arange(scores.shape[-1], device=scores.device)

@@ -89,11 +89,7 @@ class LoopRunner(Runner):
         return DeviceMemory(target, drafter, sequence, drafted, 0, total)
 
     def decoder(self, shape: Shape, batch: int, requests: Requests) -> Decoder:
-        """Return the loop that decodes these requests.
-
-        Raises:
-            ExecutorError: the drafter cannot draft this, or the rule cannot verify it.
-        """
+        """Return the loop that decodes these requests; raise ExecutorError if drafter or rule cannot do this."""
         rule = self.rule
         if requests.replayed is not None and isinstance(shape, Tree):
             rule = Imposed(requests.replayed, shape, rule=rule)

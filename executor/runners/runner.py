@@ -49,11 +49,7 @@ class Requests:
     first: int = 0
 
     def __post_init__(self) -> None:
-        """Check that trace and prompts have the same number of requests.
-
-        Raises:
-            UsageError: their numbers differ.
-        """
+        """Raise UsageError if trace and prompts have different numbers of requests."""
         if self.replayed is not None and self.replayed.requests != len(self.prompts):
             raise UsageError(
                 f"{len(self.prompts)} prompts cannot replay a trace of {counted(self.replayed.requests, 'request')}"

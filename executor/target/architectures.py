@@ -143,11 +143,7 @@ def is_recurrent(config: Any) -> bool:
 
 
 def check_chain(config: Any, tree: Tree | Policy) -> None:
-    """Refuse trees and policies over recurrent layers.
-
-    Raises:
-        ExecutorError: names the family.
-    """
+    """Raise ExecutorError, naming the family, for trees and policies over recurrent layers."""
     if is_recurrent(config) and not (isinstance(tree, Tree) and tree.is_chain):
         raise ExecutorError(
             f"{config.model_type} models cannot verify trees: their recurrent layers have one state per sequence: "
@@ -156,11 +152,7 @@ def check_chain(config: Any, tree: Tree | Policy) -> None:
 
 
 def check_drafts(config: Any) -> None:
-    """Refuse a language model as drafter that cannot drop what was not accepted.
-
-    Raises:
-        ExecutorError: names the family.
-    """
+    """Raise ExecutorError, naming the family, for a drafter that cannot drop what was not accepted."""
     if is_recurrent(config):
         raise ExecutorError(
             f"{config.model_type} models cannot draft: their recurrent layers keep what was not accepted: take a "
@@ -169,11 +161,7 @@ def check_drafts(config: Any) -> None:
 
 
 def check_architecture(model: PreTrainedModel) -> None:
-    """Refuse a model that cannot verify trees.
-
-    Raises:
-        ExecutorError: names the family and the reason.
-    """
+    """Raise ExecutorError, naming family and reason, for a model that cannot verify trees."""
     config = model.config
     reason = refusal(config) or _class_refusal(model, config)
     if reason is not None:
@@ -206,13 +194,7 @@ def query_group(model: PreTrainedModel) -> int:
 
 
 def tensors_with_effect(names: Collection[str], layers: int, config: PretrainedConfig, *, quantised: bool) -> list[str]:
-    """Return the names of tensors that could change the text, of those that a model lacks.
-
-    Args:
-        names: of stored tensors.
-        layers: of the model.
-        config: its configuration.
-        quantised: its weights are stored quantised.
+    """Return the tensors that could change the text, of those that a model of `layers` layers lacks, by name.
 
     >>> names = ["model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.rotary_emb.inv_freq"]
     >>> tensors_with_effect(names, 2, PretrainedConfig(), quantised=False)

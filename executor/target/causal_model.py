@@ -168,11 +168,7 @@ class CausalModel:
         return context_limit(self.model.config)
 
     def check_length(self, length: int) -> None:
-        """Refuse a sequence longer than the model's context.
-
-        Raises:
-            ExecutorError: names both lengths.
-        """
+        """Raise ExecutorError, naming both lengths, for a sequence longer than the model's context."""
         if self.context_limit is not None and length > self.context_limit:
             raise ExecutorError(f"{self.name}: {length} tokens exceed the model's context of {self.context_limit}")
 

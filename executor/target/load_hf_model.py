@@ -174,20 +174,18 @@ def read_config(path: Path | str) -> PretrainedConfig:
     Raises:
         ExecutorError: there is no configuration that transformers accepts, or it is no such model's; says whose.
     """
+    folder = Path(path)
     try:
         check_regular(path)
-        if (reason := other_format(Path(path)) or _drafter_named(Path(path))) is None:
+        reason = other_format(folder)
+        if reason is None and (folder / "config.json").is_file() and (named := parsed(folder, named_drafter)):
+            reason = f"{named[0]} in config.json names {named[1]}, not a language model: is it the --drafter?"
+        if reason is None:
             config: PretrainedConfig = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             return config
     except Exception as error:  # its validators raise classes of their own
         raise ExecutorError(f"{path}: transformers cannot take its config.json: {first_line(error)}") from error
     raise ExecutorError(f"{path}: {reason}")
-
-
-def _drafter_named(path: Path) -> str | None:
-    """Return that the configuration of a folder names a drafter; None if it does not."""
-    named = parsed(path, named_drafter) if (path / "config.json").is_file() else None
-    return named and f"{named[0]} in config.json names {named[1]}, not a language model: is it the --drafter?"
 
 
 def read_verifiable_config(path: Path | str) -> PretrainedConfig:
@@ -268,11 +266,7 @@ def _check_types(path: Path | str, target: Target) -> None:
 
 
 def check_finite(path: Path | str, module: nn.Module) -> None:
-    """Refuse weights that are not finite; for quantised weights the scales are checked.
-
-    Raises:
-        ExecutorError: names the first such tensor.
-    """
+    """Raise ExecutorError, naming the tensor, for weights, of quantised ones scales, that are not finite."""
     for name, value in module.named_parameters():
         for part, tensor in plain_tensors(name, value):
             if not tensor.is_floating_point():

@@ -118,14 +118,10 @@ Choice = dict[Shape, int]  # the rows from which on layers of this shape are mul
 
 
 def pack_linears(model: nn.Module, choice: Mapping[Shape, int] | None = None) -> int:
-    """Give the linear layers of a model packed copies of their weights; return the bytes of these copies.
+    """Give linear layers packed copies of their weights, by a choice or all of them; return the bytes of these copies.
 
     Unchanged: layers that are quantised, sharded or not on CPU, types that this processor does not multiply natively,
     and small layers that would gain nothing.
-
-    Args:
-        model: the model.
-        choice: layers of other shapes stay plain; None: all are packed, for any number of rows.
     """
     taken = 0
     for layer in _packable_layers(model):
@@ -145,11 +141,9 @@ def pack_where_it_fits(model: nn.Module) -> None:
 
 
 def quicker_choice(model: nn.Module, *, budget_s: float = BUDGET_S) -> Choice:
-    """Time each shape of layer plain and packed, in turn, and choose what takes less time.
+    """Time each shape of layer plain and packed, in turn, in `budget_s` for all; choose what takes less time.
 
-    Args:
-        model: the model.
-        budget_s: seconds for all shapes; each has two rounds even if they take longer.
+    Each shape has two rounds even if they take longer.
     """
     layers, choice = layers_by_shape(model), Choice()
     for shape, alike in layers.items():

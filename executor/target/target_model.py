@@ -6,7 +6,6 @@ tree. Architectures that cannot do this are listed in architectures.py; masks ar
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +30,6 @@ if TYPE_CHECKING:
 Prefill = Callable[[Sequence[int], Sequence[Sequence[int]]], list[Tensor]]
 
 
-@dataclass(frozen=True)
-class _Prefilled:
-    """A prompt that a row holds, and its features by taps."""
-
-    prompt: list[int]
-    features: dict[Taps, Tensor] = field(default_factory=dict)
-
-
 class ReusedPrompts:
     """The prompt that each row was filled with last. Outside `remember` nothing is stored.
 
@@ -49,7 +40,7 @@ class ReusedPrompts:
     def __init__(self) -> None:
         """Start without prompts."""
         self.active = False
-        self._rows: dict[int, _Prefilled] = {}
+        self._rows: dict[int, tuple[list[int], dict[Taps, Tensor]]] = {}  # the prompt, and its features by taps
 
     @contextmanager
     def remember(self) -> Iterator[None]:
@@ -76,14 +67,14 @@ class ReusedPrompts:
         """Return the features of the prompts; call `compute` only for prompts that their rows do not hold."""
         texts = [list(prompt) for prompt in prompts]
         for row, prompt in zip(rows, texts, strict=True):
-            if row not in self._rows or self._rows[row].prompt != prompt:
-                self._rows[row] = _Prefilled(prompt)
-        prefilled = [self._rows[row] for row in rows]
-        missing = [i for i, row in enumerate(prefilled) if taps not in row.features]
+            if row not in self._rows or self._rows[row][0] != prompt:
+                self._rows[row] = prompt, {}
+        by_taps = [self._rows[row][1] for row in rows]
+        missing = [i for i, held in enumerate(by_taps) if taps not in held]
         computed = compute([rows[i] for i in missing], [texts[i] for i in missing]) if missing else []
         for i, features in zip(missing, computed, strict=True):
-            prefilled[i].features[taps] = features
-        return [row.features[taps] for row in prefilled]
+            by_taps[i][taps] = features
+        return [held[taps] for held in by_taps]
 
 
 KEPT_SHAPES = 1024  # that compiled code is kept for

@@ -69,15 +69,10 @@ _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.j
 
 
 def check_same_tokens(target: Path, drafter: Path, vocabulary: int) -> list[str]:
-    """Compare the tokenizers of a target and of a language model that drafts for it, token by token.
+    """Compare a target's tokens, below its vocabulary, with those of a language model that drafts for it.
 
     Tokens that only one of them has do no harm: vocabularies may be padded, and ids that the drafter lacks are not
     proposed.
-
-    Args:
-        target: folder of the target.
-        drafter: folder of the language model.
-        vocabulary: of the target.
 
     Returns:
         Warnings: a tokenizer is missing, or special tokens differ.

@@ -9,6 +9,7 @@ other it is transformers' own attention, where no mask means causal.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -139,13 +140,7 @@ class ForwardMasks:
     """Makes the masks of a model's forwards: one for all layers, or one for each kind of layer."""
 
     def __init__(self, windows: Mapping[str, int | None], *, dtype: torch.dtype, group: int) -> None:
-        """Take the model's kinds of layers.
-
-        Args:
-            windows: kind of layer -> positions that it sees, see `sliding_windows.windows`.
-            dtype: of additive masks.
-            group: query heads that are folded into the tokens.
-        """
+        """Take kinds of layers and what each sees, see `positions.windows`; `group` query heads are folded."""
         self.windows = dict(windows)
         self._dtype, self._group = dtype, group
         self._trees = TreeMasks(dtype, group)
@@ -159,12 +154,8 @@ class ForwardMasks:
         """
         if start == 0:
             return None
-
-        def build(window: int | None) -> Tensor:
-            mask = self._additive(chunk_seen(start, count, view, window, device))
-            return mask.expand(batch, -1, -1, -1)
-
-        return self._for_each_kind(build)
+        seen = partial(chunk_seen, start, count, view, device=device)
+        return self._for_each_kind(lambda window: self._additive(seen(window)).expand(batch, -1, -1, -1))
 
     def tree(self, lengths: Tensor, depths: Tensor, ancestors: Tensor, view: int) -> Tensor | dict[str, Tensor | None]:
         """Masks of tree nodes; for the arguments see `tree_seen`."""

@@ -31,12 +31,7 @@ class FeatureStore:
     """
 
     def __init__(self, folder: Path, target: Target, precision: str) -> None:
-        """Begin a folder, or reuse one.
-
-        Args:
-            folder: made if it is missing.
-            target: the model whose features are stored.
-            precision: type of the computation where it is safe, see `Job`.
+        """Begin a folder for a target's features in this precision, see `Job`, or reuse one.
 
         Raises:
             UsageError: the folder holds features of another target or precision.
@@ -62,12 +57,7 @@ class FeatureStore:
                 )
 
     def check_room(self, *parts: Rows, taps: Taps, at_most: int) -> None:
-        """Check that the disk can hold the features that are still missing.
-
-        Args:
-            parts: rows that will be asked for.
-            taps: layers that will be asked for.
-            at_most: most rows of the first part that will be asked for.
+        """Check that the disk can hold the features that are missing, of the first part `at_most` rows.
 
         Raises:
             ExecutorError: names the bytes needed and those free.

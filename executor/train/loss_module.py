@@ -209,11 +209,7 @@ class Lora:
 
 
 def check_whole(target: Target) -> None:
-    """Check that all weights of a target can be trained.
-
-    Raises:
-        UsageError: they are in float16, whose gradients cannot be scaled.
-    """
+    """Raise UsageError for weights in float16, which cannot be trained: their gradients cannot be scaled."""
     if target.dtype == torch.float16:
         raise UsageError("weights in float16 cannot learn: give --dtype float32 or bfloat16, or --lora")
 
@@ -298,14 +294,7 @@ class Lesson(nn.Module):
         backbone: Backbone | None = None,
         store: FeatureStore | None = None,
     ) -> None:
-        """Choose the parameters that learn.
-
-        Args:
-            drafter: what is trained.
-            target: what it drafts for.
-            recipe: the loss and what is trainable.
-            backbone: the target, if the recipe trains it.
-            store: features of a target that does not learn.
+        """Choose the parameters that learn; a target that learns has a backbone, another may have a store.
 
         Raises:
             ExecutorError: the drafter cannot be trained by this recipe.

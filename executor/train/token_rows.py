@@ -99,13 +99,9 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 
 def read_texts(paths: Sequence[Path], report: Report | None = None) -> list[Text]:
-    """Read the texts of files and of all files below folders, in order.
+    """Read the texts of files and of all files below folders, in order; `report` gets what was read and passed over.
 
     Empty conversations, which dumps such as ShareGPT's hold, are skipped.
-
-    Args:
-        paths: files and folders.
-        report: what is left out by request; gets what was read and passed over.
 
     Raises:
         ExecutorError: a file cannot be read, or a record has no known form; names file, line and field.
@@ -128,11 +124,7 @@ def read_texts(paths: Sequence[Path], report: Report | None = None) -> list[Text
 
 
 def answered(texts: Sequence[Text]) -> Sequence[Text]:
-    """Return the texts after checking that each has something to learn.
-
-    Raises:
-        ExecutorError: names the first text without.
-    """
+    """Return the texts; raise ExecutorError, naming the first that has nothing to learn."""
     for text in texts:
         if not text.answered:
             raise ExecutorError(f"{text.where}: holds no answers: let the target write them (--self-distill)")
@@ -190,11 +182,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Iterable[Text], report: Re
     Without a template the contents of a conversation are joined by line ends. The assistant's turns are learnt together
     with the special token that ends them, and a text ends with the tokenizer's end token. Text that a target wrote with
     this tokenizer and chat template keeps its tokens.
-
-    Args:
-        tokenizer: the target's.
-        texts: the texts.
-        report: what is left out by request; gets the texts that the template does not take.
 
     Raises:
         ExecutorError: a template that changes the turns or leaves out a part of them,

@@ -88,9 +88,7 @@ class DrafterTrainer(Trainer):
     ) -> None:
         """Prepare the training; `settings` go to the Trainer (args, train_dataset, eval_dataset: `Rows`).
 
-        Args:
-            lesson: drafter, target and recipe, on the device of the training.
-            report: called with the step and its log.
+        The report is called with the step and its log.
         """
         self.lesson, self.recipe = lesson, lesson.recipe
         super().__init__(model=lesson, **settings)
@@ -225,10 +223,7 @@ def arguments(job: Job) -> TrainingArguments:
 def fresh_drafter(recipe: Recipe, target: Target, *, frequent: Frequent | None = None) -> Any:
     """Return an untrained drafter, in float32 (float64 for a float64 target) on the target's device.
 
-    Args:
-        recipe: its kind and parts.
-        target: what it drafts for.
-        frequent: see `Training.untrained`; None: the first tokens.
+    `frequent` see `Training.untrained`; None: the first tokens.
 
     Raises:
         ExecutorError: such a drafter cannot be made for this kind of target, or cannot read its features.

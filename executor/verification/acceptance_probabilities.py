@@ -177,11 +177,7 @@ class Typical:
     sampled_candidates = False
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            UsageError: names the field.
-        """
+        """Raise UsageError, naming the field, if a value is out of range."""
         for field in ("epsilon", "delta"):
             if not 0 < getattr(self, field) <= 1:
                 raise UsageError(f"{field} must be in (0, 1], got {getattr(self, field)}")

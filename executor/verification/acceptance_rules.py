@@ -111,11 +111,7 @@ class Rule(Protocol):
         """True if candidates are drawn at random: a tree that selects nodes by their score would bias the rule."""
 
     def check(self, tree: Tree) -> None:
-        """Refuse a tree that the rule cannot verify.
-
-        Raises:
-            ExecutorError: says which node and why.
-        """
+        """Raise ExecutorError, saying which node and why, for a tree that the rule cannot verify."""
 
     def candidates(self, scores: Tensor, width: int) -> Tensor:
         """Return children of fed nodes by rank, int64 (..., width), from the drafter's scores (..., vocabulary)."""

@@ -35,11 +35,7 @@ class Rounds(CoinRule):
         return draws(weights, width, self.generator, replacement=self.replacement)
 
     def check(self, tree: Tree) -> None:
-        """Refuse a tree that lacks a draw before its last one.
-
-        Raises:
-            ExecutorError: names the first node after a gap.
-        """
+        """Refuse a tree that lacks a draw before its last one; see `check_ranks`."""
         check_ranks(tree)
 
     def shares(self, logits: Tensor, draft: Draft) -> Tensor:
@@ -136,21 +132,13 @@ class Leviathan(Rounds):
     """
 
     def check(self, tree: Tree) -> None:
-        """Refuse a tree that is not a chain of first draws.
-
-        Raises:
-            ExecutorError: names the first node that breaks the chain.
-        """
+        """Refuse a tree that is not a chain of first draws; see `check_chain` and `check_ranks`."""
         check_chain(tree)
         check_ranks(tree)
 
 
 def check_chain(tree: Tree) -> None:
-    """Refuse siblings.
-
-    Raises:
-        ExecutorError: names the first node that has one.
-    """
+    """Raise ExecutorError, naming the first node that is a sibling, if there is one."""
     for node, (parent, above) in enumerate(zip(tree.parents[1:], tree.parents, strict=False), 1):
         if parent == above:
             raise ExecutorError(f"this rule verifies chains, but node {node} of the tree is a sibling of {node - 1}")

@@ -29,12 +29,7 @@ class Imposed:
     lossless = False
 
     def __init__(self, trace: Trace, tree: Tree, *, rule: Rule | None = None) -> None:
-        """Find the deepest accepted node of every anchor.
-
-        Args:
-            trace: the trace whose requests are walked.
-            tree: static; the empty tree is plain decoding.
-            rule: default greedy.
+        """Find the deepest accepted node of every anchor; the tree is static, the empty one for plain decoding.
 
         Raises:
             TraceError: the tree is deeper than the trace, or uses ranks that were not recorded.
@@ -46,11 +41,7 @@ class Imposed:
         self.nodes = self.anchor = torch.zeros(0, dtype=torch.long)
 
     def check(self, tree: Tree) -> None:
-        """Refuse any other tree.
-
-        Raises:
-            ExecutorError: not the tree whose acceptance is known, or the rule refuses it.
-        """
+        """Raise ExecutorError for any other tree, or one that the rule refuses."""
         if tree != self.tree:
             raise ExecutorError(f"acceptance is imposed for tree {self.tree.id}, got tree {tree.id}")
         self.rule.check(tree)
@@ -65,11 +56,7 @@ class Imposed:
         self.anchor = torch.full((batch,), len(self._entries), device=device)
 
     def admit(self, rows: Tensor, requests: list[int]) -> None:
-        """Start these requests of the trace in these rows.
-
-        Raises:
-            ExecutorError: the trace has fewer requests.
-        """
+        """Start these requests of the trace in these rows; raise ExecutorError if the trace has fewer."""
         if max(requests) >= len(self._starts):
             raise ExecutorError(
                 f"request {max(requests)} is not in the trace, which has {counted(len(self._starts), 'request')}"

@@ -33,11 +33,7 @@ class Warp:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the ranges.
-
-        Raises:
-            UsageError: names the field.
-        """
+        """Raise UsageError, naming the field, if a value is out of range."""
         if 0 < self.temperature < LOWEST:
             raise UsageError(
                 f"temperature must be at least {LOWEST} to sample, got {self.temperature}; use rule greedy"

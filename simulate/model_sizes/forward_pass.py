@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from simulate.model_sizes.layer_weights_and_kv import LayerAttention, LayerGroup
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts, LayerAttention, LayerGroup
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 
@@ -133,6 +132,21 @@ class Forward:
         groups = self.head_groups
         rows = self.head[0] if groups is None else min(self.head[0], groups.active * -(-self.head[0] // groups.count))
         return rows * self.head[1]
+
+    def stored_bytes(self, size: float) -> float:
+        """Return the bytes of all matrices on a device but the LM head, whose weights take `size` where none is known.
+
+        All experts count, of which a token picks a few.
+        """
+        matrices = (*self.matrices, *self.whole)
+        dense = sum(n * rows * columns * ((rest and rest[0]) or size) for n, rows, columns, *rest in matrices)
+        experts = sum(
+            group.count * group.experts.count * each.outputs * each.inputs * (each.stored or size)
+            for group in self.routed
+            for each in group.expert_matrices
+            if group.experts is not None
+        )
+        return dense + experts / (self.devices if self.tensor else 1)
 
     def kept_elements(self, tokens: float) -> float:
         """Return the count of numbers that a sequence of so many tokens keeps in the cache."""

@@ -14,8 +14,7 @@ from typing import Any
 
 from simulate.model_sizes.gguf_header import MODEL_DATA
 from simulate.model_sizes.hf_config import FIELDS, OWN_SWEEP, positive, text_part
-from simulate.model_sizes.layer_weights_and_kv import LayerAttention, LayerGroup, LayerMatrix
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts, LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.stored_bytes import StoredBytes
 from treeopt.errors import CostError
 from treeopt.storage.typed_records import read_record

@@ -10,8 +10,7 @@ from typing import Any
 
 from simulate.model_sizes.hf_config import FIELDS, parsed, positive, text_part
 from simulate.model_sizes.hf_config_parameters import sizes_of
-from simulate.model_sizes.layer_weights_and_kv import LayerAttention, LayerGroup, LayerMatrix
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts, LayerAttention, LayerGroup, LayerMatrix
 from simulate.model_sizes.stored_bytes import StoredBytes, read_stored_bytes
 from treeopt.errors import CostError
 

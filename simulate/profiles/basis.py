@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts
 from treeopt.cost_model import far
 from treeopt.errors import CostError
 from treeopt.storage.typed_records import Finite, NotNegative

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.profiles.measured_cells import Cell, CellTables, at_committed, commit_seconds, over_plain
 from simulate.profiles.profile import NORMAL_95, Profile
-from simulate.profiles.step_tables import BatchTimes, Growing, fit_growing
+from simulate.profiles.step_tables import Growing, fit_growing
 from simulate.roofline.data_sheets import SAME_CLASS_ERROR
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
@@ -110,11 +110,11 @@ def _log_steps(profile: Profile, cells: Sequence[Cell]) -> Floats:
     return np.array(logs)
 
 
-def jackknife_plus(predicted: ArrayLike, residual: ArrayLike, *, level: float = 0.95) -> tuple[Floats, Floats]:
-    """Return the lower and upper ends of the predictions' intervals, float64 (m,) each.
+def jackknife_plus(predicted: ArrayLike, residual: ArrayLike) -> tuple[Floats, Floats]:
+    """Return the lower and upper ends of the predictions' 95 % intervals, float64 (m,) each.
 
     The ends are the floor(alpha (n + 1))-th smallest of predicted[i] - residual[i] and the ceil((1 - alpha)
-    (n + 1))-th of predicted[i] + residual[i], alpha = 1 - level. At least 1 - 2 alpha of new observations lie inside
+    (n + 1))-th of predicted[i] + residual[i], alpha = 0.05. At least 1 - 2 alpha of new observations lie inside
     for any model, and close to 1 - alpha if it is stable. With fewer than 1 / alpha - 1 observations no finite interval
     guarantees that; the outermost ends are returned then.
 
@@ -122,27 +122,17 @@ def jackknife_plus(predicted: ArrayLike, residual: ArrayLike, *, level: float = 
 
     Args:
         predicted: (n, m), the predictions of the model without observation i at each of m places.
-        residual: (n,), |observation i - the prediction of the model without it|.
-        level: nominal coverage.
+        residual: (n,), |observation i - the prediction of the model without it|; n is at least 1.
 
-    Raises:
-        UsageError: no observation, or a level outside (0, 1).
-
-    >>> low, high = jackknife_plus([[10.0]] * 4, [1.0, 2.0, 3.0, 4.0], level=0.5)
+    >>> low, high = jackknife_plus([[10.0]] * 4, [1.0, 2.0, 3.0, 4.0])
     >>> low.tolist(), high.tolist()
-    ([7.0], [13.0])
+    ([6.0], [14.0])
     """
     values, errors = np.asarray(predicted, dtype=np.float64), np.asarray(residual, dtype=np.float64)
-    if errors.ndim != 1 or len(errors) == 0 or values.ndim != 2 or len(values) != len(errors):
-        raise UsageError(
-            f"predicted must be (n, m) and residual (n,), n at least 1, got {values.shape}, {errors.shape}"
-        )
-    if not 0 < level < 1:
-        raise UsageError(f"level must be in (0, 1), got {level}")
     count = len(errors)
     # The share of a count is rounded before its floor: 0.05 x 20 is 1.
-    below = max(1, math.floor(round((1 - level) * (count + 1), 9)))
-    above = min(count, math.ceil(round(level * (count + 1), 9)))
+    below = max(1, math.floor(round(0.05 * (count + 1), 9)))
+    above = min(count, math.ceil(round(0.95 * (count + 1), 9)))
     low = np.sort(values - errors[:, None], axis=0)[below - 1]
     high = np.sort(values + errors[:, None], axis=0)[above - 1]
     return low, high
@@ -259,7 +249,11 @@ def engine_profile(cells: Sequence[Cell], *, context: tuple[int, int], meta: Map
     trees = [cell for cell in cells if cell.growth is not None]
     if not trees:
         profile = profile_of(cells, context=context, meta=meta)
-        return replace(profile, batches=tuple(map(_without_drafting, profile.batches)))
+        free = (  # drafting costs nothing, from depth 1 on
+            replace(t, draft=tuple((n, 0.0) for n in sorted({1, t.rest[-1][0] - 1})), widths_told=None)
+            for t in profile.batches
+        )
+        return replace(profile, batches=tuple(free))
     separated, missed, steps = list[Cell](), list[float](), dict[int, list[float]]()
     for batch, tokens in dict.fromkeys((cell.batch, cell.context) for cell in cells):
         some, errors, tree_s = _drafting_separated(
@@ -310,9 +304,3 @@ def _drafting_separated(cells: Sequence[Cell]) -> tuple[list[Cell], list[float],
         for part in (min(of_draft, 0.9 * left),)
     ]
     return [*(cell for cell in cells if not cell.widths), *separated], missed, tree_s
-
-
-def _without_drafting(times: BatchTimes) -> BatchTimes:
-    """Return the table with drafting that costs nothing, from depth 1 on."""
-    deepest = times.rest[-1][0] - 1
-    return replace(times, draft=tuple((depth, 0.0) for depth in sorted({1, deepest})), widths_told=None)

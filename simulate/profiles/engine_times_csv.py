@@ -85,6 +85,8 @@ class Column(NamedTuple):
 
 
 Row = Mapping[str, Any]
+Place = tuple[int, float | None]  # batch size, and context if the table states it
+Steps = Mapping[Place, Mapping[int, Sequence[float]]]  # seconds of repetitions, by tokens drafted
 
 
 @dataclass(frozen=True)
@@ -120,20 +122,17 @@ def read_times(
     if len(models := sorted({line.model for line in lines} - {""})) > 1:
         raise CostError(f"{path}: results of several models, {', '.join(models):.200}: keep those of one")
     low, high = _context_range(path, lines, context)
-    cells = _cells(lines, middle=(low + high) / 2)
+    steps: dict[Place, dict[int, list[float]]] = {}
+    for line in lines:
+        steps.setdefault((line.batch, line.context), {}).setdefault(line.drafted, []).append(line.step_s)
     meta: dict[str, Any] = {
-        "imported": {
-            "format": "times",
-            "file": ", ".join(part.name for part in paths),
-            "sha256": ", ".join(sums),
-        },
+        "imported": {"format": "times", "file": ", ".join(part.name for part in paths), "sha256": ", ".join(sums)},
         "device": device,
         "provenance": {name: value for name, value in this_run().items() if name not in HERE},
     }
-    _check_chains(path, lines)
-    if doubt := _check_steps(path, lines):
+    if doubt := _check_steps(path, steps):
         meta["imported"]["doubt"] = doubt
-    return engine_profile(cells, context=(low, high), meta=meta)
+    return engine_profile(_cells(steps, middle=(low + high) / 2), context=(low, high), meta=meta)
 
 
 def _context_range(path: Path, lines: Sequence[_Line], context: tuple[int, int] | None) -> tuple[int, int]:
@@ -147,42 +146,35 @@ def _context_range(path: Path, lines: Sequence[_Line], context: tuple[int, int] 
     return context or (math.floor(min(contexts)), math.ceil(max(contexts)))
 
 
-def _cells(lines: Sequence[_Line], *, middle: float) -> list[Cell]:
-    """Return one cell per batch size, chain and context: the median of its repetitions.
-
-    Args:
-        lines: the measurements.
-        middle: context of lines that do not state one.
-    """
+def _cells(steps: Steps, *, middle: float) -> list[Cell]:
+    """Return one cell per batch size, context (`middle` where none is stated) and chain: the median of repetitions."""
     cells = []
-    for batch, drafted, context in dict.fromkeys((line.batch, line.drafted, line.context) for line in lines):
-        same = [line.step_s for line in lines if (line.batch, line.drafted, line.context) == (batch, drafted, context)]
-        error = float(np.std(np.log(same), ddof=1)) / len(same) ** 0.5 if len(same) > 1 else 0.0
+    for (batch, context), by_chain in steps.items():
         place = middle if context is None else context
-        cells.append(engine_cell(batch, drafted, float(np.median(same)), context=place, error=error))
+        for drafted, same in by_chain.items():
+            error = float(np.std(np.log(same), ddof=1)) / len(same) ** 0.5 if len(same) > 1 else 0.0
+            cells.append(engine_cell(batch, drafted, float(np.median(same)), context=place, error=error))
     return cells
 
 
-def _check_chains(path: Path, lines: Sequence[_Line]) -> None:
-    """Raise CostError unless every batch size and context has plain decoding and a chain of 1, which searches need."""
-    for batch, context in dict.fromkeys((line.batch, line.context) for line in lines):
-        chains = {line.drafted for line in lines if (line.batch, line.context) == (batch, context)}
-        if not {0, 1} <= chains:
+def _check_steps(path: Path, steps: Steps) -> str:
+    """Return a doubt about steps, if there is one.
+
+    Raises:
+        CostError: a batch size and context without plain decoding or a chain of 1, which searches need, or with a step
+            with drafts that takes less time than a plain one.
+    """
+    doubt = ""
+    for (batch, context), by_chain in steps.items():
+        if missing := {0, 1} - by_chain.keys():
             named = "" if context is None else f", context {context:g} (only lines of equal context are compared)"
             raise CostError(
-                f"{path}: batch {batch}{named}: there is no line with `drafted` {min({0, 1} - chains)}: measure "
+                f"{path}: batch {batch}{named}: there is no line with `drafted` {min(missing)}: measure "
                 "it, too, or let `treeopt profile --engine` measure all"
             )
-
-
-def _check_steps(path: Path, lines: Sequence[_Line]) -> str:
-    """Raise CostError for a step with drafts that takes less time than a plain one; return a doubt about others."""
-    doubt = ""
-    for batch, context in dict.fromkeys((line.batch, line.context) for line in lines):
-        here = [line for line in lines if (line.batch, line.context) == (batch, context)]
-        plain_s = longest_s = float(np.median([line.step_s for line in here if line.drafted == 0]))
-        for drafted in sorted({line.drafted for line in here} - {0}):
-            step_s = float(np.median([line.step_s for line in here if line.drafted == drafted]))
+        plain_s = longest_s = float(np.median(by_chain[0]))
+        for drafted in sorted(by_chain.keys() - {0}):
+            step_s = float(np.median(by_chain[drafted]))
             if step_s < FASTER * plain_s:
                 raise CostError(
                     f"{path}: batch {batch}, {drafted} drafted: a step of {1e3 * step_s:.3g} ms is shorter than a "

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.model_sizes.mixture_of_experts import Experts
-from simulate.profiles.basis import Basis, fit_basis
-from simulate.profiles.profile import BatchTimes, Profile, over_basis
+from simulate.model_sizes.layer_weights_and_kv import Experts
+from simulate.profiles.basis import Basis
+from simulate.profiles.profile import BatchTimes, Profile, basis_of, over_basis
 from simulate.profiles.step_tables import Points, interpolate
 from treeopt.errors import UsageError
 
@@ -70,13 +70,10 @@ def commit_seconds(cells: Sequence[Cell]) -> dict[int, float]:
     }
     by_batch = dict.fromkeys((cell.batch for cell in cells), 0.0)
     if measured:
-        by_batch = {batch: measured[_nearest(batch, measured)] for batch in by_batch}
+        for batch in by_batch:
+            nearest = min((abs(np.log(size / batch)), size) for size in measured)[1]  # of two the smaller
+            by_batch[batch] = measured[nearest]
     return by_batch
-
-
-def _nearest(batch: int, measured: dict[int, float]) -> int:
-    """Return the measured batch size nearest to `batch` on a logarithmic scale; of two the smaller."""
-    return min(measured, key=lambda size: (abs(np.log(size / batch)), size))
 
 
 def _slope_over_committed(cells: Sequence[Cell]) -> float:
@@ -145,7 +142,7 @@ class CellTables:
         """
         errors = errors or {}
         times = tuple(replace(table, relative_error=errors.get(table.batch)) for table in tables.values())
-        basis = self._basis(times) if self.use_basis else None
+        basis = basis_of(times, self.experts) if self.use_basis else None
         if basis is not None:
             times = shrink_to_basis(times, basis, self.variance)
         return Profile(times, self.context, error, meta or {}, basis, self.committed)
@@ -180,22 +177,18 @@ class CellTables:
         if not plain or not speculative:
             raise UsageError(f"batch {batch}, context {context:g}: a plain and a speculative step must be measured")
         first = next((times for (size, _), times in others.items() if size == batch), None)
+        sizes = sorted({cell.tokens for cell in speculative})
         draft, widths = fit_drafting(speculative, first.widths if first and first.widths_told else None)
         return BatchTimes(
             batch,
             float(np.median(plain)),
             draft,
-            _median_rest(speculative),
+            tuple((size, float(np.median([c.rest_s for c in speculative if c.tokens == size]))) for size in sizes),
             widths or (),
             context,
             self.commit_s.get(batch, 0.0),
             widths_told=widths is not None,
         )
-
-    def _basis(self, tables: Sequence[BatchTimes]) -> Basis:
-        rows = [(n, s, times.batch, times.context) for times in tables for n, s in times.rest]
-        tokens, seconds, batch, context = map(np.array, zip(*rows, strict=True))
-        return fit_basis(tokens, seconds, batch=batch, context=context, experts=self.experts)
 
 
 def shrink_to_basis(
@@ -268,7 +261,7 @@ def _width_seconds(trees: Sequence[Cell], chains: Points, knots: Sequence[int]) 
 
     excess_s = np.array([c.draft_s for c in trees]) - interpolate(np.array([len(c.widths) for c in trees]), chains)
     step_s = np.array([cell.step_s for cell in trees])
-    hats = np.array([[sum(_hat(w, knots, k) for w in cell.widths) for k in range(1, len(knots))] for cell in trees])
+    hats = np.array([[np.interp(cell.widths, knots, hat).sum() for hat in np.eye(len(knots))[1:]] for cell in trees])
     seconds, residual = nnls(hats / step_s[:, None], excess_s / step_s)
     parameters = len(knots) - 1
     freedom = len(trees) - parameters
@@ -277,14 +270,3 @@ def _width_seconds(trees: Sequence[Cell], chains: Points, knots: Sequence[int]) 
     if explained == 0 or chance > CHANCE or np.max(hats @ seconds / step_s) < MATTERS:
         return ()
     return ((1, 0.0), *zip(knots[1:], seconds.tolist(), strict=True))
-
-
-def _hat(width: int, knots: Sequence[int], place: int) -> float:
-    """Return the share of a knot in the straight line between the knots around `width`."""
-    return float(np.interp(width, knots, np.arange(len(knots)) == place))
-
-
-def _median_rest(cells: Sequence[Cell]) -> Points:
-    """Return the median seconds besides drafting, by tokens."""
-    sizes = sorted({cell.tokens for cell in cells})
-    return tuple((size, float(np.median([c.rest_s for c in cells if c.tokens == size]))) for size in sizes)

@@ -24,9 +24,10 @@ from msgspec import Meta, structs
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.drafter_kinds import known_kind
+from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.profiles.basis import Basis, fit_basis
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
-from simulate.profiles.step_tables import Points, Prefill, interpolate
+from simulate.profiles.step_tables import Points, Prefill, check_measured, interpolate, is_measured
 from treeopt.comparison.mismatch_warnings import differing_models, names_weights
 from treeopt.cost_model import CostParts, StepShape, far
 from treeopt.errors import CostError
@@ -155,7 +156,9 @@ class Profile(ValueMethods):
     def way_to(self, batches: Sequence[int]) -> tuple[str, str]:
         """See `Measured`."""
         way, command = way_to_measure(self.meta, [*self._sizes, *batches])
-        return f"{outside_text(batches, self._sizes)}; {way}", command
+        outside, measured = (", ".join(map(str, numbers)) for numbers in (batches, self._sizes))
+        lies = "lies" if len(batches) == 1 else "lie"
+        return f"batch {outside} {lies} outside the profile, which measured batch {measured}; {way}", command
 
     @property
     def doubts(self) -> Sequence[str]:
@@ -228,7 +231,7 @@ class Profile(ValueMethods):
             tokens = self._padded(batch, [shape.tokens for shape in alike])
             try:
                 for _, times in tables:
-                    times.sizes(tokens)
+                    check_measured("tokens", tokens, times.rest, batch=times.batch)
                 draft = sum(share * (times.drafts(alike) + times.growing(alike)) for share, times in tables)
             except CostError as error:
                 raise CostError(f"{error}{self._remedy(batch, alike, tables)}") from error
@@ -243,7 +246,7 @@ class Profile(ValueMethods):
         tables = self._at(batch, context)
         draft = sum(share * times.levels(depth, width) for share, times in tables)
         sizes = np.append(0.0, self._padded(batch, np.arange(1, tokens + 1)))
-        inside = np.logical_and.reduce([times.inside(sizes) for _, times in tables])
+        inside = np.logical_and.reduce([is_measured(sizes, times.rest) for _, times in tables])
         verify = np.full(tokens + 1, np.inf)
         verify[inside] = self._rest_s(batch, sizes[inside], tables, context)
         return CostParts(verify, np.asarray(draft))
@@ -312,7 +315,7 @@ class Profile(ValueMethods):
         """Say which limits would avoid shapes that are too large; empty if none is too large, or if nothing fits."""
         tokens, depth = (max(sizes) for sizes in zip(*((s.tokens, len(s.widths)) for s in shapes), strict=True))
         sizes = self._padded(batch, np.arange(1, tokens + 1))  # index: nodes
-        fitting = np.flatnonzero(np.logical_and.reduce([times.inside(sizes) for _, times in tables]))
+        fitting = np.flatnonzero(np.logical_and.reduce([is_measured(sizes, times.rest) for _, times in tables]))
         deepest = min(times.deepest for _, times in tables)
         advice = ""
         if len(fitting) and 0 < fitting[-1] < tokens - 1:
@@ -370,34 +373,20 @@ class Profile(ValueMethods):
         """Return the seconds of everything but drafting; tokens must lie within the tables."""
         if self.basis is None and batch in self._sizes:
             return np.asarray(sum(share * interpolate(tokens, times.rest) for share, times in tables))
-        rows, basis = tokens * batch, self.basis or self._own_basis
+        rows, basis = tokens * batch, self.basis or self._basis_between
         ratio = sum(share * interpolate(rows / times.batch, over_basis(times, basis)) for share, times in tables)
         cached = math.fsum(share * self._nearest(times.batch, context) for share, times in tables)
         return np.asarray(ratio * basis.rest_s(tokens, batch=batch, context=cached))
 
     @cached_property
-    def _own_basis(self) -> Basis:
-        """A basis fitted to the tables, for profiles that hold none."""
-        points = [(size, seconds, times.batch, times.context) for times in self.batches for size, seconds in times.rest]
-        tokens, measured_s, batches, contexts = zip(*points, strict=True)
-        return fit_basis(tokens, measured_s, batch=batches, context=contexts)
+    def _basis_between(self) -> Basis:
+        """The basis between batch sizes of profiles that hold none."""
+        return basis_of(self.batches)
 
     def _nearest(self, batch: int, context: int | None) -> float:
         """Return the context nearest to `context` of those measured at a batch size."""
         contexts = [times.context for times in self.batches if times.batch == batch]
         return contexts[0] if context is None else min(max(context, contexts[0]), contexts[-1])
-
-
-def outside_text(batches: Sequence[int], sizes: Collection[int]) -> str:
-    """Return that batch sizes lie outside a profile.
-
-    >>> outside_text((8, 16), (1, 4))
-    'batch 8, 16 lie outside the profile, which measured batch 1, 4'
-    """
-    outside, measured = (", ".join(map(str, numbers)) for numbers in (batches, sizes))
-    return (
-        f"batch {outside} {'lies' if len(batches) == 1 else 'lie'} outside the profile, which measured batch {measured}"
-    )
 
 
 def way_to_measure(meta: Mapping[str, Any], sizes: Collection[int], *, option: str = "--batch") -> tuple[str, str]:
@@ -449,10 +438,6 @@ def batch_shares(batch: int, sizes: Collection[int]) -> tuple[tuple[float, int],
 
     Shares are those of a straight line in the batch size.
 
-    Args:
-        batch: batch size to price.
-        sizes: batch sizes that were measured, on both sides of it.
-
     >>> batch_shares(2, (1, 4)), batch_shares(4, (1, 4))
     (((0.6666666666666667, 1), (0.3333333333333333, 4)), ((1.0, 4),))
     """
@@ -475,6 +460,13 @@ def error_between(device: str) -> float:
     True
     """
     return ONE_THREAD if device == "cpu, 1 threads" else OTHER_DEVICES
+
+
+def basis_of(tables: Sequence[BatchTimes], experts: Experts | None = None) -> Basis:
+    """Return the basis that fits the tables; `experts`: the target's."""
+    points = [(size, seconds, times.batch, times.context) for times in tables for size, seconds in times.rest]
+    tokens, measured_s, batches, contexts = zip(*points, strict=True)
+    return fit_basis(tokens, measured_s, batch=batches, context=contexts, experts=experts)
 
 
 def over_basis(times: BatchTimes, basis: Basis) -> Points:

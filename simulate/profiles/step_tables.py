@@ -209,18 +209,6 @@ class BatchTimes:
         seconds[:known, 1:] = chain[:, None] + width_s
         return seconds
 
-    def sizes(self, tokens: Floats) -> None:
-        """Check token counts against the table.
-
-        Raises:
-            CostError: a count lies outside; names it.
-        """
-        check_measured("tokens", tokens, self.rest, batch=self.batch)
-
-    def inside(self, tokens: Floats) -> NDArray[np.bool_]:
-        """Return which token counts the table covers."""
-        return is_measured(tokens, self.rest)
-
 
 def _check_points(name: str, points: Points, *, zero: bool, some: bool) -> None:
     """Raise CostError unless sizes rise from 1 and seconds are no shorter than `SHORTEST_S` (`zero`: or 0).

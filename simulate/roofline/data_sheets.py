@@ -172,13 +172,7 @@ def _names(name: str) -> list[str]:
     return ["".join(words), *firsts, *(last for last in lasts if len(last) > 3)]
 
 
-def own_hardware(
-    name: str,
-    *,
-    bandwidth: float,
-    flops: float,
-    like: Hardware,
-) -> Hardware:
+def own_hardware(name: str, *, bandwidth: float, flops: float, like: Hardware) -> Hardware:
     """Return a device with the user's own figures; cache and multiprocessors, which no cost depends on, as of `like`.
 
     Args:

@@ -10,7 +10,5 @@
 * `length_server`: a server or a batch whose draft lengths such a rule chooses at every step.
 * `verdict_record`: no speculation, a fixed length, a schedule and adaptive verification side by side, by load.
 * `server_load`: when requests arrive, how many days are simulated, which latencies count as good.
-* `server_figures`: figures of a simulated day, and their means over days with intervals.
-* `server_capacity`: the highest rate that a server carries within limits, by bisection.
-* `server_record`: figures or the highest rate of each configuration, as JSON values.
+* `server_record`: figures of simulated days, with intervals, or the highest rate within limits, as JSON values.
 """

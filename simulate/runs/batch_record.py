@@ -14,7 +14,7 @@ import numpy as np
 
 from simulate.profiles.profile import Profile
 from simulate.runs.length_server import LengthDecoding, length_decoding, run_lengths
-from simulate.runs.run_costs import PAD, Prompts, Together, divide_prefill, per_request, price_steps, step_seconds
+from simulate.runs.run_costs import PAD, Prompts, Together, divide_prefill, price_steps, step_seconds
 from simulate.runs.server import LOG, static_entry
 from simulate.runs.simulate_settings import SimulateSettings
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline, speedup
@@ -71,8 +71,7 @@ def run(
             count as the request's own. The last steps of a piece are not waited for.
 
     Raises:
-        UsageError: a batch or piece below 1, negative prefill or prompts, or prefill by tokens without
-            `prompt_tokens`.
+        UsageError: a piece below 1.
         TraceError: the tree is deeper or wider than the trace.
         CostError: names the batch sizes that have no cost.
 
@@ -82,22 +81,31 @@ def run(
     >>> run(trace, Tree.chain(1), profile, batch=1).done_s.tolist()  # two steps, then one, of 1 s each
     [2.0, 3.0]
     """
-    if batch < 1:
-        raise UsageError(f"batch must be at least 1, got {batch}")
-    prompts = None if prompt_tokens is None else per_request(prompt_tokens, trace.requests, "prompt_tokens")
+    prompts = (
+        None if prompt_tokens is None else np.broadcast_to(np.asarray(prompt_tokens, dtype=np.float64), trace.requests)
+    )
     if accepted is None:
         accepted = accepted_lengths(tree or EMPTY, trace)
     ends = piece_ends(trace.requests if piece is None else piece, trace.requests)
     emissions = schedule(accepted, trace, batch=batch, ends=ends, late=late)
     occupancy = np.bincount(emissions.step)
-    context = _mean_context(emissions, prompts, occupancy) if prompts is not None and by_context else None
-    committed = float(emissions.tokens[emissions.tokens > 0].mean())
-    drafted = None if tree is None else drafted_counts(_anchors(emissions, trace), trace, tree.depth)
+    written, context = _written(emissions), None
+    if prompts is not None and by_context:  # in the cache, mean over a step's sequences
+        cached = np.bincount(emissions.step, prompts[emissions.request] + written)
+        context = np.rint(cached / occupancy).astype(np.int64)
+    emits = emissions.tokens > 0
+    committed = float(emissions.tokens[emits].mean())
+    anchors = (trace.starts[emissions.request] + written)[emits]
+    drafted = None if tree is None else drafted_counts(anchors, trace, tree.depth)
     price = price_steps(tree, cost, committed=committed, drafted=drafted, pad_to=PAD * batch if pad else 0)
     step_s = step_seconds(np.full_like(occupancy, batch) if fixed_shape else occupancy, context, price, padded=pad)
 
     joined = emissions.step[np.flatnonzero(np.diff(emissions.request, prepend=-1))]
-    prefill = _prefill_seconds(prefill_s, prompts, joined, padded=fixed_shape)
+    if callable(prefill_s):
+        assert prompts is not None
+        prefill = divide_prefill(prefill_s, prompts, joined, padded=fixed_shape)
+    else:
+        prefill = np.broadcast_to(prefill_s, joined.shape)
     before_s = np.bincount(joined, prefill, len(step_s))
     end_s = np.cumsum(before_s + step_s)
     return Timeline.of(
@@ -109,34 +117,11 @@ def run(
     )
 
 
-def _prefill_seconds(
-    prefill_s: float | Floats | Together, prompts: Floats | None, joined: Ints, *, padded: bool
-) -> Floats:
-    """Return the prefill seconds of each request, float64 (R,), given the step at which each joined."""
-    if not callable(prefill_s):
-        return per_request(prefill_s, len(joined), "prefill_s")
-    if prompts is None:
-        raise UsageError("prefill by tokens needs prompt_tokens")
-    return divide_prefill(prefill_s, prompts, joined, padded=padded)
-
-
-def _mean_context(emissions: Emissions, prompts: Floats, occupancy: Ints) -> Ints:
-    """Return the tokens in the cache before each step, mean over its sequences, rounded; int64 (N,)."""
-    cached = prompts[emissions.request] + _written(emissions)
-    mean = np.bincount(emissions.step, cached) / occupancy
-    return np.rint(mean).astype(np.int64)
-
-
 def _written(emissions: Emissions) -> Ints:
     """Return the tokens that its request had written before each emission, int64 (N,)."""
     total = np.cumsum(emissions.tokens) - emissions.tokens
     first = np.flatnonzero(np.diff(emissions.request, prepend=-1))
     return np.asarray(total - total[first][emissions.request])
-
-
-def _anchors(emissions: Emissions, trace: Trace) -> Ints:
-    """Return where the steps that emit something start."""
-    return np.asarray(trace.starts[emissions.request] + _written(emissions))[emissions.tokens > 0]
 
 
 def piece_ends(piece: int | Sequence[int], requests: int) -> Ints:

@@ -7,15 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.runs.draft_lengths import (
-    LengthRule,
-    Scheduled,
-    Times,
-    best_lengths,
-    length_rule,
-    survivals,
-    times_of,
-)
+from simulate.runs.draft_lengths import LengthRule, Scheduled, best_lengths, length_rule, survivals, times_of
 from simulate.runs.run_costs import PAD, Prompts, sizes_above
 from simulate.runs.server import Decoding, ServerRun, Switching, serve_day
 from simulate.runs.server_load import Workload
@@ -115,7 +107,6 @@ class LengthDecoding(Decoding):
         *,
         rows: int,
         pad: bool = False,
-        times: Times | None = None,
     ) -> None:
         """Prepare the chain that the rule drafts at most.
 
@@ -126,7 +117,6 @@ class LengthDecoding(Decoding):
             cost: seconds of steps.
             rows: most requests decoded together.
             pad: batch sizes without a cost take that of the nearest one above.
-            times: replaces the seconds that follow from `cost`, such as those of an engine's own table.
 
         Raises:
             TraceError: the chain is deeper than the trace.
@@ -140,7 +130,7 @@ class LengthDecoding(Decoding):
         self.rule, self.survival = rule, survival[:, :depth]
         self.accepted = accepted_lengths(Tree.chain(depth), trace)
         self.proposed = np.full(trace.anchors, depth) if trace.drafted is None else trace.drafted.astype(np.int64)
-        self.times = times or times_of(cost, depth, pad_to=PAD * rows if pad else 0)
+        self.times = times_of(cost, depth, pad_to=PAD * rows if pad else 0)
         self.shortest = int(getattr(cost, "context", (0, 0))[0])
         self.seconds = [cache(self._chain_s)]
 
@@ -206,10 +196,10 @@ def length_decoding(
     return LengthDecoding(trace, make, survival, cost, rows=rows, pad=pad), assumed
 
 
-def run_lengths(decoding: LengthDecoding, prompts: Prompts, *, batch: int, rounds: int = 1) -> Timeline:
-    """Return the times of all requests of the trace, `rounds` times, decoded `batch` at a time; rows are refilled."""
+def run_lengths(decoding: LengthDecoding, prompts: Prompts, *, batch: int, requests: int | None = None) -> Timeline:
+    """Return the times of `requests` requests, the trace's in turn, decoded `batch` at a time; rows are refilled."""
     trace = decoding.trace
-    request = np.tile(np.arange(trace.requests), rounds)
+    request = np.resize(np.arange(trace.requests), requests or trace.requests)
     tokens = None if prompts.tokens is None else np.broadcast_to(prompts.tokens, trace.requests)[request]
     work = Workload(np.zeros(len(request)), request, trace.lengths[request], tokens)
     prefill_s = prompts.seconds(tokens, drafted=decoding.drafts)

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulate.profiles.profile import Profile
 from simulate.runs.timeline import Floats, Ints
@@ -142,25 +141,6 @@ def step_seconds(occupancy: Ints, context: Ints | None, seconds: Seconds, *, pad
         hint = "; padding takes the nearest batch above" if others and not padded else ""
         raise CostError(f"steps of batch {sizes} have no cost ({why}){hint}")
     return prices[which.ravel()]
-
-
-def per_request(value: float | NDArray[np.float64] | NDArray[np.int64], requests: int, name: str) -> Floats:
-    """Return one value for every request, float64 (R,).
-
-    Raises:
-        UsageError: another number of values, or a value that is negative or not finite; says `name`.
-
-    >>> per_request(0.5, 2, "prefill_s").tolist()
-    [0.5, 0.5]
-    """
-    values = np.asarray(value, dtype=np.float64)
-    if values.shape not in ((), (requests,)):
-        raise UsageError(f"{name} must be one number or {requests}, found shape {values.shape}")
-    wrong = ~(np.isfinite(values) & (values >= 0))
-    if wrong.any():
-        place = f"[{int(wrong.argmax())}]" if values.ndim else ""
-        raise UsageError(f"{name}{place} must be 0 or more and finite, got {values[wrong].flat[0]}")
-    return np.broadcast_to(values, (requests,))
 
 
 def divide_prefill(together: Together, tokens: Floats | Ints, group: Ints, *, padded: bool = False) -> Floats:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.runs.run_costs import PAD, Seconds, Together, by_parabolas, divide_prefill, per_request, price_steps
+from simulate.runs.run_costs import PAD, Seconds, Together, by_parabolas, price_steps
 from simulate.runs.server_load import Workload
 from simulate.runs.timeline import Emissions, Floats, Ints, RequestTimes, Timeline
 from treeopt.cost_model import CostModel
@@ -197,15 +197,7 @@ class Decoding:
 
     server: "type[ServerRun]"
 
-    def __init__(
-        self,
-        trace: Trace,
-        switching: Switching,
-        cost: CostModel,
-        *,
-        rows: int,
-        pad: bool = False,
-    ) -> None:
+    def __init__(self, trace: Trace, switching: Switching, cost: CostModel, *, rows: int, pad: bool = False) -> None:
         """Replay the trees.
 
         Args:
@@ -225,18 +217,7 @@ class Decoding:
         self._cut: dict[tuple[bytes, bytes], Texts] = {}
         self.read_s: dict[int, float] = {}  # prefill seconds by tokens that are read together
         pad_to = PAD * rows if pad else 0
-        self.seconds: list[Seconds] = [
-            cache(
-                price_steps(
-                    tree,
-                    cost,
-                    committed=_mean_committed(by_tree[tree], trace),
-                    drafted=_proposed_levels(tree, by_tree[tree], trace),
-                    pad_to=pad_to,
-                )
-            )
-            for tree in switching.trees
-        ]
+        self.seconds = [_seconds_along(t, by_tree[t], trace, cost, pad_to=pad_to) for t in switching.trees]
         self.along = [by_parabolas(known, cost) for known in self.seconds]
 
     @property
@@ -304,18 +285,9 @@ def serve_day(
         by_context: price steps by the lengths of sequences, where prompts are known.
 
     Raises:
-        UsageError: rows below 1, a workload with other requests or longer texts than the trace's, negative prefill, or
-            prefill by tokens for a workload without prompt lengths.
         CostError: names the number of requests that has no cost.
     """
-    if rows < 1:
-        raise UsageError(f"rows must be at least 1, got {rows}")
-    _check_workload(decoding.trace, work)
-    together = prefill_s if callable(prefill_s) else None
-    if together is not None and work.prompt_tokens is None:
-        raise UsageError("prefill by tokens needs prompt_tokens")
-    known_s = per_request(0.0 if callable(prefill_s) else prefill_s, len(work.tokens), "prefill_s")
-    server = decoding.server(decoding, work, rows, known_s, together, by_context)
+    server = decoding.server(decoding, work, rows, prefill_s, by_context)
     server.run()
     return server.served()
 
@@ -328,13 +300,14 @@ class ServerRun:
         decoding: Decoding,
         work: Workload,
         rows: int,
-        prefill_s: Floats,
-        together: Together | None,
+        prefill_s: float | Floats | Together,
         by_context: bool,
     ) -> None:
         """Lay out the texts."""
-        self.work, self.switching, self.rows, self.prefill_s = work, decoding.switching, rows, prefill_s.copy()
-        self.together, self.by_context = together, by_context and work.prompt_tokens is not None
+        self.work, self.switching, self.rows = work, decoding.switching, rows
+        self.together = prefill_s if callable(prefill_s) else None
+        self.prefill_s = np.broadcast_to(0.0 if callable(prefill_s) else prefill_s, work.tokens.shape).copy()
+        self.by_context = by_context and work.prompt_tokens is not None
         self.seconds, self.along, self.read_s = decoding.seconds, decoding.along, decoding.read_s
         self.texts, self.start = decoding.texts(work)
         self.anchor = self.start.copy()  # of the step `since`
@@ -421,7 +394,7 @@ class ServerRun:
         total = int(tokens.sum())
         try:
             if total not in self.read_s:
-                self.read_s[total] = float(divide_prefill(together, np.array([total]), np.zeros(1, np.int64))[0])
+                self.read_s[total] = float(together(np.array([total]))[0]) if total else 0.0
             return np.asarray(self.read_s[total] * tokens / max(total, 1))
         except CostError as error:
             source = self.work.source(joined[int(tokens.argmin())])
@@ -491,28 +464,14 @@ class ServerRun:
 Decoding.server = ServerRun
 
 
-def _mean_committed(accepted: Ints, trace: Trace) -> float:
-    """Return the mean tokens that a step commits along the trace."""
-    return trace.anchors / len(walk_steps(accepted, trace).anchors)
-
-
-def _proposed_levels(tree: Tree | None, accepted: Ints, trace: Trace) -> Ints | None:
-    """Return the steps along the trace by the levels that were proposed; None where it does not record them."""
-    if tree is None or trace.drafted is None:
-        return None
-    return drafted_counts(walk_steps(accepted, trace).anchors, trace, tree.depth)
+def _seconds_along(tree: Tree | None, accepted: Ints, trace: Trace, cost: CostModel, *, pad_to: int) -> Seconds:
+    """Return seconds by batch size and context of steps that commit and propose what they do along the trace."""
+    anchors = walk_steps(accepted, trace).anchors
+    drafted = None if tree is None else drafted_counts(anchors, trace, tree.depth)
+    return cache(price_steps(tree, cost, committed=trace.anchors / len(anchors), drafted=drafted, pad_to=pad_to))
 
 
 def _count_inside(begins: Floats, ends: Floats, times_s: Floats) -> Ints:
     """Return the number of intervals [begin, end) that hold each time."""
     begun = np.searchsorted(np.sort(begins), times_s, side="right")
     return np.asarray(begun - np.searchsorted(np.sort(ends), times_s, side="right"))
-
-
-def _check_workload(trace: Trace, work: Workload) -> None:
-    """Raise UsageError unless the workload's requests and texts are those of the trace."""
-    if work.request.min() < 0 or work.request.max() >= trace.requests:
-        raise UsageError(f"the workload's requests must be among the trace's {trace.requests}")
-    longer = work.tokens > trace.lengths[work.request]
-    if longer.any():
-        raise UsageError(f"tokens[{longer.argmax()}] must not exceed its text, got {work.tokens[longer][0]}")

@@ -32,8 +32,6 @@ GAUGE = re.compile(
     r"(?m)^\w*?(?:vllm[:_]num_requests_running|sglang[:_]num_running_reqs|llamacpp[:_]requests_processing)\b\S*\s+(\S+)"
 )
 BUCKET = re.compile(r'(?m)^\S*running\S*_bucket\{\S*le="([^"]+)"\S*\}\s+(\S+)')
-TOKENS = re.compile(BUCKET.pattern.replace("running", "iteration_tokens"))
-DRAFTING = re.compile(r"(?m)^\S*spec_decode_num_drafts\S*\s+[1-9]")
 LOADS = 8  # numbers of requests that are simulated
 MOST_RUNNING = 2**14
 
@@ -48,9 +46,6 @@ class Workload:
         tokens: int64 (n,), tokens of that text that are written, from its beginning.
         prompt_tokens: int64 (n,), or None where they are not known.
         source: index of a request -> the file and line it was read from, for messages; empty without a file.
-
-    Raises:
-        UsageError: names the field and the index.
     """
 
     arrived_s: Floats
@@ -58,52 +53,6 @@ class Workload:
     tokens: Ints
     prompt_tokens: Ints | None = None
     source: Callable[[int], str] = lambda index: ""
-
-    def __post_init__(self) -> None:
-        """Check lengths and order."""
-        fields = [self.arrived_s, self.request, self.tokens]
-        fields += [] if self.prompt_tokens is None else [self.prompt_tokens]
-        if len(self.arrived_s) == 0 or any(field.shape != self.arrived_s.shape for field in fields):
-            raise UsageError(f"a workload has arrays of one length, found {[field.shape for field in fields]}")
-        late = ~np.isfinite(self.arrived_s) | (np.diff(self.arrived_s, prepend=0.0) < 0)
-        if late.any():
-            raise UsageError(
-                f"arrived_s[{late.argmax()}] must not fall, nor be negative, got {self.arrived_s[late][0]}"
-            )
-        if self.tokens.min() < 1:
-            raise UsageError(f"tokens[{self.tokens.argmin()}] must be at least 1, got {self.tokens.min()}")
-
-
-def poisson(requests: int, *, rate: float, rng: np.random.Generator) -> Floats:
-    """Draw the arrival times of a Poisson process, float64 (requests,).
-
-    Args:
-        requests: number of requests.
-        rate: mean requests per second.
-        rng: random numbers for the gaps, which are exponential.
-
-    Raises:
-        UsageError: no requests, or a rate that is not positive.
-    """
-    if requests < 1 or not 0 < rate < np.inf:
-        raise UsageError(f"arrivals need at least 1 request and a positive rate, got {requests} and {rate}")
-    return np.cumsum(rng.exponential(1 / rate, requests))
-
-
-def draw_requests(
-    trace: Trace, arrived_s: Floats, *, rng: np.random.Generator, prompt_tokens: int | Ints | None = None
-) -> Workload:
-    """Draw a request of the trace for each arrival; its whole text is written.
-
-    Args:
-        trace: the requests.
-        arrived_s: float64 (n,).
-        rng: random numbers for the draws, which may repeat.
-        prompt_tokens: prompt length of all requests, or of each of the trace's requests, (R,).
-    """
-    request = rng.integers(0, trace.requests, len(arrived_s))
-    prompts = None if prompt_tokens is None else np.broadcast_to(prompt_tokens, trace.requests)[request]
-    return Workload(arrived_s, request, trace.lengths[request], prompts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +111,9 @@ def read_requests(path: Path) -> Asked:
         lines = read_text(path).split("\n")
         numbered = {number: _row(number, line) for number, line in enumerate(lines, 1) if line.strip()}
         arrivals = {n: row.arrived_s for n, row in numbered.items() if row.arrived_s is not UNSET}
-        _check_arrivals(arrivals)
+        for (number, time), before in zip(arrivals.items(), [0.0, *arrivals.values()], strict=False):
+            if time < before:
+                raise RecordError(f"line {number}: `arrived_s` must not fall, nor be negative, found {time:g}")
     if not numbered:
         raise UsageError(f"{path}: holds no requests")
     rows = list(numbered.values())
@@ -171,15 +122,6 @@ def read_requests(path: Path) -> Asked:
     prompts, tokens = np.array([row.prompt_tokens for row in rows]), np.array([row.tokens for row in rows])
     arrived_s = np.array(list(arrivals.values())) if arrivals else None
     return Asked(path, np.array(list(numbered)), prompts, tokens, arrived_s)
-
-
-def _check_arrivals(arrived_s: Mapping[int, float]) -> None:
-    """Raise RecordError, with the line, unless times rise from 0."""
-    before = 0.0
-    for number, time in arrived_s.items():
-        if time < before:
-            raise RecordError(f"line {number}: `arrived_s` must not fall, nor be negative, found {time:g}")
-        before = time
 
 
 class _Line(Record, frozen=True):
@@ -201,28 +143,6 @@ def _row(number: int, line: str) -> _Line:
 
 
 SERVER: Mapping[str, float] = MappingProxyType({"requests": 1000, "replications": 5, "warmup": 0.1, "switch_s": 0.0})
-
-
-@dataclass(frozen=True)
-class Slo:
-    """Limits of a request's latencies; None: no limit.
-
-    Attributes:
-        ttft_s: limit of the time to first token.
-        tpot_s: limit of the time per output token after the first.
-    """
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-
-    def met(self, timeline: RequestTimes) -> NDArray[np.bool_]:
-        """Return which requests are within the limits, bool (R,)."""
-        within = np.ones(len(timeline.tokens), dtype=bool)
-        if self.ttft_s is not None:
-            within &= timeline.ttft_s <= self.ttft_s
-        if self.tpot_s is not None:
-            within &= ~(timeline.tpot_s > self.tpot_s)  # a request of one token has none
-        return within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,9 +214,18 @@ class Load(Settings):
         return dict.fromkeys(asdict(self)) | defaults | given | file
 
     @property
-    def slo(self) -> Slo:
-        """The limits."""
-        return Slo(self.ttft_s, self.tpot_s)
+    def slo(self) -> dict[str, float | None]:
+        """The limits of a request's latencies as JSON values; None: no limit."""
+        return {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s}
+
+    def met(self, timeline: RequestTimes) -> NDArray[np.bool_]:
+        """Return which requests are within the limits, bool (R,)."""
+        within = np.ones(len(timeline.tokens), dtype=bool)
+        if self.ttft_s is not None:
+            within &= timeline.ttft_s <= self.ttft_s
+        if self.tpot_s is not None:
+            within &= ~(timeline.tpot_s > self.tpot_s)  # a request of one token has none
+        return within
 
     @cached_property
     def asked(self) -> Asked | None:
@@ -317,16 +246,27 @@ class Load(Settings):
     def workload(
         self, trace: Trace, prompt_tokens: int | Ints | None, rng: np.random.Generator, *, rate: float | None
     ) -> Workload:
-        """Return one day's requests: at `rate` per second, or when the file says (None)."""
+        """Return one day's requests: at `rate` per second (Poisson), or when the file says (None).
+
+        Without a file requests of the trace are drawn, which may repeat, and their whole texts are written.
+
+        Args:
+            trace: the requests' texts.
+            prompt_tokens: prompt length of all requests, or of each of the trace's, (R,); None: not known.
+            rng: random numbers.
+            rate: mean requests per second.
+        """
         if rate is None:
             assert self.asked is not None
             assert self.asked.arrived_s is not None
             return self.asked.on(trace, self.asked.arrived_s, rng=rng)
         count = self.settings["requests"] or (0 if self.asked is None else len(self.asked.tokens))
-        arrived_s = poisson(count, rate=rate, rng=rng)
-        if self.asked is None:
-            return draw_requests(trace, arrived_s, rng=rng, prompt_tokens=prompt_tokens)
-        return self.asked.on(trace, arrived_s, rng=rng)
+        arrived_s = np.cumsum(rng.exponential(1 / rate, count))
+        if self.asked is not None:
+            return self.asked.on(trace, arrived_s, rng=rng)
+        request = rng.integers(0, trace.requests, count)
+        prompts = None if prompt_tokens is None else np.broadcast_to(prompt_tokens, trace.requests)[request]
+        return Workload(arrived_s, request, trace.lengths[request], prompts)
 
     def description(self, trace: Trace) -> str:
         """Return what is simulated, in words."""
@@ -352,8 +292,7 @@ def read_running(path: Path) -> dict[int, float]:
     """Return running requests -> share of the time that the server is busy, at most `LOADS` of them.
 
     The file is a table `requests,share` (CSV), scrapes of `/metrics` with a gauge of running requests, or a histogram
-    of them; where all gauges are 0, vLLM's `iteration_tokens_total` counts as one, unless the server drafted: a step
-    that only decodes has a token per request. Neighbours are joined, at their mean.
+    of them. vLLM's tokens per step are not read: those of prompts are among them. Neighbours are joined, at their mean.
 
     Raises:
         UsageError: names the file and what it must hold.
@@ -366,8 +305,7 @@ def read_running(path: Path) -> dict[int, float]:
             for row in csv.DictReader(text.split("\n"), skipinitialspace=True):
                 shares[float(row["requests"])] += float(row["share"])
         gauges = [float(value) for value in GAUGE.findall(text)]
-        tokens = [] if any(gauges) or DRAFTING.search(text) else TOKENS.findall(text)
-        if buckets := BUCKET.findall(text) or tokens:
+        if buckets := BUCKET.findall(text):
             totals, before = defaultdict[float, float](float), (0.0, 0.0)
             for edge, count in buckets:  # of all engines and scrapes
                 totals[float(edge)] += float(count)
@@ -385,7 +323,8 @@ def read_running(path: Path) -> dict[int, float]:
     if not busy or busy[-1][0] > MOST_RUNNING or not np.isfinite(sum(share for _, share in busy)):
         raise UsageError(
             f"{path}: must hold running requests from 1 to {MOST_RUNNING}: a table `requests,share`, or /metrics with "
-            "vllm:num_requests_running, sglang:num_running_reqs, llamacpp:requests_processing or a histogram of them"
+            "vllm:num_requests_running, sglang:num_running_reqs, llamacpp:requests_processing or a histogram of them, "
+            "scraped while requests run"
         )
     sizes, weights = np.array(busy).T
     group = np.minimum((weights.cumsum() - weights / 2) / weights.sum() * LOADS, LOADS - 1).astype(int)

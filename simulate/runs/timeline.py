@@ -121,7 +121,7 @@ class Timeline(RequestTimes):
         occupancy = np.bincount(emissions.step, minlength=len(step_s))
         part_s = (step_s / occupancy)[emissions.step]
         return cls(
-            tokens=_sums(emissions.request, emissions.tokens, len(first)),
+            tokens=np.bincount(emissions.request, emissions.tokens, len(first)).astype(np.int64),  # exact below 2**53
             steps=last - first + 1,
             arrived_s=admitted_s if arrived_s is None else arrived_s,
             admitted_s=admitted_s,
@@ -133,7 +133,7 @@ class Timeline(RequestTimes):
             started_s=started_s,
             step_s=step_s,
             occupancy=occupancy,
-            committed=_sums(emissions.step, emissions.tokens, len(step_s)),
+            committed=np.bincount(emissions.step, emissions.tokens, len(step_s)).astype(np.int64),
         )
 
     @property
@@ -163,28 +163,32 @@ class Timeline(RequestTimes):
         """Return percentiles of a latency over requests, of `itl` over tokens, with 95 % intervals.
 
         A percentile is the smallest value that a share of all does not exceed. Intervals come from resampling requests,
-        since a request's tokens resemble each other. The zeros inside a burst count as inter-token latencies.
+        since a request's tokens resemble each other. The zeros inside a burst count as inter-token latencies. Nan if
+        no request has the latency.
 
         Args:
             latency: `ttft`, `tpot`, `itl` (inter-token latency) or `e2e`.
             shares: shares of all values, in (0, 1].
             seed: seed of the resampling.
-
-        Raises:
-            UsageError: another latency.
         """
         values, weights, request = self.samples(latency)
-        known = (weights > 0) & np.isfinite(values)
-        return _percentiles(values[known], weights[known], request[known], len(self.tokens), shares, seed)
+        order = values.argsort(kind="stable")
+        order = order[(weights[order] > 0) & np.isfinite(values[order])]
+        if len(order) == 0:
+            return (Estimate(np.nan, np.nan, np.nan),) * len(shares)
+        values, weights, request = values[order], weights[order], request[order]
+        rng, requests = np.random.default_rng(seed), len(self.tokens)
+        resampled = []
+        for _ in range(RESAMPLES):
+            copies = np.bincount(rng.integers(0, requests, requests), minlength=requests)
+            resampled.append(_quantiles(values, weights * copies[request], shares))
+        edges = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
+        low, high = np.nanquantile(np.array(resampled), edges, axis=0, method="inverted_cdf")
+        point = _quantiles(values, weights, shares)
+        return tuple(map(Estimate, point.tolist(), np.minimum(low, point).tolist(), np.maximum(high, point).tolist()))
 
     def samples(self, latency: str) -> tuple[Floats, Ints, Ints]:
-        """Return all values of a latency, how often each occurs, and the request it belongs to.
-
-        Raises:
-            UsageError: another latency.
-        """
-        if latency not in LATENCIES:
-            raise UsageError(f"latency must be one of {', '.join(LATENCIES)}, got {latency!r}")
+        """Return all values of one of the `LATENCIES`, how often each occurs, and the request it belongs to."""
         everyone = np.arange(len(self.tokens))
         if latency != "itl":
             return getattr(self, f"{latency}_s"), np.ones(len(everyone), dtype=np.int64), everyone
@@ -224,30 +228,6 @@ def speedup(run: Timeline, plain: Timeline, *, relative_error: float = 0.0, grou
         ratio(quotients, np.ones(len(quotients)), group).times(1.0, relative_error=relative_error),
         ratio(plain.share_s, run.share_s, group).times(1.0, relative_error=relative_error),
     )
-
-
-def _sums(index: Ints, counts: Ints, size: int) -> Ints:
-    """Return the sums of counts by index; exact below 2**53."""
-    return np.bincount(index, counts, size).astype(np.int64)
-
-
-def _percentiles(
-    values: Floats, weights: Ints, request: Ints, requests: int, shares: tuple[float, ...], seed: int
-) -> tuple[Estimate, ...]:
-    """Return weighted percentiles with intervals; nan if there is no value."""
-    if len(values) == 0:
-        return (Estimate(np.nan, np.nan, np.nan),) * len(shares)
-    order = values.argsort(kind="stable")
-    values, weights, request = values[order], weights[order], request[order]
-    rng = np.random.default_rng(seed)
-    resampled = []
-    for _ in range(RESAMPLES):
-        copies = np.bincount(rng.integers(0, requests, requests), minlength=requests)
-        resampled.append(_quantiles(values, weights * copies[request], shares))
-    edges = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
-    low, high = np.nanquantile(np.array(resampled), edges, axis=0, method="inverted_cdf")
-    point = _quantiles(values, weights, shares)
-    return tuple(map(Estimate, point.tolist(), np.minimum(low, point).tolist(), np.maximum(high, point).tolist()))
 
 
 def _quantiles(values: Floats, weights: Ints, shares: tuple[float, ...]) -> Floats:

@@ -120,14 +120,15 @@ def compare_lengths(
         some, arms = _evenly(held, MOST * n), dict[str, _Arm]()
         for name, text in texts.items():
             decoding, _ = length_decoding(some, text, profile, rows=n, **how)
-            rounds = math.ceil(TURNS * n / some.requests)
-            timeline = run_lengths(decoding, asked.on(some, profile), batch=n, rounds=rounds)
-            arms[name] = _Arm(name, text, timeline, _drafting(timeline, decoding))
+            number = some.requests * math.ceil(TURNS * n / some.requests)
+            timeline = run_lengths(decoding, asked.on(some, profile), batch=n, requests=number + n)
+            arms[name] = _Arm(name, text, _first(timeline, number), _drafting(timeline, decoding))
         records.append(_load(n, share, arms, profile, fixed, some))
     overall = _overall(records) if all(share is not None for share in loads.values()) else None
     conditions = [
-        f"Lengths chosen on {fit.requests} requests, figures from {held.requests} others, rows refilled, {TURNS} "
-        f"requests per row or more; of configurations within {NEAR:.0%} of the fastest, the simplest is the verdict.",
+        f"Lengths chosen on {fit.requests} requests, figures from {held.requests} others, {TURNS} requests per "
+        f"row or more, all rows busy throughout; of configurations within {NEAR:.0%} of the fastest, the simplest is "
+        "the verdict.",
         *run_conditions(trace, profile, prompts.description(), pad=pad),
     ]
     warnings = [text for text in (ASSUMED if assumed else "", sentence, *run_warnings(held, seed)) if text]
@@ -144,6 +145,12 @@ def _evenly(trace: Trace, tokens: int) -> Trace:
     """Return requests with about so many tokens together, at least two, evenly spaced."""
     number = min(max(2, math.ceil(tokens / trace.lengths.mean())), trace.requests)
     return trace.select(np.linspace(0, trace.requests - 1, number).round().astype(np.int64))
+
+
+def _first(timeline: Timeline, requests: int) -> Timeline:
+    """Return tokens and times of the first requests, which ran beside as many as they were; the last ran alone."""
+    first = {name: getattr(timeline, name)[:requests] for name in ("tokens", "steps", "share_s")}
+    return replace(timeline, **first)
 
 
 def _drafting(timeline: Timeline, decoding: LengthDecoding) -> float:

@@ -7,7 +7,6 @@ is replayed are kept apart from those that a prediction may see.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from simulate.profiles.profile import Profile, load_profile, profile_of_trace
 from simulate.runs.run_costs import FEW
 from simulate.validation.predictions import Predictions, Runs, closed_forms, load_predictions, whole_runs
 from treeopt.acceptance_rule_entries import draws_candidates
-from treeopt.comparison.trees_of_size import USUAL, Size, sized_trees
+from treeopt.comparison.trees_of_size import USUAL, Size, parse_sizes, sized_trees
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import StepShape, far
 from treeopt.defaults import VALIDATED_BATCHES
@@ -23,6 +22,7 @@ from treeopt.errors import CostError, UsageError, counted
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
 from treeopt.plans import Plan, load_plan
+from treeopt.settings import Settings, setting
 from treeopt.statistics import Estimate
 from treeopt.storage.provenance import look, this_run
 from treeopt.storage.user_files import checksum
@@ -33,27 +33,37 @@ from treeopt.tree import Tree
 WholeRuns = dict[tuple[int, str], Estimate]
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Files, or their contents, that predictions are made from.
+@dataclass(frozen=True, kw_only=True)
+class Sources(Settings):
+    """Files, or their contents, that predictions are made from."""
 
-    Attributes:
-        plan: the plan to check; or `trace`, to make one.
-        trace: searched for the plan.
-        profile: step times for the search; None: a profile of the trace's models is looked for.
-        batch: batch sizes of the search; None: 1, 2, 4 and 8.
-        sizes: sizes of further trees to measure, chosen on the trace; None: the usual ones.
-        predictions: a file of predictions: read if there is neither plan nor trace.
-        replay: the trace whose acceptance is imposed; None: the models decide.
-    """
-
-    plan: Plan | Path | None = None
-    trace: Trace | Path | None = None
-    profile: Profile | Path | None = None
-    batch: tuple[int, ...] | None = None
-    sizes: tuple[Size, ...] | None = None
-    predictions: Path | None = None
-    replay: Path | None = None
+    plan: Plan | Path | str | None = setting(None, help="The plan to check; or --trace to make one.")
+    trace: Trace | Path | str | None = setting(None, help="Search this trace for the plan to check.")
+    profile: Profile | Path | str | None = setting(
+        None, help="Step times for the search; default the profile of the trace's models."
+    )
+    batch: tuple[int, ...] = setting(
+        (),
+        least=1,
+        help=f"Batch sizes to search for; default {','.join(map(str, VALIDATED_BATCHES))}.",
+    )
+    sizes: str | None = setting(
+        None,
+        option="--shapes",
+        help="Also measure trees of these sizes, chosen on the trace, such as chain:2,best:15; default "
+        f"{','.join(f'{size.kind}:{size.nodes}' for size in USUAL)}.",
+    )
+    predictions: Path | None = setting(
+        None,
+        help="Write the predictions to this file before anything is measured; default beside --output. Without --plan "
+        "and --trace, read the predictions from it; a file that was changed is an error.",
+    )
+    replay: Path | None = setting(
+        None,
+        option="--acceptance",
+        help="live: the models decide; replay:TRACE.npz: accepted lengths are those of the trace's requests. Default: "
+        "live.",
+    )
 
     @property
     def written(self) -> bool:
@@ -68,19 +78,17 @@ class Sources:
     @property
     def replays_own_trace(self) -> bool:
         """The replayed trace is the one that predictions are made from."""
-        if self.replay is None or not isinstance(self.trace, Path):
+        if self.replay is None or not isinstance(self.trace, Path | str):
             return False
-        return checksum(self.trace) == checksum(self.replay)
+        return checksum(Path(self.trace)) == checksum(self.replay)
 
     def check(self) -> None:
-        """Check that the settings go together.
-
-        Raises:
-            UsageError: names those that do not.
-        """
+        """Raise UsageError where settings do not go together, or sizes are none."""
+        if self.sizes is not None:
+            parse_sizes(self.sizes)
         if not self.written and (self.plan is None) == (self.trace is None):
             raise UsageError("give either --plan or --trace, or a --predictions file that was written before")
-        if self.trace is None and (self.batch, self.profile, self.sizes) != (None, None, None):
+        if self.trace is None and (self.batch, self.profile, self.sizes) != ((), None, None):
             raise UsageError("--batch, --profile and --shapes are for a search: give --trace")
         if self.trace is not None and self.replay is not None and self.profile is None:
             raise UsageError("with --acceptance replay step times are the models' own: name them with --profile")
@@ -121,33 +129,33 @@ def read_sources(sources: Sources, *, skip: int = 0, requests: int | None = None
     """Read the sources; `skip` and `requests` choose the replayed requests, which no prediction of the trace sees.
 
     Raises:
-        TreeoptError: as the readers do, or settings that do not go together.
+        TreeoptError: as the readers do.
     """
-    sources.check()
     replayed = _replayed(sources, skip, requests)
     if sources.written:
         return _fixed(sources, replayed, skip)
     names = {"plan": sources.plan, "trace": sources.trace, "profile": sources.profile, "replayed": sources.replay}
-    sums = {name: checksum(file) if isinstance(file, Path) else None for name, file in names.items()}
+    sums = {name: checksum(Path(file)) if isinstance(file, Path | str) else None for name, file in names.items()}
     if sources.plan is not None:
-        plan = load_plan(sources.plan) if isinstance(sources.plan, Path) else sources.plan
+        plan = load_plan(Path(sources.plan)) if isinstance(sources.plan, Path | str) else sources.plan
         return Material(
             replayed, skip, plan=plan, checksums=sums, warnings=_seen_texts(plan, replayed, sources.acceptance)
         )
     assert sources.trace is not None
-    trace_file = sources.trace if isinstance(sources.trace, Path) else None
-    trace = load_trace(sources.trace) if isinstance(sources.trace, Path) else sources.trace
+    trace_file = Path(sources.trace) if isinstance(sources.trace, Path | str) else None
+    trace = load_trace(Path(sources.trace)) if isinstance(sources.trace, Path | str) else sources.trace
     notes: tuple[str, ...] = ()
     if sources.profile is None:
         profile, note = profile_of_trace(trace.meta, trace_file)
         notes = (note,)
     else:
-        profile = load_profile(sources.profile) if isinstance(sources.profile, Path) else sources.profile
+        profile = load_profile(Path(sources.profile)) if isinstance(sources.profile, Path | str) else sources.profile
     if sources.replays_own_trace and requests is not None:
         numbers = np.arange(trace.requests)
         trace = trace.select(numbers[(numbers < skip) | (numbers >= skip + requests)])
     material = Material(replayed, skip, trace=trace, profile=profile, checksums=sums, notes=notes)
-    return replace(material, batches=sources.batch or VALIDATED_BATCHES, sizes=sources.sizes or USUAL)
+    sizes = USUAL if sources.sizes is None else parse_sizes(sources.sizes)
+    return replace(material, batches=sources.batch or VALIDATED_BATCHES, sizes=sizes)
 
 
 def _replayed(sources: Sources, skip: int, requests: int | None) -> Trace | None:
@@ -205,20 +213,6 @@ def _seen_texts(plan: Plan, replayed: Trace | None, acceptance: str) -> tuple[st
     )
 
 
-class Made(NamedTuple):
-    """Predictions, with what the user should know about them.
-
-    Attributes:
-        predictions: of trees at batch sizes.
-        warnings: sentences without a full stop.
-        notes: lines for the user that are no warnings.
-    """
-
-    predictions: Predictions
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def predict(
     material: Material,
     context: int,
@@ -227,8 +221,10 @@ def predict(
     weights: tuple[int, int] | None = None,
     rules: Sequence[Constraint] = (),
     seed: int = 0,
-) -> Made:
+) -> tuple[Predictions, tuple[str, ...], tuple[str, ...]]:
     """Return the predictions of the file if there is one; otherwise make plan, closed forms, whole runs and hashes.
+
+    Also return warnings, without a full stop, and notes.
 
     Args:
         material: what predictions are made from.
@@ -241,12 +237,13 @@ def predict(
     Raises:
         CostError: the step times cover no tree.
     """
-    if material.fixed is not None:
-        runs = runs_of(material.fixed.plan)
-        predictions, notes = _with_whole_runs_of(material.fixed, runs)
-        warnings = _context_warnings(predictions.plan, context)
-        return Made(predictions, (*warnings, *_length_warnings(predictions.plan, runs)), notes)
     warnings, notes = tuple[str, ...](), tuple[str, ...]()
+    if material.fixed is not None:
+        fixed, runs = material.fixed, runs_of(material.fixed.plan)
+        if fixed.whole and look(fixed.meta, "runs") != runs.record:
+            notes = ("whole runs are not compared: other prompts, blocks or numbers of tokens were predicted",)
+            fixed = replace(fixed, whole={})
+        return fixed, (*_context_warnings(fixed.plan, context), *_length_warnings(fixed.plan, runs)), notes
     whole: WholeRuns = {}
     if material.plan is None:
         plan, judged = _searched(material, context, rules, seed)
@@ -267,7 +264,7 @@ def predict(
         "runs": runs.record if whole else None,
         "provenance": this_run(),
     }
-    return Made(Predictions(plan, forms, meta, whole), (*warnings, *_length_warnings(plan, runs)), notes)
+    return Predictions(plan, forms, meta, whole), (*warnings, *_length_warnings(plan, runs)), notes
 
 
 def _searched(material: Material, context: int, rules: Sequence[Constraint], seed: int) -> tuple[Plan, Trace]:
@@ -280,7 +277,11 @@ def _searched(material: Material, context: int, rules: Sequence[Constraint], see
     fit, judged = hold_out(material.trace, seed=seed)
 
     def covered(tree: Tree) -> bool:
-        return all(_covers(profile, StepShape.of(tree, batch=batch, context=context)) for batch in batches)
+        try:
+            profile.step_s([StepShape.of(tree, batch=batch, context=context) for batch in batches])
+        except CostError:
+            return False
+        return True
 
     trees = sized_trees(material.sizes, fit, covered=covered)
     trees = {name: tree for name, tree in trees.items() if broken(tree, rules) is None}
@@ -318,14 +319,6 @@ def _whole_runs(plan: Plan, judged: Trace, profile: Profile, runs: Runs) -> tupl
     return {}, (*notes, f"whole runs are not predicted: {why}")
 
 
-def _with_whole_runs_of(fixed: Predictions, runs: Runs) -> tuple[Predictions, tuple[str, ...]]:
-    """Return a file's predictions; those of whole runs are left out if other runs will be made."""
-    if not fixed.whole or look(fixed.meta, "runs") == runs.record:
-        return fixed, ()
-    note = "whole runs are not compared: other prompts, blocks or numbers of tokens were predicted"
-    return replace(fixed, whole={}), (note,)
-
-
 def _context_warnings(plan: Plan, context: int) -> tuple[str, ...]:
     """Warn if the plan's steps are priced at another context than that of the requests."""
     priced = look(plan.meta, "search", "context")
@@ -345,11 +338,3 @@ def _length_warnings(plan: Plan, runs: Runs) -> tuple[str, ...]:
         f"the trace's requests have {recorded} new tokens, those to be decoded {runs.new_tokens}: tau depends on the "
         f"length, so take a trace of {runs.new_tokens}, or --new-tokens {recorded}",
     )
-
-
-def _covers(profile: Profile, shape: StepShape) -> bool:
-    try:
-        profile.step_s([shape])
-    except CostError:
-        return False
-    return True

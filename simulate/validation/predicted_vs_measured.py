@@ -3,12 +3,12 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
-from simulate.validation.predictions import ClosedForms, FormsRecord, judged_on
+from simulate.validation.predictions import NO_FORMS, FormsRecord, judged_on
 from treeopt.comparison.mismatch_warnings import choosing, differing_models, names_weights
 from treeopt.errors import counted
 from treeopt.planning.evaluator import PLAIN
@@ -178,7 +178,7 @@ class Comparison:
     predicted: Figures
     measured: Figures
     end_to_end: float
-    forms: ClosedForms = field(default_factory=ClosedForms)
+    forms: FormsRecord = NO_FORMS
     plain_s: tuple[float, float] | None = None
     grown: Grown | None = None
     whole: Estimate | None = None
@@ -207,7 +207,7 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     covered = sum(c.covered for c in comparisons)
     return {
         **_errors([c.error for c in comparisons]),
-        "closed_forms": {name: _form_errors(comparisons, name) for name in asdict(ClosedForms())},
+        "closed_forms": {name: _form_errors(comparisons, name) for name in FormsRecord.__struct_fields__},
         "end_to_end": _whole_errors(comparisons),
         "coverage": {
             "nominal": CONFIDENCE,
@@ -229,7 +229,7 @@ def comparison_record(comparisons: Sequence[Comparison]) -> dict[str, Any]:
                 "tree": c.tree and {"id": c.tree.id, "paths": [list(path) for path in c.tree.paths]},
                 "grown": c.grown and {name: getattr(c.grown, name) for name in ("kind", "settings", "nodes", "depth")},
                 "predicted": asdict(c.predicted),
-                "closed_forms": asdict(c.forms),
+                "closed_forms": structs.asdict(c.forms),
                 "measured": asdict(c.measured),
                 "end_to_end": c.end_to_end,
                 "end_to_end_predicted": c.whole and asdict(c.whole),

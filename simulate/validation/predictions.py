@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from simulate.paper_formulas import walltime_speedup, weight_speedup
 from simulate.profiles.profile import Profile
@@ -39,8 +39,11 @@ SCHEMA = "treeopt.predictions/1"
 class FormsRecord(Record, frozen=True):
     """Speedups by the closed forms; null where their inputs are not known."""
 
-    leviathan: Finite | None
-    coral: Finite | None
+    leviathan: Finite | None  # Theorem 3.8 of Leviathan et al., from the measured cost ratio and acceptance
+    coral: Finite | None  # Eq. 6 of CORAL, from the predicted tau and weight counts
+
+
+NO_FORMS = FormsRecord(None, None)
 
 
 class TreeFormsRecord(FormsRecord, frozen=True, kw_only=True):
@@ -70,19 +73,6 @@ class PredictionsRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA, kw_
 
 
 @dataclass(frozen=True)
-class ClosedForms:
-    """Speedups by published closed forms; None where their inputs are not known.
-
-    Attributes:
-        leviathan: Theorem 3.8 of Leviathan et al., from the measured cost ratio and acceptance.
-        coral: Eq. 6 of CORAL, from the predicted tau and weight counts.
-    """
-
-    leviathan: float | None = None
-    coral: float | None = None
-
-
-@dataclass(frozen=True)
 class Predictions:
     """Predictions for trees at batch sizes.
 
@@ -95,7 +85,7 @@ class Predictions:
     """
 
     plan: Plan
-    forms: Mapping[tuple[int, str], ClosedForms] = field(default_factory=dict)
+    forms: Mapping[tuple[int, str], FormsRecord] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
     whole: Mapping[tuple[int, str], Estimate] = field(default_factory=dict)
     said: str | None = field(default=None, compare=False)
@@ -106,7 +96,7 @@ class Predictions:
         return {
             "schema": SCHEMA,
             "plan": json.loads(to_json(self.plan)),
-            "closed_forms": [{"batch": b, "tree": tree, **asdict(forms)} for (b, tree), forms in self.forms.items()],
+            "closed_forms": [{"batch": b, "tree": of} | structs.asdict(forms) for (b, of), forms in self.forms.items()],
             "whole_runs": [{"batch": b, "tree": tree, **asdict(speedup)} for (b, tree), speedup in self.whole.items()],
             "meta": dict(self.meta),
         }
@@ -150,7 +140,7 @@ def closed_forms(
     cost: CostModel | None = None,
     weights: tuple[int, int] | None = None,
     context: int | None = None,
-) -> dict[tuple[int, str], ClosedForms]:
+) -> dict[tuple[int, str], FormsRecord]:
     """Return the closed-form speedups of every static tree of a plan, by batch size and tree id.
 
     Args:
@@ -176,7 +166,7 @@ def closed_forms(
                 draft, target = weights
                 tau = max(1.0, choice.tau.value)
                 coral = float(weight_speedup(tau=tau, gamma=tree.depth, draft_weights=draft, target_weights=target))
-            forms[entry.batch, tree.id] = ClosedForms(leviathan, coral)
+            forms[entry.batch, tree.id] = FormsRecord(leviathan, coral)
     return forms
 
 
@@ -218,7 +208,7 @@ def load_predictions(path: Path) -> Predictions:
                 f"was changed after it was written: its `sha256` is {written:.16}, its content's {actual:.16}"
             )
         read = read_record(record, PredictionsRecord)
-        forms = {(form.batch, form.tree): ClosedForms(form.leviathan, form.coral) for form in read.closed_forms}
+        forms = {(form.batch, form.tree): FormsRecord(form.leviathan, form.coral) for form in read.closed_forms}
         whole = {(run.batch, run.tree): Estimate(run.value, run.low, run.high) for run in read.whole_runs}
         return Predictions(plan_of(read.plan, "plan."), forms, read.meta, whole, read.sha256)
 

@@ -62,6 +62,12 @@ class Scenario:
         return self.fits is not False and not self.choice.plain
 
     @property
+    def plain_fits(self) -> bool:
+        """True unless plain decoding is known not to fit."""
+        most = None if self.memory is None else self.memory.batch()
+        return self.fits is not False if most is None else self.batch <= most
+
+    @property
     def surely(self) -> bool:
         """True if it pays and the whole interval of the speedup is above 1."""
         return self.pays and self.choice.speedup.low > 1
@@ -117,8 +123,13 @@ def explore(
         asked = search.changed(batch=tuple(sorted({*search.batch, *largest})), max_depth=min(limits, default=None))
         plan = search_pipeline.search(trace, place.cost, settings=asked, context=place.context)
         deepest = plan.meta["search"]["max_depth"]
+        for nodes, sizes in _smaller(plan, memory).items():
+            fewer = asked.changed(batch=sizes, max_nodes=nodes)
+            entries = search_pipeline.search(trace, place.cost, settings=fewer, context=place.context).entries
+            kept = (entry for entry in plan.entries if entry.batch not in sizes)
+            plan = replace(plan, entries=(*kept, *entries), switches=())
         plan = held(plan, memory, device=place.device, context=place.context)
-        for entry in plan.entries:
+        for entry in sorted(plan.entries, key=attrgetter("batch")):
             size = {"batch": entry.batch, "context": place.context}
             tree = entry.choice.tree
             scenario = Scenario(
@@ -137,6 +148,17 @@ def explore(
             scenarios.append(scenario)
         done(1)
     return tuple(scenarios)
+
+
+def _smaller(plan: Plan, memory: DeviceMemory) -> dict[int, tuple[int, ...]]:
+    """Return batch sizes whose tree does not fit, by the most nodes that do: each keeps a snapshot of states."""
+    sizes: dict[int, tuple[int, ...]] = {}
+    for entry in plan.entries:
+        if _holds(memory, entry.batch, entry.choice) is False:
+            fitting = (n for n in range(int(entry.choice.nodes), 0, -1) if (memory.batch(n) or 0) >= entry.batch)
+            if nodes := next(fitting, 0):
+                sizes[nodes] = (*sizes.get(nodes, ()), entry.batch)
+    return sizes
 
 
 def held(plan: Plan, memory: DeviceMemory | None, *, device: str, context: int) -> Plan:

@@ -122,10 +122,16 @@ def transfer(profile: Profile, *, measured_on: Roofline, to: Roofline, context: 
     _check_comparable(measured_on, to)
     before = sum(profile.context) // 2
     nearest_measured = min(max(context, profile.context[0]), profile.context[1])
+    farthest_first = sorted(profile.batches, key=lambda times: -abs(times.context - context))
+    nearest = {times.batch: times for times in farthest_first}
+    same_class = measured_on.device.generation == to.device.generation and to.devices == 1
+    across = SAME_CLASS_ERROR if same_class else ACROSS_CLASS_ERROR
     batches, errors = [], []
-    for times in _nearest_tables(profile.batches, context):
+    for _, times in sorted(nearest.items()):
+        works = [float(to.plain(batch=times.batch, context=c).work_s) for c in (nearest_measured, context)]
+        unseen = 1 - min(works) / max(works)  # share of a plain step's work in which the two contexts differ
+        errors.append(math.hypot(across, ACROSS_CLASS_ERROR * unseen))
         own = profile.relative_error if times.relative_error is None else times.relative_error
-        errors.append(_transfer_error(measured_on, to, batch=times.batch, seen=nearest_measured, context=context))
         batches.append(_carry_table(times, measured_on, to, before, context, math.hypot(own, errors[-1])))
     error = max(errors)
     note = {"from": measured_on.label, "to": to.label, "relative_error": error, "context": [before, context]}
@@ -152,30 +158,6 @@ def _check_comparable(measured_on: Roofline, to: Roofline) -> None:
             "differs; name as many "
             "devices on both sides"
         )
-
-
-def _nearest_tables(tables: Sequence[BatchTimes], context: int) -> tuple[BatchTimes, ...]:
-    """Return for each batch size the table that was measured nearest to a context."""
-    farthest_first = sorted(tables, key=lambda times: -abs(times.context - context))
-    nearest = {times.batch: times for times in farthest_first}
-    return tuple(nearest[batch] for batch in sorted(nearest))
-
-
-def _transfer_error(measured_on: Roofline, to: Roofline, *, batch: int, seen: int, context: int) -> float:
-    """Return the error of the transfer at one batch size, as a share.
-
-    Args:
-        measured_on: the measured device.
-        to: the other device.
-        batch: sequences.
-        seen: the measured context nearest to `context`.
-        context: tokens per sequence in the cache on the other device.
-    """
-    same_class = measured_on.device.generation == to.device.generation and to.devices == 1
-    across = SAME_CLASS_ERROR if same_class else ACROSS_CLASS_ERROR
-    works = [float(to.plain(batch=batch, context=tokens).work_s) for tokens in (seen, context)]
-    unseen = 1 - min(works) / max(works)  # share of a plain step's work in which the two contexts differ
-    return math.hypot(across, ACROSS_CLASS_ERROR * unseen)
 
 
 def _carry_table(

@@ -76,9 +76,10 @@ def acceptance(trace: Trace) -> dict[str, Any]:
         "tau_chain": asdict(ratio(counts.committed, counts.steps)),
     }
     for size in SIZES:
-        best = max((improve(fit, nodes=size, depth=d) for d in range(1, fit.depth + 1)), key=lambda r: r.counts.tau)
-        judged = replay_tree(best.tree, held)
-        found[f"tau_tree_{size}"] = asdict(ratio(judged.committed, judged.steps)) | {"depth": best.tree.depth}
+        grown = (improve(fit, nodes=size, depth=d) for d in range(1, fit.depth + 1))
+        best = max(grown, key=lambda tree: replay_tree(tree, fit).tau)
+        judged = replay_tree(best, held)
+        found[f"tau_tree_{size}"] = asdict(ratio(judged.committed, judged.steps)) | {"depth": best.depth}
     return found
 
 
@@ -122,7 +123,7 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
     from executor.runners.runner import Requests
     from executor.target.load_hf_model import load_target, prepare
     from executor.target.tokenizer import load_tokenizer
-    from executor.validation import compare
+    from executor.validation import LiveComparison
     from treeopt.planning.search_pipeline import search
 
     profile = load_profile(settings.profiles / f"{name}-cpu.json")
@@ -137,7 +138,8 @@ def measured(name: str, trace: Trace, settings: Settings) -> list[dict[str, Any]
     chosen = Plan(tuple(replace(entry, compared=()) for entry in plan.entries), plan.meta)
     speculative = Plan(tuple(e for e in chosen.entries if e.choice.tree is not None), plan.meta)
     runner, asked = LoopRunner(target, drafter), Requests(tokens, settings.new_tokens, stop=[0])
-    live = compare(runner, speculative, asked, blocks=settings.blocks) if speculative.entries else []
+    measured = LiveComparison(runner, speculative, asked, blocks=settings.blocks)
+    live = measured.run() if speculative.entries else []
     found = []
     for entry in chosen.entries:
         tree = entry.choice.tree

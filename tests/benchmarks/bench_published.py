@@ -62,7 +62,7 @@ def eagle2_defaults(file: Path) -> list[dict[str, Any]]:
             "EAGLE-2 defaults (59 nodes, 6 levels, top 10)",
             None,
             found.tau,
-            float(found.seconds.sum() / found.steps.sum()),
+            found.per_step(found.seconds),
             speedup,
             Grown("eagle2", {}, nodes=59, depth=6),
             judge.loss(found.seconds, judge.seconds(entry.choice.tree, entry.batch)),

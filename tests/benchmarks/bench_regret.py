@@ -124,7 +124,7 @@ def regrets(trace: Trace, *, nodes: int) -> dict[str, dict[str, float]]:
     found = {}
     for name, objective in OBJECTIVES.items():
         least = float((objective.prices(trace) @ steps.T).max(axis=0).min())
-        improved = improve(trace, nodes=nodes, depth=trace.depth, objective=objective).counts
+        improved = replay_tree(improve(trace, nodes=nodes, depth=trace.depth, objective=objective), trace)
         found[name] = {
             "improved": _regret(improved, objective, trace, least),
             "averaged": _regret(average, objective, trace, least),

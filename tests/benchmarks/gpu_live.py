@@ -22,7 +22,7 @@ from executor.recording.collect_trace import collect
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import Requests
 from executor.target.target_model import Target
-from executor.validation import compare, runs_of
+from executor.validation import LiveComparison
 from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.acceptance_rules import Greedy
 from executor.verification.temperature_top_k_top_p import Warp
@@ -144,12 +144,13 @@ class _Case:
         slow = self._sampled or self._policies
         requests = TINY[batch] if self._tiny else REQUESTS[batch] // (3 if slow else 1)
         asked = Requests(self._load()[2][:requests], self._new, [0])
-        whole = whole_runs(plan, hold_out(self._trace)[1], costs, runs_of(plan, runner, asked, blocks=2))
+        live = LiveComparison(runner, plan, asked, blocks=2)
+        whole = whole_runs(plan, hold_out(self._trace)[1], costs, live.sizes)
         predictions = Predictions(plan, meta={"provenance": this_run()}, whole=whole)
         save_predictions(predictions, self._output / f"live-{self.name}-{batch}.predictions.json")
         print(f"live: {self.name}, batch {batch}: predicted, sha256 {predictions.sha256}", flush=True)
         begun = time.monotonic()
-        comparisons = compare(runner, plan, asked, blocks=2, whole=whole)
+        comparisons = live.run(whole=whole)
         record = comparison_record(comparisons)
         cells = [
             cell

@@ -1,33 +1,35 @@
 """Rules for Hypothesis, and what limits mean in words that share nothing with the rules."""
 
+from collections.abc import Callable
+
 from hypothesis import strategies as st
 
 from treeopt.constraints import (
-    ChainOnly,
     Constraint,
-    ContiguousRanks,
-    DepthAtLeast,
-    DepthAtMost,
     Limits,
-    NodesAtMost,
-    RanksBelow,
+    chains_only,
+    contiguous_ranks,
+    depth_at_least,
+    depth_at_most,
+    nodes_at_most,
+    ranks_below,
 )
 from treeopt.tree import Tree
 
 SOURCE = "engine/file.py"
 
 
-def _of(made: type, *arguments: st.SearchStrategy) -> st.SearchStrategy[Constraint]:
+def _of(made: Callable[..., Constraint], *arguments: st.SearchStrategy) -> st.SearchStrategy[Constraint]:
     return st.builds(made, *arguments, source=st.just(SOURCE))
 
 
 rule = (
-    _of(RanksBelow, st.integers(1, 4))
-    | _of(DepthAtMost, st.integers(1, 4))
-    | _of(NodesAtMost, st.integers(1, 9))
-    | _of(ContiguousRanks)
-    | _of(ChainOnly)
-    | _of(DepthAtLeast, st.integers(1, 3))
+    _of(ranks_below, st.integers(1, 4))
+    | _of(depth_at_most, st.integers(1, 4))
+    | _of(nodes_at_most, st.integers(1, 9))
+    | _of(contiguous_ranks)
+    | _of(chains_only)
+    | _of(depth_at_least, st.integers(1, 3))
 )
 rules = st.lists(rule, max_size=4)
 

@@ -1,6 +1,6 @@
 """Random trees and traces for Hypothesis, traces by hand or drawn from a model, equality of traces."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -120,17 +120,17 @@ def traces(
     if not parts:
         return plain
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    (
-        has_accept,
-        has_kept,
-        has_draft,
-        has_entropy,
-        has_candidates,
-        has_domain,
-        has_prompts,
-        has_drafted,
-        has_confidence,
-    ) = draw(st.tuples(*[st.booleans()] * 9))
+    made: dict[str, Callable[[], Any]] = {
+        **dict.fromkeys(("accept", "kept", "draft_prob"), lambda: _probabilities(rng, anchors, depth, width)),
+        "draft_entropy": lambda: rng.exponential(size=(anchors, depth)).astype(np.float16),
+        "target_entropy": lambda: rng.exponential(size=anchors).astype(np.float16),
+        "drafted": lambda: _drafted(rng, plain.rank),
+        "confidence": lambda: rng.random((anchors, depth)).astype(np.float16),
+        "candidates": lambda: _candidates(rng, anchors),
+        "domain": lambda: rng.integers(0, len(names), len(lengths)).astype(np.int16),
+        "prompt_tokens": lambda: rng.integers(1, 2**31, len(lengths)).astype(np.int32),
+    }
+    chosen = draw(st.sets(st.sampled_from(sorted(made))))
     steps = draw(st.lists(st.integers(1, 3), min_size=len(lengths), max_size=len(lengths)))
     names = draw(st.lists(st.text(max_size=5), min_size=1, max_size=3))
     return Trace(
@@ -139,17 +139,8 @@ def traces(
         rank=plain.rank,
         width=width,
         meta=draw(metas),
-        accept=_probabilities(rng, anchors, depth, width) if has_accept else None,
-        kept=_probabilities(rng, anchors, depth, width) if has_kept else None,
-        draft_prob=_probabilities(rng, anchors, depth, width) if has_draft else None,
-        draft_entropy=rng.exponential(size=(anchors, depth)).astype(np.float16) if has_entropy else None,
-        target_entropy=rng.exponential(size=anchors).astype(np.float16) if has_entropy else None,
-        drafted=_drafted(rng, plain.rank) if has_drafted else None,
-        confidence=rng.random((anchors, depth)).astype(np.float16) if has_confidence else None,
-        candidates=_candidates(rng, anchors) if has_candidates else None,
-        domain=rng.integers(0, len(names), len(lengths)).astype(np.int16) if has_domain else None,
-        domain_names=tuple(names) if has_domain else (),
-        prompt_tokens=rng.integers(1, 2**31, len(lengths)).astype(np.int32) if has_prompts else None,
+        domain_names=tuple(names) if "domain" in chosen else (),
+        **{name: made[name]() for name in sorted(chosen)},
     )
 
 

@@ -48,9 +48,10 @@ from tests.helpers.fuzzing import (
     text_bytes,
 )
 from tests.helpers.models import small_target
+from tests.helpers.source_texts import LOG, META, PROMETHEUS, RESPONSE
 from tests.system.test_data import byte_tokenizer
 from treeopt.api.report_files import report_page
-from treeopt.cli.options.value_types import Static
+from treeopt.cli.options.value_types import STATIC
 from treeopt.cost_model import StepShape
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.plans import load_plan, to_json
@@ -181,7 +182,7 @@ def _use_words(path: Path) -> None:
     import click
 
     try:
-        Static().convert(path.read_bytes().decode("utf-8", "replace"), None, None)
+        STATIC.convert(path.read_bytes().decode("utf-8", "replace"), None, None)
     except click.UsageError as error:
         raise UsageError(error.format_message()) from error
 
@@ -300,61 +301,30 @@ def _small_profiles() -> list[str]:
 
 CONFIGURATIONS = [
     *text("data/models/stdlib-llama/config.json", "data/models/stdlib-eagle3/config.json"),
-    json.dumps(
-        {
-            "model_type": "qwen3_moe",
-            "num_hidden_layers": 2,
-            "hidden_size": 8,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 4,
-            "intermediate_size": 16,
-            "moe_intermediate_size": 8,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "vocab_size": 32,
-            "max_position_embeddings": 64,
-            "sliding_window": 16,
-            "use_sliding_window": True,
-            "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4},
-            "quantization_config": {"quant_method": "fp8"},
-            "layer_types": ["full_attention", "sliding_attention"],
-        }
-    ),
+    """
+    {"model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 4, "head_dim": 4,
+    "num_key_value_heads": 2, "intermediate_size": 16, "moe_intermediate_size": 8, "num_experts": 8,
+    "num_experts_per_tok": 2, "vocab_size": 32, "max_position_embeddings": 64, "sliding_window": 16,
+    "use_sliding_window": true, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0},
+    "quantization_config": {"quant_method": "fp8"}, "layer_types": ["full_attention", "sliding_attention"]}
+    """,
 ]
 DATA = [
     *(json.dumps(called(spelling) | {"tools": [WEATHER], "system": "s"}) for spelling in SPELLINGS.values()),
-    json.dumps({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "id": 1}),
-    json.dumps(
-        {
-            "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "thinking", "thinking": "b"}]},
-                {"role": "assistant", "content": "a", "reasoning_content": "b", "weight": 0},
-            ]
-        }
-    ),
-    json.dumps({"question_id": 1, "category": "c", "turns": ["a", "b"]}),
-    json.dumps({"instruction": "a", "input": "b", "output": "c"}) + "\n" + json.dumps({"data": ["a", "b"]}),
-    json.dumps({"conversation": [{"human": "a", "assistant": "b"}], "body": {"messages": [], "tools": []}}),
-    json.dumps({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "ai", "content": "b"}]}),
-    json.dumps(
-        {
-            "text": "a b",
-            "prompt": "a",
-            "cut": True,
-            "tokenizer": "x",
-            "sequences": [{"tokens": [1, 2], "learnt": [[0, 1]]}],
-        }
-    )
-    + "\n"
-    + json.dumps({"text": "b"}),
-    json.dumps([{"text": "b"}, {"turns": ["a"]}]),
+    '{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "id": 1}',
+    '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "thinking", "thinking": "b"}]},'
+    '{"role": "assistant", "content": "a", "reasoning_content": "b", "weight": 0}]}',
+    '{"question_id": 1, "category": "c", "turns": ["a", "b"]}',
+    '{"body": {"messages": [], "tools": []}}',
+    '{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "ai", "content": "b"}]}',
+    '{"text": "a b", "prompt": "a", "cut": true, "tokenizer": "x", "sequences": '
+    '[{"tokens": [1, 2], "learnt": [[0, 1]]}]}\n{"text": "b"}',
+    '[{"text": "b"}, {"turns": ["a"]}]',
 ]
 TREES = [
     "[[0], [0, 0], [1]]",
     "mc_sim = [(0,), (0, 0), (1,)]\nother = [(0,)]",
-    '{"roots": [[0], [1, 2]], "branches": [[2], [0, 0]], '
-    '"Successors": [[1, 2], [], []], "size": 3, "depth": [0, 1, 1], "mask": [[1, 0, 0], [1, 1, 0], [1, 0, 1]]}',
+    '{"Successors": [[1, 2], [], []], "size": 3}',
     "speculative_config:\n  eagle_choices: [[0], [0, 0]]\n  max_draft_len: 2\n",
     '--medusa_choices="[[0], [0, 0]]"',
     "5",
@@ -367,50 +337,20 @@ TREES = [
 OUTPUTS = constants(
     *(TESTS / "traces" / "importers" / "sources").glob("*.py"), ROOT / "tests/helpers/source_texts.py", shortest=30
 )
-OUTPUTS += [
-    'vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 100.0\n'
-    'vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 300.0\n'
-    'vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 170.0\n'
-    + "".join(
-        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="m",position="{i}"}} {n}.0\n'
-        for i, n in enumerate((80, 60, 30))
-    ),
-    json.dumps(
-        {"meta_info": {"spec_correct_drafts_histogram": [3, 2, 1], "spec_verify_ct": 6, "completion_tokens": 10}}
-    ),
-    "".join(json.dumps({"accept_lengths": [[1, 2, 3], [2, 2]]}) + "\n" for _ in range(2)),
-    "slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens\n" * 3,
-    "SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 1.00 tokens/s, Drafted throughput: 2.00 "
-    "tokens/s, Accepted: 150 tokens, Drafted: 300 tokens, Per-position acceptance rate: 0.800, 0.500, 0.200, Avg Draft "
-    "acceptance rate: 50.0%\n" * 3,
-]
+OUTPUTS += [LOG, META, PROMETHEUS, RESPONSE]
+OUTPUTS += ['{"accept_lengths": [[1, 2, 3], [2, 2]]}\n' * 2]
+OUTPUTS += ["slot update_slots: id  3 | task 0 | accepted  1/ 5 draft tokens\n" * 3]
 TIMES = [
     "batch,drafted,step_ms\n1,0,10\n1,1,11\n1,2,12.5\n4,0,20\n4,1,21\n",
     "batch, drafted, tokens_per_s, tau\n1,0,100,1\n1,1,150,1.6\n",
-    "\n".join(
-        json.dumps(
-            {
-                "batch_size": 1,
-                "steps": s,
-                "topk": k,
-                "num_draft_tokens": d,
-                "acc_length": 1.5,
-                "step_time": 0.01,
-                "speed": 100.0,
-            }
-        )
-        for s, k, d in ((0, 0, 0), (1, 1, 2), (3, 4, 8))
-    ),
 ]
 REQUESTS = [
     '{"prompt_tokens": 5, "tokens": 7, "arrived_s": 0.5}\n{"prompt_tokens": 6, "tokens": 8, "arrived_s": 1}\n',
     '{"prompt_tokens": 5, "tokens": 7}\n',
 ]
 RUN = [
-    json.dumps({"schema": "treeopt.work/1", "settings": {}})
-    + "\n"
-    + json.dumps({"request": {"request": 0, "committed": [1, 2], "drafted": [0, 2], "tokens": [1, 2, 3]}})
-    + "\n"
+    '{"schema": "treeopt.work/1", "settings": {}}\n'
+    '{"request": {"request": 0, "committed": [1, 2], "drafted": [0, 2], "tokens": [1, 2, 3]}}\n'
 ]
 NUMBERS = [
     "0.6,0.2,0.1\n0.5,0.2,0.1\n",

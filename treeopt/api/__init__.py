@@ -2,8 +2,7 @@
 
 * `file_loading`: `import_trace`, `load_trace`, `load_profile`, `load_plan`, `load_tree`, and values given by path.
 * `search_trace`: `search`, the fastest tree for each batch size.
-* `simulate_requests`: `simulate`, a run of all requests or a server's days.
-* `give_verdict`: `verdict`, no speculation, a fixed length, a schedule or adaptive verification.
+* `simulate_requests`: `simulate`, a run of all requests or a server's days; `verdict`, which draft lengths pay.
 * `whatif_devices`: `whatif`, devices, batch sizes and contexts that were not measured.
 * `compare_traces`: `compare`, drafters side by side.
 * `validate_plan`: `validate`, predicted beside measured.

@@ -67,7 +67,10 @@ def compare(
     costs: dict[str, CostModel] = {}
     for number, (name, source) in enumerate(named.items()):
         trace, file = as_trace(source, ranks_only=True)
-        trace = _first(trace, settings.requests, file or name)
+        if settings.requests is not None:
+            if settings.requests > trace.requests:
+                raise UsageError(f"--requests {settings.requests}: {file or name} has {trace.requests}: give fewer")
+            trace = trace.select(np.arange(settings.requests))
         if settings.batch:
             costs[name] = as_profile(None if profiles is None else profiles[number], trace, file)
             warn(model_warnings(f"trace {name} and its profile", trace.meta, costs[name].meta))
@@ -106,16 +109,3 @@ def names_of_figures(figures: Sequence[Trace]) -> dict[str, Trace]:
     if len(named) < len(figures):
         raise UsageError(f"a figure is given twice among {', '.join(named)}")
     return named
-
-
-def _first(trace: Trace, requests: int | None, source: Path | str) -> Trace:
-    """Return the first requests of a trace, this many.
-
-    Raises:
-        UsageError: there are fewer.
-    """
-    if requests is None:
-        return trace
-    if requests > trace.requests:
-        raise UsageError(f"--requests {requests}: {source} has {trace.requests}: give fewer")
-    return trace.select(np.arange(requests))

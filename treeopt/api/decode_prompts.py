@@ -1,8 +1,8 @@
 """`treeopt.decode`: continue prompts with a target, a drafter and a tree, in treeopt's own loop."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from treeopt.api.runners import graphs_used
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
 from treeopt.errors import ExecutorError, PlanError, UsageError, counted
 from treeopt.planning.search_warnings import position_warnings
-from treeopt.plans import Choice, Plan
+from treeopt.plans import Plan
 from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.policies.policy import setting_names
 from treeopt.policies.policy_kinds import identity as policy_identity
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from executor.target.target_model import Target
 
 SCHEMA = "treeopt.decode/1"
-
-Begun = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +104,10 @@ class DecodeSettings(Settings):
             name = f"{self.plan}: is" if isinstance(self.plan, Path | str) else "the plan is"
             raise UsageError(f"{name} for batch {sizes}: choose one with --batch")
         entry = plan.entry(self.batch)
-        return _shape(entry.choice), entry.batch, plan
-
-
-def _shape(choice: Choice) -> Tree | Policy:
-    if choice.grown is None:
-        return choice.tree or EMPTY
-    if choice.grown.policy is None:
-        raise PlanError(f"the plan's choice {choice.grown.kind} is a bound, not a policy that can run")
-    return choice.grown.policy
+        grown = entry.choice.grown
+        if grown is not None and grown.policy is None:
+            raise PlanError(f"the plan's choice {grown.kind} is a bound, not a policy that can run")
+        return (grown and grown.policy) or entry.choice.tree or EMPTY, entry.batch, plan
 
 
 class Watcher:
@@ -167,7 +160,7 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
         raise UsageError(f"--stream needs batch 1, got batch {batch}")
     if shape.nodes and settings.models.drafter is None:
         raise UsageError("a tree needs --drafter; without a drafter omit --plan, --tree and --dynamic")
-    begun = _begun(settings.output) if settings.resume else None
+    before, earlier = _begun(settings.output if settings.resume else None)
     target, drafter = load_target_and_drafter(settings.models, shape)
     if settings.compiled:
         target.compile()
@@ -177,18 +170,22 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
     from executor.target.tensor_parallel import is_main_rank
     from executor.verification.acceptance_rules import rule_meta
 
-    if begun is not None:
-        compute_as_recorded(target, drafter, begun[0].get("provenance"))
+    if before is not None:
+        compute_as_recorded(target, drafter, before.get("provenance"))
     rule = settings.sampling.rule_for(target)
     graphs = graphs_used(settings.graphs, target, drafter, shape)
     decoder = Decoder(target, drafter, tree=shape, batch=batch, rule=rule, graphs=graphs)
     stop = [] if settings.ignore_end else requests.stop
-    meta = {**_meta(decoder, requests.tokens), **_conditions(settings, stop)}
+    meta = _meta(decoder, requests.tokens, settings, stop)
     longest = [len(prompt) + settings.new_tokens for prompt in requests.tokens]
     warn(position_warnings(look(meta, "drafter", "positions"), longest, "may pass"))
     if plan is not None:
         warn([*plan_model_warnings(plan, meta, graphs=graphs), *plan_rule_warnings(plan, rule_meta(rule))])
-    earlier = _continued(settings.output, begun, meta)
+    if before is not None and settings.output is not None:
+        both = (before, json.loads(json.dumps(meta)))
+        check_same_settings(
+            settings.output, *({key: of[key] for key in sorted(of.keys() - {"provenance", "device"})} for of in both)
+        )
     main = is_main_rank()
     run = _Run(decoder, requests, settings, stop, (watcher or Watcher()) if main else Watcher())
     gathered, records = run.decode({record["request"] for record in earlier}, meta, write=main)
@@ -199,32 +196,18 @@ def decode(*, settings: DecodeSettings, watcher: Watcher | None = None) -> Recor
     return Record({"schema": SCHEMA, "meta": meta, "counts": _counts(gathered), "requests": records})
 
 
-def _conditions(settings: DecodeSettings, stop: Collection[int]) -> dict[str, Any]:
-    """Return the settings that texts depend on."""
-    return {
-        **asdict(settings.sampling),
-        "rule": settings.sampling.name,
-        "skip": settings.source.skip,
-        "new_tokens": settings.new_tokens,
-        "stop": list(stop),
-        "audit": settings.audit,
-    }
-
-
-def _begun(output: Path | None) -> Begun | None:
-    """Return meta and records of an interrupted output.
+def _begun(output: Path | None) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """Return meta and records of an interrupted output; None and no records without one.
 
     Raises:
         UsageError: the file is not such an output.
     """
     from executor.decoding.self_test import Audit
 
-    if output is None:
-        return None
     try:
-        lines = read_lines(output, SCHEMA)
+        lines = None if output is None else read_lines(output, SCHEMA)
         if lines is None:
-            return None
+            return None, []
         meta, records = read_field(lines[0], "meta", dict[str, Any], "line 1"), lines[1]
         for number, record in enumerate(records, 2):
             read_field(record, "request", Integer, f"line {number}")
@@ -233,20 +216,6 @@ def _begun(output: Path | None) -> Begun | None:
     except RecordError as error:
         raise UsageError(f"--resume {output}: {error}") from error
     return meta, records
-
-
-def _continued(output: Path | None, begun: Begun | None, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the records of an interrupted output; every setting that texts depend on must be as it was.
-
-    Raises:
-        UsageError: a setting differs.
-    """
-    if output is None or begun is None:
-        return []
-    settings = (begun[0], json.loads(json.dumps(meta)))
-    before, now = ({key: of[key] for key in sorted(of.keys() - {"provenance", "device"})} for of in settings)
-    check_same_settings(output, before, now)
-    return begun[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +240,10 @@ class _Run:
             note([self.decoder.memory(prompts, new_tokens=new_tokens)])
         gathered, text, records = Gathered(), TextStream(self.requests.tokenizer), []
         steps = self.decoder.steps(prompts, new_tokens=new_tokens, stop=self.stop)
-        with _writer(self.settings.output if write else None, meta) as put, self.watcher.running(len(waiting)):
+        output = self.settings.output if write else None
+        head = {"schema": SCHEMA, "meta": meta}
+        writer = nullcontext(lambda record: None) if output is None else appended(output, head)
+        with writer as put, self.watcher.running(len(waiting)):
             for step in steps:
                 if self.watcher.streams:
                     self.watcher.piece(text.put(step.committed[0], last=step.ended[0]))
@@ -304,8 +276,10 @@ class _Run:
         return record
 
 
-def _meta(decoder: "Decoder", tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return identity of the models, tree, batch, prompts, device and provenance."""
+def _meta(
+    decoder: "Decoder", tokens: Sequence[Sequence[int]], settings: DecodeSettings, stop: Collection[int]
+) -> dict[str, Any]:
+    """Return identity of models, tree, batch, prompts, device and provenance, and the settings that texts depend on."""
     from executor.models import device_name, identity, run_provenance, tokens_hash
 
     shape = decoder.tree
@@ -316,17 +290,13 @@ def _meta(decoder: "Decoder", tokens: Sequence[Sequence[int]]) -> dict[str, Any]
         "prompts_sha256": tokens_hash(tokens),
         "device": device_name(decoder.target.device),
         "provenance": run_provenance(decoder.target, decoder.drafter),
+        **asdict(settings.sampling),
+        "rule": settings.sampling.name,
+        "skip": settings.source.skip,
+        "new_tokens": settings.new_tokens,
+        "stop": list(stop),
+        "audit": settings.audit,
     }
-
-
-@contextmanager
-def _writer(output: Path | None, meta: Mapping[str, Any]) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield what writes a finished request to the output, or nowhere."""
-    if output is None:
-        yield lambda record: None
-        return
-    with appended(output, {"schema": SCHEMA, "meta": meta}) as put:
-        yield put
 
 
 def _summary(gathered: "Gathered", decoder: "Decoder") -> str:

@@ -1,6 +1,7 @@
 """`treeopt.collect`: record what the target or an engine writes, and what a drafter gets right of it."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
@@ -24,6 +25,7 @@ from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from executor.drafters.base.drafter import Drafter
+    from executor.runners.engine_runner import EngineRunner
     from executor.target.target_model import Target
 
 # Settings of a recording.
@@ -137,14 +139,15 @@ def collect(
     if settings.cluster.ray is not None:
         return _on_ray(settings, folder, progress, merged=merged)
     if settings.models.drafter is None:
-        requests, texts = load_prompts(settings.models, None, settings.source), _EngineTexts(settings)
-        return texts.own_steps(requests, work, progress)
+        return _own_steps(settings, load_prompts(settings.models, None, settings.source), work, progress)
     target, drafter, requests, how = _loaded(settings)
     from executor.recording.collect_trace import collect as record
+    from executor.recording.engine_steps import engine_texts
     from executor.target.tensor_parallel import processes
 
     if engine.engine is not None:
-        how["texts"] = written = _EngineTexts(settings).written(requests, work, progress)
+        with _engine_records(settings, requests, work, progress) as (_, _, records):
+            how["texts"] = written = engine_texts(records)
         size = target.vocabulary
         outside = next((i for i, text in enumerate(written) if any(not 0 <= token < size for token in text)), None)
         if outside is not None:
@@ -200,59 +203,40 @@ def _on_ray(settings: CollectSettings, folder: Path | None, progress: Progress, 
             return gather(head, shards, folder=folder, merged=merged)
 
 
-class _EngineTexts:
-    """What an engine writes after prompts, with drafts of one length."""
+@contextmanager
+def _engine_records(
+    settings: CollectSettings, requests: Requests, work: Path | None, progress: Progress
+) -> "Iterator[tuple[EngineRunner, WorkFile, list[Any]]]":
+    """Yield an engine that has written texts after prompts, its work file, and the record of each request."""
+    from executor.models import tokens_hash
+    from executor.recording.engine_steps import record_requests
+    from executor.runners.engine_runner import EngineRunner
+    from executor.runners.runner import resumable
+    from treeopt.engines.driver import EngineRequest
 
-    def __init__(self, settings: CollectSettings) -> None:
-        from executor.runners.engine_runner import EngineRunner
-
-        runner = open_runner(settings.models, settings.engine)
-        assert isinstance(runner, EngineRunner)
-        runner.concurrency = settings.batch
-        self._runner: EngineRunner = runner
-        self._settings, self._length = settings, settings.length
-        runner.driver.longest = self._length
-
-    def written(self, requests: Requests, work: Path | None, progress: Progress) -> list[list[int]]:
-        """Return the texts as token ids."""
-        from executor.recording.engine_steps import engine_texts
-
-        with self._kept(requests, work) as kept, self._runner:
-            return engine_texts(self._records(requests, kept, progress))
-
-    def own_steps(self, requests: Requests, work: Path | None, progress: Progress) -> Trace:
-        """Return the trace of the engine's own steps: those of a run, or one at every position of its texts."""
-        from executor.recording.engine_steps import engine_texts, every_anchor_trace, visited_trace
-
-        with self._kept(requests, work) as kept, self._runner as runner:
-            records = self._records(requests, kept, progress)
-            meta = {**runner.record, "new_tokens": self._settings.new_tokens, "provenance": runner.provenance}
-            meta["engine"]["drafted"] = self._length
-            if not self._settings.every_anchor:
-                steps = [record.steps for record in records]
-                return visited_trace(steps, depth=self._length, meta=meta, seed=self._settings.sampling.seed)
-            texts = engine_texts(records)
-            with progress("measuring anchors", sum(len(text) - 1 for text in texts)) as advance:
-                return every_anchor_trace(
-                    runner, requests.tokens, texts, depth=self._length, meta=meta, work=kept, progress=advance
-                )
-
-    def _kept(self, requests: Requests, work: Path | None) -> WorkFile:
-        """Return the work file of these requests."""
-        from executor.models import tokens_hash
-        from executor.runners.runner import resumable
-
-        settings = {
-            "prompts": tokens_hash(requests.tokens),
-            "new_tokens": self._settings.new_tokens,
-            "drafted": self._length,
-        }
-        return WorkFile(work, settings | resumable(self._runner.record))
-
-    def _records(self, requests: Requests, kept: WorkFile, progress: Progress) -> list[Any]:
-        from executor.recording.engine_steps import record_requests
-        from treeopt.engines.driver import EngineRequest
-
-        asked = [EngineRequest(tuple(prompt), self._settings.new_tokens) for prompt in requests.tokens]
+    runner, length = open_runner(settings.models, settings.engine), settings.length
+    assert isinstance(runner, EngineRunner)
+    runner.concurrency, runner.driver.longest = settings.batch, length
+    head = {"prompts": tokens_hash(requests.tokens), "new_tokens": settings.new_tokens, "drafted": length}
+    asked = [EngineRequest(tuple(prompt), settings.new_tokens) for prompt in requests.tokens]
+    with WorkFile(work, head | resumable(runner.record)) as kept, runner:
         with progress("decoding", len(asked)) as advance:
-            return record_requests(self._runner, asked, draft=self._length, work=kept, progress=advance)
+            records = record_requests(runner, asked, draft=length, work=kept, progress=advance)
+        yield runner, kept, records
+
+
+def _own_steps(settings: CollectSettings, requests: Requests, work: Path | None, progress: Progress) -> Trace:
+    """Return the trace of an engine's own steps: those of a run, or one at every position of its texts."""
+    from executor.recording.engine_steps import engine_texts, every_anchor_trace, visited_trace
+
+    with _engine_records(settings, requests, work, progress) as (runner, kept, records):
+        meta = {**runner.record, "new_tokens": settings.new_tokens, "provenance": runner.provenance}
+        meta["engine"]["drafted"] = depth = settings.length
+        if not settings.every_anchor:
+            steps = [record.steps for record in records]
+            return visited_trace(steps, depth=depth, meta=meta, seed=settings.sampling.seed)
+        texts = engine_texts(records)
+        with progress("measuring anchors", sum(len(text) - 1 for text in texts)) as advance:
+            return every_anchor_trace(
+                runner, requests.tokens, texts, depth=depth, meta=meta, work=kept, progress=advance
+            )

@@ -18,7 +18,7 @@ from treeopt.report.html_page import Finding, Page, Problem
 from treeopt.report.slider_model import slider_data
 from treeopt.results.kinds import RESULTS, ResultKind
 from treeopt.storage.json_records import RecordError
-from treeopt.storage.provenance import this_run
+from treeopt.storage.provenance import look, this_run
 from treeopt.storage.user_files import check_pointer, checksum, open_regular, read_bytes, why
 from treeopt.traces.resumable_shards import MANIFEST, ranks_of
 from treeopt.traces.trace import Trace
@@ -59,18 +59,18 @@ class Inputs:
 
 def read_files(files: Iterable[Path | str]) -> Inputs:
     """Read files, each once; one that cannot be read is a problem."""
-    inputs, times = Inputs(), dict[Path, int]()
-    given = dict[Path, Path]()
+    inputs, given = Inputs(), dict[str, list[Path]]()
     for path in map(Path, files):
-        place = Path(os.path.realpath(path))
-        given.setdefault(place, path)
-        times[place] = times.get(place, 0) + 1
-    for path, name in _names(list(given.values())).items():
-        if (count := times[Path(os.path.realpath(path))]) > 1:
+        given.setdefault(os.path.realpath(path), []).append(path)
+    names = [visible(paths[0].name or str(paths[0])) for paths in given.values()]
+    for (path, *others), short in zip(given.values(), names, strict=True):
+        name = short if names.count(short) == 1 else visible(str(path))
+        if (count := 1 + len(others)) > 1:
             inputs.notes.append(f"{name} was given {'twice' if count == 2 else f'{count} times'} and is shown once.")
         try:
             kind, value = _read(path)
-            inputs.read.append(ResultFile(name, _source(path, name), kind, value))
+            source = name if path.is_dir() else f"{name}, sha256 {checksum(path)[:16]}"
+            inputs.read.append(ResultFile(name, source, kind, value))
         except FileNotFoundError:
             inputs.problems.append(Problem(name, "there is no such file"))
         except OSError as error:
@@ -78,18 +78,6 @@ def read_files(files: Iterable[Path | str]) -> Inputs:
         except TreeoptError as error:
             inputs.problems.append(Problem(name, str(error).removeprefix(f"{visible(str(path))}: ")))
     return inputs
-
-
-def _names(paths: list[Path]) -> dict[Path, str]:
-    """Return files with the names that the page gives them: with the folder where two files share a name."""
-    names = [visible(path.name or str(path)) for path in paths]
-    return {
-        path: name if names.count(name) == 1 else visible(str(path)) for path, name in zip(paths, names, strict=True)
-    }
-
-
-def _source(path: Path, name: str) -> str:
-    return name if path.is_dir() else f"{name}, sha256 {checksum(path)[:16]}"
 
 
 def _read(path: Path) -> tuple[ResultKind, Any]:
@@ -113,9 +101,13 @@ def _read(path: Path) -> tuple[ResultKind, Any]:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UsageError(_not_json(data, error)) from error
-    kind = _kind(record)
+    schema, kind = look(record, "schema"), None
+    if isinstance(schema, str):
+        kind = RESULTS.find(lambda kind: schema == kind.schema)
+    elif isinstance(record, list) and record and isinstance(record[0], dict) and "texts_equal" in record[0]:
+        kind = RESULTS["acceptance"]
     if kind is None:
-        raise UsageError(_no_result(record))
+        raise UsageError(_no_result(schema))
     if kind.read:
         return kind, load(kind.read)(path)
     try:
@@ -123,14 +115,6 @@ def _read(path: Path) -> tuple[ResultKind, Any]:
     except RecordError as error:
         reason = f"no whole result of `treeopt {kind.command}`: {error}; run it again"
         raise UsageError(reason) from error
-
-
-def _kind(record: Any) -> ResultKind | None:
-    """Return the kind of a file's JSON: by its schema, or a list of engine checks."""
-    if isinstance(record, list) and record and isinstance(record[0], dict) and "texts_equal" in record[0]:
-        return RESULTS["acceptance"]
-    schema = record.get("schema") if isinstance(record, dict) else None
-    return RESULTS.find(lambda kind: schema == kind.schema) if isinstance(schema, str) else None
 
 
 def _not_json(data: bytes, error: Exception) -> str:
@@ -148,9 +132,8 @@ def _not_json(data: bytes, error: Exception) -> str:
     return "neither a trace (.npz) nor JSON: give what a command wrote with --output"
 
 
-def _no_result(record: Any) -> str:
-    """Return what JSON is that is no result."""
-    schema = record.get("schema") if isinstance(record, dict) else None
+def _no_result(schema: Any) -> str:
+    """Return what JSON of a schema is that is no result."""
     if not isinstance(schema, str):
         return "JSON, but no result of treeopt: it names no schema"
     for kind in RESULTS.values():
@@ -171,30 +154,22 @@ def report_page(files: Iterable[Path | str], *, title: str = "treeopt", plots: b
     inputs = read_files(files)
     findings = []
     for file in inputs.read:
+        kind, value = file.kind, file.value
         try:
-            findings.append(_finding(file, inputs, plots=plots))
+            beside = load(kind.beside)(value, file.name, inputs) if kind.beside else {}
+            answers = tuple((kind.summary or kind.answers)(value, **beside))
+            blocks, charts = kind.blocks(value, **beside), kind.all_charts(value, **beside) if plots else []
         except TreeoptError as error:
             inputs.problems.append(Problem(file.name, str(error)))
+        except (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError):
+            # Numbers of the file that cannot be shown together.
+            inputs.problems.append(Problem(file.name, f"no whole result of `treeopt {kind.command}`: run it again"))
+        else:
+            findings.append(Finding(kind, kind.titled(value), file.source, blocks, charts, answers))
     run = this_run()
     commit = f", commit {run['commit']}" if run["commit"] else ""
     footer = f"treeopt {run['treeopt']}{commit}, {run['date']}: {run['command']}"
     return Page(title, findings, inputs.problems, footer, _sliders(inputs), inputs.notes)
-
-
-def _finding(file: ResultFile, inputs: Inputs, *, plots: bool) -> Finding:
-    """Return a result with its tables and charts.
-
-    Raises:
-        UsageError: numbers of the file that cannot be shown together.
-    """
-    kind, value = file.kind, file.value
-    beside = load(kind.beside)(value, file.name, inputs) if kind.beside else {}
-    try:
-        answers = tuple((kind.summary or kind.answers)(value, **beside))
-        blocks, charts = kind.blocks(value, **beside), kind.all_charts(value, **beside) if plots else []
-    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, ArithmeticError) as error:
-        raise UsageError(f"no whole result of `treeopt {kind.command}`: run it again") from error
-    return Finding(kind, kind.titled(value), file.source, blocks, charts, answers)
 
 
 def beside_plan(plan: Plan, file: str, inputs: Inputs) -> dict[str, Any]:

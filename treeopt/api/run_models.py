@@ -68,12 +68,6 @@ class Models(Settings):
             if path is not None:
                 object.__setattr__(self, name, model_folder(path, weights=not self.random_weights))
 
-    def or_shape(self) -> "Models":
-        """Return the same with random weights where the target is a shape such as `8b`, which has none of its own."""
-        from simulate.model_sizes.hf_config import shape_name
-
-        return replace(self, random_weights=self.random_weights or shape_name(self.target) is not None)
-
     def resolved(self) -> "Models":
         """Return the same with the device and the number type that `auto` stands for on this machine."""
         from executor.target.load_hf_model import chosen_device
@@ -335,6 +329,8 @@ def load_prompts(models: Models, target: "Target | None", prompts: Prompts, *, s
             or `chat` with a tokenizer that has no chat template.
         ExecutorError: the chat template refuses a conversation.
     """
+    from executor.prompts.message_parts import Report
+    from executor.prompts.prompt_files import encoded
     from executor.target.tokenizer import load_tokenizer, stop_tokens
 
     read = prompts.read()
@@ -347,7 +343,16 @@ def load_prompts(models: Models, target: "Target | None", prompts: Prompts, *, s
             )
     else:
         tokenizer = load_tokenizer(models.target, vocabulary=target.vocabulary)
-    texts, tokens = _encoded(tokenizer, read, prompts, models.target)
+    if not tokenizer.chat_template and any(prompt.turns for prompt in read):
+        if prompts.chat:
+            raise UsageError(f"--chat: the tokenizer of {models.target} has no chat template: omit --chat")
+        warn(["the tokenizer has no chat template: turns are joined by line ends"])
+    report = Report(prompts.leave_out)
+    pairs = encoded(tokenizer, read, report)  # without those that the template refuses, if these are to be left out
+    warn(report.remarks)
+    if not pairs:
+        raise UsageError(f"{prompts.prompts}: no prompt is left: omit --leave-out, or name longer prompts")
+    texts, tokens = [prompt for prompt, _ in pairs], [ids for _, ids in pairs]
     for number, prompt in enumerate(tokens, prompts.skip):
         if len(prompt) < shortest:
             source = prompts.prompts or "--prompt"
@@ -372,30 +377,6 @@ def _vocabulary(config: Mapping[str, Any]) -> int:
 
     text = config.get("text_config")
     return positive("vocab_size", config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None))
-
-
-def _encoded(
-    tokenizer: "PreTrainedTokenizerBase", texts: "Sequence[Prompt]", prompts: Prompts, target: Path | str
-) -> "tuple[Sequence[Prompt], list[list[int]]]":
-    """Return prompts and their token ids, without those that the template refuses if these are to be left out.
-
-    Raises:
-        UsageError: `chat` with a tokenizer that has no chat template; or no prompt is left.
-        ExecutorError: the chat template refuses a conversation.
-    """
-    from executor.prompts.message_parts import Report
-    from executor.prompts.prompt_files import encoded
-
-    if not tokenizer.chat_template and any(prompt.turns for prompt in texts):
-        if prompts.chat:
-            raise UsageError(f"--chat: the tokenizer of {target} has no chat template: omit --chat")
-        warn(["the tokenizer has no chat template: turns are joined by line ends"])
-    report = Report(prompts.leave_out)
-    pairs = encoded(tokenizer, texts, report)
-    warn(report.remarks)
-    if not pairs:
-        raise UsageError(f"{prompts.prompts}: no prompt is left: omit --leave-out, or name longer prompts")
-    return [prompt for prompt, _ in pairs], [tokens for _, tokens in pairs]
 
 
 def load_tokens(models: Models, target: "Target | None", prompts: Prompts) -> tuple[list[list[int]], list[int]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,14 +113,6 @@ class EngineSetup(Settings):
             )
         )
 
-    def models_record(self, models: Models) -> dict[str, Any]:
-        """Return names and hashes of the models, which an engine loads itself."""
-        from treeopt.engines.driver import model_record
-
-        loaded, drafter = self.engine_target or models.target, self.engine_drafter or models.drafter
-        record: dict[str, Any] = {"target": {"name": folder_name(models.target)}, "engine_target": model_record(loaded)}
-        return record | ({} if drafter is None else {"engine_drafter": model_record(drafter)})
-
 
 def open_runner(
     models: Models, engine: EngineSetup, *, sampling: Sampling | None = None, graphs: str = "off", asks: bool = False
@@ -144,15 +136,25 @@ def open_runner(
                 "--random-weights": models.random_weights,
             }
         )
-        record = engine.models_record(models)
+        from treeopt.engines.driver import model_record
+
+        # Names and hashes of the models, which an engine loads itself.
+        record: dict[str, Any] = {"target": {"name": folder_name(models.target)}}
+        record["engine_target"] = model_record(engine.engine_target or models.target)
+        if (drafter := engine.engine_drafter or models.drafter) is not None:
+            record["engine_drafter"] = model_record(drafter)
         return EngineRunner(lambda concurrency: engine.driver(models, concurrency=concurrency), models=record)
     if models.drafter is None:
         raise UsageError("give --drafter, which drafts; or --engine, which may load its own")
-    target, drafter = load_models(models.or_shape())
+    from simulate.model_sizes.hf_config import shape_name
+
+    if shape_name(models.target) is not None:  # such as `8b`, which has no weights of its own
+        models = replace(models, random_weights=True)
+    target, loaded = load_models(models)
     from executor.runners.loop_runner import LoopRunner
 
-    used = graphs_used(graphs, target, drafter, None if asks else Tree.chain(min(2, drafter.max_depth)))
-    return LoopRunner(target, drafter, rule=sampling.rule_for(target), graphs=used)
+    used = graphs_used(graphs, target, loaded, None if asks else Tree.chain(min(2, loaded.max_depth)))
+    return LoopRunner(target, loaded, rule=sampling.rule_for(target), graphs=used)
 
 
 def graphs_used(choice: str, target: "Target", drafter: "Drafter | None", shape: "Shape | None") -> bool:

@@ -1,6 +1,6 @@
 """`treeopt.search`: the fastest tree for each batch size, from a trace and step times."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from socket import gethostname
@@ -10,7 +10,7 @@ from treeopt.api.file_loading import as_profile, as_trace
 from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.ray_workers import RaySetup, on_ray
 from treeopt.comparison.mismatch_warnings import model_warnings
-from treeopt.constraints import Constraint, broken
+from treeopt.constraints import broken
 from treeopt.cost_model import CostModel
 from treeopt.engines import ENGINES, engine_rules
 from treeopt.errors import UsageError
@@ -28,7 +28,6 @@ from treeopt.storage.provenance import look
 from treeopt.storage.user_files import checksum
 from treeopt.traces.resumable_shards import MANIFEST, Blocks, ShardedTrace, Shards, ranks_suffice
 from treeopt.traces.trace import Trace
-from treeopt.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,14 +104,17 @@ def search(
     if known is not None and not grows and (policies or dynamic):
         warn([f"{engine} runs no dynamic trees: they are judged for comparison alone"])
     trace, own_rules = ranks_and_rules(trace, settings.seed)
-    judged, reasons = _kept_by(baselines() if settings.compare is None else settings.compare, own_rules)
+    compared = baselines() if settings.compare is None else settings.compare
+    reasons = {name: reason for name, tree in compared.items() if (reason := broken(tree, own_rules))}
     note(f"not judged: {name}: {reason}" for name, reason in reasons.items())
-    if settings.context is None:
-        note(_shortest_context(cost))
+    from simulate.profiles.profile import Profile
+
+    if settings.context is None and isinstance(cost, Profile) and cost.apart:
+        note([f"context: {cost.priced_at()} tokens per sequence, the shortest that was profiled"])
     settings = settings.changed(
         rules=(*own_rules, *engine_rules(engine, trace), *settings.rules),
         policies=_kinds(policies, engine),
-        compare=judged,
+        compare={name: tree for name, tree in compared.items() if name not in reasons},
     )
     cannot_run = None if engine is None else ENGINES[engine].cannot_run
     with progress("searching", 2 * len(settings.batch)) as advance:
@@ -153,18 +155,3 @@ def _held(plan: Plan, cost: CostModel) -> Plan:
     from simulate.whatif.scenarios import held
 
     return held(plan, DeviceMemory.at(records, context), device=str(look(cost.meta, "device")), context=context)
-
-
-def _shortest_context(cost: CostModel) -> list[str]:
-    """Return a note where a profile of several contexts prices steps at the shortest."""
-    from simulate.profiles.profile import Profile
-
-    if not isinstance(cost, Profile) or not cost.apart:
-        return []
-    return [f"context: {cost.priced_at()} tokens per sequence, the shortest that was profiled"]
-
-
-def _kept_by(trees: Mapping[str, Tree], rules: Sequence[Constraint]) -> tuple[dict[str, Tree], dict[str, str]]:
-    """Return the trees that keep the rules, and for each of the others the rule that it breaks."""
-    reasons = {name: reason for name, tree in trees.items() if (reason := broken(tree, rules))}
-    return {name: tree for name, tree in trees.items() if name not in reasons}, reasons

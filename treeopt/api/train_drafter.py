@@ -285,22 +285,18 @@ def _job(recipe: Recipe, settings: TrainSettings, *, rows: int, texts: int, devi
         processes=launched_processes(),
     )
     data = [path.name for path in settings.data]
+    same = ("batch", "accumulate", "seed", "save_every", "eval_every", "features")
     return Job(
         recipe,
         settings.output,
         steps,
-        batch=settings.batch,
-        accumulate=settings.accumulate,
-        seed=settings.seed,
         device=device,
         precision=precision,
-        save_every=settings.save_every,
-        eval_every=settings.eval_every,
         resume=settings.resume and checkpoint(settings.output) is not None,
         lora=Lora() if settings.lora else None,
-        features=settings.features,
         dtype=settings.save_dtype,
         meta={"data": data, "texts": texts, "self_distilled": settings.self_distill},
+        **{name: getattr(settings, name) for name in same},
     )
 
 
@@ -361,13 +357,11 @@ def _record(job: "Job", trained: "Trained") -> Record:
         for before, after in zip(trained.before, trained.after, strict=True)
     ]
     return Record(
-        {
-            "schema": SCHEMA,
-            "recipe": job.recipe.name,
-            "output": str(job.output),
-            "steps": job.steps,
-            "train_s": trained.train_s,
-            "tops": TOPS,
-            "depths": depths,
-        }
+        schema=SCHEMA,
+        recipe=job.recipe.name,
+        output=str(job.output),
+        steps=job.steps,
+        train_s=trained.train_s,
+        tops=TOPS,
+        depths=depths,
     )

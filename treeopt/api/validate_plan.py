@@ -1,18 +1,17 @@
 """`treeopt.validate`: trees in treeopt's loop or in an engine, predicted beside measured."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
+from simulate.validation.make_predictions import Material, Sources, predict, read_sources
 from treeopt import defaults
 from treeopt.api.messages import Progress, note, silent, warn
 from treeopt.api.run_models import Models, Prompts, Sampling, load_tokens
 from treeopt.api.runners import EngineSetup, open_runner
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
-from treeopt.comparison.trees_of_size import USUAL, parse_sizes
-from treeopt.constraints import ChainOnly, Constraint
-from treeopt.defaults import BLOCKS, ENGINE_LENGTH, VALIDATED_BATCHES
+from treeopt.constraints import chains_only
+from treeopt.defaults import BLOCKS, ENGINE_LENGTH
 from treeopt.engines import ENGINES, engine_rules
 from treeopt.planning.search_warnings import position_warnings
 from treeopt.plans import Plan
@@ -20,18 +19,15 @@ from treeopt.policies import DynamicTree
 from treeopt.results.kinds import Validation
 from treeopt.settings import Settings, group, setting, takes
 from treeopt.storage.provenance import look, this_run
-from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 if TYPE_CHECKING:
     from executor.runners.runner import Requests, Runner
-    from simulate.profiles.profile import Profile
-    from simulate.validation.make_predictions import Material, Sources
+    from executor.validation import LiveComparison
     from simulate.validation.predictions import Predictions
 
-Value = TypeVar("Value")
-CHAINS = ChainOnly(source="drivers of engines run chains")
-ENGINE_SIZES = parse_sizes(",".join(f"chain:{k + 1}" for k in range(ENGINE_LENGTH)))
+CHAINS = chains_only(source="drivers of engines run chains")
+ENGINE_SIZES = ",".join(f"chain:{k + 1}" for k in range(ENGINE_LENGTH))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,33 +37,7 @@ class ValidateSettings(Settings):
     models: Models = group(Models)
     source: Prompts = group(Prompts)
     new_tokens: int = defaults.new_tokens()
-    plan: Plan | Path | str | None = setting(None, help="The plan to check; or --trace to make one.")
-    trace: Trace | Path | str | None = setting(None, help="Search this trace for the plan to check.")
-    profile: "Profile | Path | str | None" = setting(
-        None, help="Step times for the search; default the profile of the trace's models."
-    )
-    batch: tuple[int, ...] = setting(
-        (),
-        least=1,
-        help=f"Batch sizes to search for; default {','.join(map(str, VALIDATED_BATCHES))}.",
-    )
-    sizes: str | None = setting(
-        None,
-        option="--shapes",
-        help="Also measure trees of these sizes, chosen on the trace, such as chain:2,best:15; default "
-        f"{','.join(f'{size.kind}:{size.nodes}' for size in USUAL)}.",
-    )
-    predictions: Path | None = setting(
-        None,
-        help="Write the predictions to this file before anything is measured; default beside --output. Without --plan "
-        "and --trace, read the predictions from it; a file that was changed is an error.",
-    )
-    replay: Path | None = setting(
-        None,
-        option="--acceptance",
-        help="live: the models decide; replay:TRACE.npz: accepted lengths are those of the trace's requests. Default: "
-        "live.",
-    )
+    sources: Sources = group(Sources)
     blocks: int = setting(BLOCKS, least=2, help="Number of blocks that the prompts are split into.")
     sampling: Sampling = group(Sampling)
     graphs: str = defaults.graphs()
@@ -75,20 +45,7 @@ class ValidateSettings(Settings):
 
     def check(self) -> None:
         """Raise UsageError where settings do not go together."""
-        self.engine.refuse({"--acceptance replay": self.replay})
-        if self.sizes is not None:
-            parse_sizes(self.sizes)
-
-    @property
-    def sources(self) -> "Sources":
-        """What predictions are made from."""
-        from simulate.validation.make_predictions import Sources
-
-        sizes = None if self.sizes is None else parse_sizes(self.sizes)
-        if sizes is None and self.engine.engine is not None and self.trace is not None:
-            sizes = ENGINE_SIZES
-        files = (_path(self.plan), _path(self.trace), _path(self.profile))
-        return Sources(*files, self.batch or None, sizes, self.predictions, self.replay)
+        self.engine.refuse({"--acceptance replay": self.sources.replay})
 
 
 @takes(ValidateSettings, "target", "drafter", "prompts")
@@ -119,10 +76,11 @@ def validate(*, settings: ValidateSettings, work: Path | None = None, progress: 
         >>> record.frame()[["batch", "name"]].to_dict("records")
         [{'batch': 1, 'name': 'chosen tree'}, {'batch': 1, 'name': 'best chain'}]
     """
-    from simulate.validation.make_predictions import read_sources
     from simulate.validation.predictions import ways_of
 
     models, prompts, sources = settings.models, settings.source, settings.sources
+    if sources.sizes is None and settings.engine.engine is not None and sources.trace is not None:
+        sources = sources.changed(sizes=ENGINE_SIZES)
     material = read_sources(sources, skip=prompts.skip, requests=prompts.requests)
     note(material.notes)
     warn(material.warnings)
@@ -141,55 +99,55 @@ def validate(*, settings: ValidateSettings, work: Path | None = None, progress: 
     return run.record(run.predictions(sources), work, progress)
 
 
-def _path(source: Value | str) -> Value | Path:
-    """Return a path for a string, and anything else as it is."""
-    return Path(source) if isinstance(source, str) else source
-
-
 @dataclass(frozen=True, eq=False)
 class _Run:
     """A validation whose models are loaded, or whose engine is named."""
 
     runner: "Runner"
     requests: "Requests"
-    material: "Material"
+    material: Material
     settings: ValidateSettings
 
-    def predictions(self, sources: "Sources") -> "Predictions":
+    def predictions(self, sources: Sources) -> "Predictions":
         """Make the predictions, check that they can be measured, log warnings, and write them to their file."""
         from executor.target.tensor_parallel import is_main_rank
-        from executor.validation import check_comparison, not_measured, runs_of
-        from simulate.validation.make_predictions import predict
+        from simulate.validation.predictions import save_predictions
 
-        runner, requests = self.runner, self.requests
-        made = predict(
+        runner, requests, name, trace = self.runner, self.requests, self.settings.engine.engine, self.material.trace
+        own = () if trace is None or name not in ENGINES.limiting() else engine_rules(name, trace)
+        predictions, warnings, notes = predict(
             self.material,
             requests.context,
-            partial(runs_of, runner=runner, requests=requests, blocks=self.settings.blocks),
+            lambda plan: self._live(plan).sizes,
             weights=runner.weights_read,
-            rules=self._rules(),
+            rules=() if name is None else (CHAINS, *own),
             seed=self.settings.sampling.seed,
         )
-        note(made.notes)
-        warn(made.warnings)
-        plan = made.predictions.plan
+        note(notes)
+        warn(warnings)
+        plan = predictions.plan
         runner.concurrency = max(entry.batch for entry in plan.entries)
         self._warn_of_mismatches(plan)
-        check_comparison(runner, plan, requests, blocks=self.settings.blocks)
+        live = self._live(plan)
+        live.check()
         if sources.plan is None:
             warn(plan.warnings)
-            note(_not_covered(plan))
-        note(not_measured(plan, runner, requests))
+            note(
+                f"batch {entry.batch}: not measured, trace or profile do not cover them: {', '.join(entry.skipped)}"
+                for entry in plan.entries
+                if entry.skipped
+            )
+        note(live.not_measured)
         if sources.predictions is not None and not sources.written and is_main_rank():
-            _write(made.predictions, sources.predictions)
-        return made.predictions
+            save_predictions(predictions, sources.predictions)
+            note([f"predictions {predictions.sha256[:16]} written to {sources.predictions}; measuring begins"])
+        return predictions
 
-    def _rules(self) -> tuple[Constraint, ...]:
-        """Return the rules that trees of a search must keep to be run."""
-        trace, name = self.material.trace, self.settings.engine.engine
-        if name is None:
-            return ()
-        return (CHAINS, *(() if trace is None or name not in ENGINES.limiting() else engine_rules(name, trace)))
+    def _live(self, plan: Plan) -> "LiveComparison":
+        """Return the measurement of a plan."""
+        from executor.validation import LiveComparison
+
+        return LiveComparison(self.runner, plan, self.requests, self.settings.blocks, self.settings.sampling.seed)
 
     def _warn_of_mismatches(self, plan: Plan) -> None:
         """Warn of a plan that was made for other models or another rule."""
@@ -205,24 +163,13 @@ class _Run:
 
     def record(self, predictions: "Predictions", work: Path | None, progress: Progress) -> Validation:
         """Measure every tree of the predictions, and return predicted beside measured figures."""
-        from executor.validation import compare, left_out, runs_in
         from simulate.validation.predicted_vs_measured import SCHEMA, comparison_record
 
         plan, prompts = predictions.plan, self.requests.prompts
-        total = runs_in(plan, self.runner, self.requests, blocks=self.settings.blocks)
-        with progress("decoding", total) as advance:
-            comparisons = compare(
-                self.runner,
-                plan,
-                self.requests,
-                blocks=self.settings.blocks,
-                seed=self.settings.sampling.seed,
-                forms=predictions.forms,
-                whole=predictions.whole,
-                work=work,
-                progress=advance,
-            )
-        skipped = {str(entry.batch): left_out(entry, self.runner, self.requests) for entry in plan.entries}
+        live = self._live(plan)
+        with progress("decoding", live.runs) as advance:
+            comparisons = live.run(forms=predictions.forms, whole=predictions.whole, work=work, progress=advance)
+        skipped = {str(entry.batch): live.left_out(entry) for entry in plan.entries}
         meta = {
             **self.runner.record,
             "acceptance": "live" if self.requests.replayed is None else "replay",
@@ -236,20 +183,3 @@ class _Run:
             "provenance": this_run(),
         }
         return Validation({"schema": SCHEMA, "meta": meta, **comparison_record(comparisons)})
-
-
-def _not_covered(plan: Plan) -> list[str]:
-    """Return a note for each batch size at which trees that were asked for are not covered."""
-    return [
-        f"batch {entry.batch}: not measured, trace or profile do not cover them: {', '.join(entry.skipped)}"
-        for entry in plan.entries
-        if entry.skipped
-    ]
-
-
-def _write(predictions: "Predictions", path: Path) -> None:
-    """Write the predictions before anything is measured."""
-    from simulate.validation.predictions import save_predictions
-
-    save_predictions(predictions, path)
-    note([f"predictions {predictions.sha256[:16]} written to {path}; measuring begins"])

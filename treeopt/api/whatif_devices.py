@@ -92,7 +92,7 @@ class WhatIf:
         from simulate.model_sizes.drafter_kinds import named_drafter, without_sizes
         from simulate.model_sizes.hf_config import context_limit, parsed
         from simulate.whatif.device_cost_models import context_warnings, drafter_kind, places_of, target_shape
-        from simulate.whatif.prices import prices_of_devices
+        from simulate.whatif.whatif_record import prices_of_devices
 
         if named := parsed(settings.target, named_drafter):
             raise CostError(f"{settings.target}: {named[0]} names {named[1]}, no language model: is it the --drafter?")
@@ -109,7 +109,13 @@ class WhatIf:
         prices = None if settings.prices is None else prices_of_devices(settings.prices, places)
         recorded = look(trace.meta, "drafter", "positions")
         positions = recorded if drafter is None else context_limit(drafter)
-        beyond = _dynamic_trees(settings.limiting) + context_warnings(settings.target, settings.context, positions)
+        beyond, engine = context_warnings(settings.target, settings.context, positions), settings.limiting
+        if engine is not None and ENGINES[engine].cannot_run is not None:
+            beyond = [
+                f"{engine} also grows dynamic trees, which no data sheet prices: `treeopt search --for {engine}` tries "
+                "them, with a trace of --candidates and a profile of --policies",
+                *beyond,
+            ]
         return cls(trace, settings, places, settings.search, prices, tuple(beyond))
 
     def plan_files(self) -> list[str]:
@@ -154,16 +160,6 @@ class WhatIf:
             },
         )
         return WhatIfRecord(record, self, scenarios)
-
-
-def _dynamic_trees(engine: str | None) -> list[str]:
-    """Return that chains alone are compared for an engine that also grows dynamic trees, and how to try them."""
-    if engine is None or ENGINES[engine].cannot_run is None:
-        return []
-    return [
-        f"{engine} also grows dynamic trees, which no data sheet prices: `treeopt search --for {engine}` tries them, "
-        "with a trace of --candidates and a profile of --policies"
-    ]
 
 
 def named_target(config: Any) -> str:

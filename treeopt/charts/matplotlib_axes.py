@@ -49,13 +49,9 @@ def _draw(ax: "Axes", place: int, name: str, rows: Iterable[Row], x: str, y: str
     bars = [[max(0.0, v - end) for v, end in zip(value, low, strict=True)]]
     bars.append([max(0.0, end - v) for v, end in zip(value, high, strict=True)])
     look: Any = {"color": LIGHT.series[place % len(LIGHT.series)], "marker": MARKERS[place % len(MARKERS)]}
-    ax.errorbar(across, value, bars, markersize=5, elinewidth=1.2, linewidth=1.6, label=_plain(name), **look)
-
-
-def _plain(name: str) -> str:
-    """Return a name that matplotlib neither reads as a formula nor hides for its underscore."""
-    text = name.replace("$", r"\$")
-    return text if not text.startswith("_") else f" {text}"
+    # matplotlib reads a dollar as a formula, and hides a name that begins with an underscore.
+    label = f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
+    ax.errorbar(across, value, bars, markersize=5, elinewidth=1.2, linewidth=1.6, label=label, **look)
 
 
 def _finish(ax: "Axes", ticks: Sequence[int], x: str, y: str) -> None:

@@ -279,11 +279,7 @@ def pareto(rows: Sequence[Row]) -> list[Row]:
 
 
 def load_over_time(record: Mapping[str, Any]) -> "alt.LayerChart | None":
-    """Return requests that decode and that wait over the first day; None for a record of an earlier version.
-
-    Args:
-        record: what `treeopt simulate --arrivals` writes.
-    """
+    """Return requests that decode and wait over the first day of `simulate --arrivals`; None in older records."""
     decoding, waiting = list[Row](), list[Row]()
     for run in record["configurations"]:
         day = run.get("first_day")  # missing in older records

@@ -4,6 +4,7 @@ A tree is drawn as a tree: levels from left to right, a row for each leaf.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -91,12 +92,7 @@ def acceptance_by_depth(trace: Trace) -> "alt.LayerChart":
 
 
 def acceptance_by_domain(trace: Trace, tree: Tree, *, name: str) -> "alt.LayerChart":
-    """Return tau of a tree in each domain, with intervals.
-
-    Args:
-        trace: with domains; its ranks determine acceptance.
-        tree: the tree that is replayed.
-        name: its name.
+    """Return replayed tau of a tree, by its name, in each domain of a trace whose ranks determine acceptance.
 
     Raises:
         TraceError: the trace does not cover the tree.
@@ -343,12 +339,7 @@ def calibration(trace: Trace) -> "alt.LayerChart | None":
 
 
 def charts_of_trace(trace: Trace, *, chosen: Mapping[str, Tree] | None = None, **_: Any) -> "Iterator[alt.LayerChart]":
-    """Yield the charts of a trace beside the trees that plans chose.
-
-    Args:
-        trace: the trace.
-        chosen: trees of plans, by name.
-    """
+    """Yield the charts of a trace beside the trees that plans chose, which `chosen` has by name."""
     yield acceptance_by_depth(trace)
     if (curve := calibration(trace)) is not None:
         yield curve
@@ -365,18 +356,26 @@ def charts_of_trace(trace: Trace, *, chosen: Mapping[str, Tree] | None = None, *
         yield learning(learning_curves(trace, nodes=CURVES, depth=trace.depth, seed=0))
 
 
-def plan_charts(plan: Plan, *, trace: Trace | None = None, **_: Any) -> "list[alt.LayerChart]":
-    """Return the charts of a plan, with its chosen trees.
-
-    Args:
-        plan: the plan.
-        trace: the trace that it was made from, which sizes the nodes of its trees.
-    """
-    pictures = [
-        tree_picture(tree, accepted=accepted_shares(tree, trace), title=f"Chosen tree, batch {batches}")
-        for tree, batches in _chosen(plan).items()
-    ]
-    return [speedups(plan), throughput_and_latency(plan), *pictures, *_samples(plan, trace)]
+def plan_charts(plan: Plan, *, trace: Trace | None = None, **_: Any) -> "Iterator[alt.LayerChart]":
+    """Yield the charts of a plan, with its chosen trees; `trace`, which it was made from, sizes their nodes."""
+    yield speedups(plan)
+    yield throughput_and_latency(plan)
+    found: dict[Tree, list[str]] = {}
+    for entry in plan.entries:
+        if entry.choice.tree is not None and entry.choice.tree.nodes:
+            found.setdefault(entry.choice.tree, []).append(str(entry.batch))
+    for tree, batches in list(found.items())[:PICTURES]:
+        yield tree_picture(
+            tree, accepted=accepted_shares(tree, trace), title=f"Chosen tree, batch {', '.join(batches)}"
+        )
+    for entry in plan.entries:
+        policy = None if entry.choice.grown is None else entry.choice.grown.policy
+        if policy is None or trace is None or trace.candidates is None:
+            continue
+        with suppress(TraceError):  # the trace lacks candidates there
+            tree, anchor = first_tree(policy, trace)
+            made = f"A dynamic tree ({entry.choice.name}) differs from step to step. This one is of position {anchor}."
+            yield tree_picture(tree, sample=made, title=f"Dynamic tree, batch {entry.batch}")
 
 
 def predicted_speedups(record: Mapping[str, Any]) -> "alt.LayerChart":
@@ -387,32 +386,6 @@ def predicted_speedups(record: Mapping[str, Any]) -> "alt.LayerChart":
 def predicted_latencies(record: Mapping[str, Any]) -> "alt.LayerChart":
     """Return the latencies of the plan of predictions."""
     return throughput_and_latency(plan_of(record))
-
-
-def _chosen(plan: Plan) -> dict[Tree, str]:
-    """Return the chosen static trees with their batch sizes, the first few."""
-    found: dict[Tree, str] = {}
-    for entry in plan.entries:
-        tree = entry.choice.tree
-        if tree is not None and tree.nodes:
-            found[tree] = f"{found[tree]}, {entry.batch}" if tree in found else str(entry.batch)
-    return dict(list(found.items())[:PICTURES])
-
-
-def _samples(plan: Plan, trace: Trace | None) -> "list[alt.LayerChart]":
-    """Return samples of the dynamic trees that a plan chose, as far as the trace has candidates."""
-    samples = []
-    for entry in plan.entries:
-        policy = None if entry.choice.grown is None else entry.choice.grown.policy
-        if policy is None or trace is None or trace.candidates is None:
-            continue
-        try:
-            tree, anchor = first_tree(policy, trace)
-        except TraceError:  # the trace lacks candidates there
-            continue
-        made = f"A dynamic tree ({entry.choice.name}) differs from step to step. This one is of position {anchor}."
-        samples.append(tree_picture(tree, sample=made, title=f"Dynamic tree, batch {entry.batch}"))
-    return samples
 
 
 def accepted_shares(tree: Tree, trace: Trace | None) -> list[float] | None:

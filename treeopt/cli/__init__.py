@@ -55,7 +55,8 @@ class Commands(DYMGroup):  # type: ignore[misc]
         try:
             with messages_on_stderr():
                 code = super().main(*args, **(settings | {"standalone_mode": False}))
-            leave_group()
+            if (parallel := sys.modules.get("executor.target.tensor_parallel")) is not None:
+                parallel.leave()  # the group of processes that the command may have run in
             click.echo(nl=False)  # flushes
         except BrokenPipeError:  # whoever read the output has enough, as `head` does
             for stream in (sys.stdout, sys.stderr):
@@ -108,12 +109,6 @@ def messages_on_stderr() -> Iterator[None]:
         log.removeHandler(handler)
         log.setLevel(before[0])
         log.propagate = before[1]
-
-
-def leave_group() -> None:
-    """Leave the group of processes that this command may have run in."""
-    if (parallel := sys.modules.get("executor.target.tensor_parallel")) is not None:
-        parallel.leave()
 
 
 def drop_stdout() -> None:

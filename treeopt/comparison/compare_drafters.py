@@ -96,6 +96,12 @@ class Standing:
     plain_s: float | None = None
     speedup: Estimate | None = None
 
+    def record(self) -> dict[str, Any]:
+        """Return the standing as JSON values."""
+        tree = self.tree
+        sizes = tree and {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": tree.paths}
+        return asdict(self) | {"tree": sizes}
+
 
 @dataclass(frozen=True)
 class Contest:
@@ -148,19 +154,13 @@ class Comparison(ValueMethods):
             "schema": SCHEMA,
             "first": self.first,
             "pairing": self.pairing,
-            "contests": [asdict(contest) | {"standings": _standings(contest)} for contest in self.contests],
+            "contests": [
+                asdict(contest) | {"standings": [standing.record() for standing in contest.standings]}
+                for contest in self.contests
+            ],
             "warnings": list(self.warnings),
             "meta": dict(self.meta),
         }
-
-
-def _standings(contest: Contest) -> list[dict[str, Any]]:
-    records = []
-    for standing in contest.standings:
-        tree = standing.tree
-        sizes = tree and {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": tree.paths}
-        records.append(asdict(standing) | {"tree": sizes})
-    return records
 
 
 @takes(CompareSettings)

@@ -124,14 +124,9 @@ def unlike(texts: Mapping[str, Any], times: Mapping[str, Any], pairing: Pairing 
 
 
 def model_warnings(pair: str, one: Any, other: Any) -> list[str]:
-    """Warn if the provenance of two files names different models.
+    """Warn if the provenance of two files, which `pair` names, is of different models.
 
     Predicted step times belong to a kind of drafter and to no weights; an engine's step times do not record models.
-
-    Args:
-        pair: names the files, such as "trace and plan".
-        one: provenance of the first file.
-        other: provenance of the second file.
 
     >>> target = {"name": "llama", "weights": "1", "dtype": "fp32"}
     >>> one, other = ({"target": target, "drafter": {"kind": "ngram", "weights": key}} for key in "ab")
@@ -145,20 +140,20 @@ def model_warnings(pair: str, one: Any, other: Any) -> list[str]:
         if None in kinds or kinds[0] == kinds[1]:
             return []
         return [f"{pair} name different kinds of drafter, {kinds[0]} and {kinds[1]}: predictions mix two drafters"]
-    parts = [part for part in differing_models(one, other) if not _same_name(part, one, other)]
+    parts = []
+    for part in differing_models(one, other):
+        # An engine hashes no weights: it may have loaded the same where names do not differ.
+        hashless = any(
+            look(meta, "engine") is not None and look(meta, part, "weights") is None for meta in (one, other)
+        )
+        if not hashless or len({look(meta, part, "name") for meta in (one, other)} - {None}) > 1:
+            parts.append(part)
     if not parts:
         return []
     if look(one, "target") is None and look(one, "drafter") is None:
         return [f"{pair}: the first names no models, the second is of {_models(other)}: do they belong together"]
     named = " and ".join(f"{part}s" for part in parts)
     return [f"{pair} name different {named} or number types: {_models(one)}, {_models(other)}"]
-
-
-def _same_name(part: str, one: Any, other: Any) -> bool:
-    """Return True if an engine, which hashes no weights, loaded a model whose names do not differ."""
-    hashless = any(look(meta, "engine") is not None and look(meta, part, "weights") is None for meta in (one, other))
-    names = {look(meta, part, "name") for meta in (one, other)} - {None}
-    return hashless and len(names) < 2
 
 
 def plan_model_warnings(

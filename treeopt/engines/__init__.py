@@ -13,7 +13,7 @@
 
 from typing import Any
 
-from treeopt.constraints import Constraint, ContiguousRanks, DepthAtMost
+from treeopt.constraints import Constraint, contiguous_ranks, depth_at_most
 from treeopt.engines.engine import Engine
 from treeopt.errors import UsageError
 from treeopt.registry import Registry
@@ -72,7 +72,7 @@ class Engines(Registry[Engine]):
 # its first samples.
 ENTRIES = (
     Engine(name="treeopt", title="treeopt's own loop", rules=()),
-    Engine(name="sequoia", title="Sequoia 0ff3ff7", rules=(ContiguousRanks(source="`branches` of a growmap"),)),
+    Engine(name="sequoia", title="Sequoia 0ff3ff7", rules=(contiguous_ranks(source="`branches` of a growmap"),)),
 )
 ENGINES = Engines("engine", "treeopt.engines", group="treeopt.engines")
 
@@ -85,8 +85,7 @@ def replacement(name: str) -> str:
 def engine_rules(engine: str | None, trace: Trace) -> tuple[Constraint, ...]:
     """Return the rules that trees of a trace must keep for an engine.
 
-    A drafter with heads drafts no deeper than it has heads. A rank of Sequoia's acceptance vector is valid only where
-    the ranks before it are drafted, too: such traces ask for contiguous ranks even without an engine.
+    A drafter with heads drafts no deeper than it has heads.
 
     Args:
         engine: name of the engine; None: no engine.
@@ -95,13 +94,11 @@ def engine_rules(engine: str | None, trace: Trace) -> tuple[Constraint, ...]:
     Raises:
         UsageError: no such engine, or one whose rules nobody knows.
     """
-    vector = look(trace.meta, "imported", "format") == "sequoia-vector"
-    own = (ContiguousRanks(source="the vector's own"),) if vector else ()
     if engine is None:
-        return own
+        return ()
     entry = ENGINES[engine]
     if entry.rules is None:
         raise UsageError(f"{engine} has no rules on trees: leave the engine out, or name the one that it runs")
     heads = look(trace.meta, "drafter", "heads")
-    deep = (DepthAtMost(heads, source="one head a depth"),) if type(heads) is int and heads < trace.depth else ()
-    return (*own, *entry.rules, *(() if vector else (*deep, *entry.rules_of_trace(trace))))
+    deep = (depth_at_most(heads, source="one head a depth"),) if type(heads) is int and heads < trace.depth else ()
+    return (*entry.rules, *deep, *entry.rules_of_trace(trace))

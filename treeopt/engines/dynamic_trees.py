@@ -131,13 +131,9 @@ def asked_for(entries: Sequence[PlanEntry], nearest: Nearest | None) -> bool:
     """Return True if a dynamic tree is to be exported: a policy that was chosen, or the replacement of a tree."""
     if nearest == "chain":
         return False
-    return any(entry.choice.grown or (nearest == "triple" and branches(entry)) for entry in entries)
-
-
-def branches(entry: PlanEntry) -> bool:
-    """Return True if the planned tree is static and no chain."""
-    tree = entry.choice.tree
-    return tree is not None and (tree.depth < tree.nodes or any(tree.ranks))
+    trees = [entry.choice.tree for entry in entries if nearest == "triple"]
+    branching = (tree is not None and (tree.depth < tree.nodes or any(tree.ranks)) for tree in trees)
+    return any(branching) or any(entry.choice.grown for entry in entries)
 
 
 def dynamic_tree(

@@ -1,5 +1,6 @@
 """An inference engine as one value: the trees that it runs, how it drafts, how a plan is written for it, its driver."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -89,6 +90,7 @@ class Engine:
         takes: settings of its export.
         options: settings of its export that other engines lack.
         file: file that its launch line reads the exported text from; empty: the line holds the text.
+        devices: option of its launch line, the number of devices that share every layer; empty: it has none.
         sequences: sequences that it decodes at once when it speculates; None: any number.
         driver: `module:Class` that makes its driver from `DriverSettings`; empty: treeopt does not run it.
         launched: True if treeopt starts it; False: a server that runs already, known by its address.
@@ -109,6 +111,7 @@ class Engine:
     takes: tuple[str, ...] = SHARED
     options: tuple[Option, ...] = ()
     file: str = ""
+    devices: str = ""
     sequences: int | None = None
     driver: str = ""
     launched: bool = True
@@ -201,7 +204,9 @@ class Engine:
         if self.write is None:
             raise UsageError(f"there is no export to {self.name}")
         shared = {"method": method, "model": model, "target": target, "batch": batch, "nearest": nearest}
-        self._check_taken({**shared, "replay": replay, **options})
+        for name, value in {**shared, "replay": replay, **options}.items():
+            if value is not None:
+                self.check_option(name)
         if nearest == "triple" and self.trees is None:
             raise UsageError(f"{self.title} has no dynamic tree: nearest must be chain")
         chosen = self._method(method, plan, model)
@@ -221,8 +226,20 @@ class Engine:
         methods = self.methods.values() if job.method is None else [self.methods[job.method]]
         kinds = frozenset().union(*(each.kinds for each in methods))
         drafter = drafter_notes(plan, engine=job.label, kinds=kinds)
+        written = self._on_devices(str(look(plan.meta, "cost", "device")), written, job.notes)
         checked = f"format checked against {self.checked}"
-        return replace(written, notes=(*job.replaced, *drafter, *job.notes, checked, *job.closing_notes()))
+        closing = [coverage_note(job.fits)] if job.fits and self.sequences is None else []
+        closing += [origin_note(job.fits)] if job.fits else []
+        return replace(written, notes=(*job.replaced, *drafter, *job.notes, checked, *closing))
+
+    def _on_devices(self, device: str, written: Export, notes: list[str]) -> Export:
+        """Return an export whose launch line takes as many devices as were priced; else a note says so."""
+        several = re.match(r"(\d+) x (?!.* tp\d+ep\d+$)", device)
+        if several and self.devices:
+            return replace(written, launch=f"{written.launch} {self.devices} {several[1]}")
+        if re.match(r"\d+ x ", device):
+            notes.append(f"step times are those of {device}: launch {self.title} on these devices in the same way")
+        return written
 
     def check_option(self, name: str) -> None:
         """Raise an error if the export does not take a setting.
@@ -235,11 +252,6 @@ class Engine:
             raise UsageError(
                 f"--{name.replace('_', '-')} does not apply to --format {self.name}: omit it; it takes {words}"
             )
-
-    def _check_taken(self, settings: Mapping[str, Any]) -> None:
-        for name, value in settings.items():
-            if value is not None:
-                self.check_option(name)
 
     def _method(self, method: str | None, plan: Plan, model: str | None) -> str | None:
         """Return the drafting method of an export, by default the first one for the drafter that the plan names."""
@@ -383,10 +395,3 @@ class ExportJob:
         rates = kept_rates(Tree.chain(length), self.replay)
         self.notes += imposed_notes(self.entries, self.fits, self.replay, rates)
         return rates
-
-    def closing_notes(self) -> list[str]:
-        """Return notes on batch sizes that were not planned, and on the origin of static trees."""
-        if not self.fits:
-            return []
-        covered = [coverage_note(self.fits)] if self.engine.sequences is None else []
-        return [*covered, origin_note(self.fits)]

@@ -25,6 +25,8 @@ Nearest = Literal["chain", "triple"]
 TARGET = "TARGET"  # stands in launch lines for a target that was not named
 DIGITS = 6  # decimal places of imposed acceptance rates
 DRAFTER = "DRAFTER"  # stands in launch lines for a drafter that was not named
+LONGEST_MATCH = 3  # tokens that treeopt's prompt lookup matches at most, by default
+NOTHING_MATCHES = "drafts nothing where nothing matches, treeopt's prompt lookup always drafts something"
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ def fit(
     reason = "its tree is dynamic, built at each step" if tree is None else broken(tree, rules)
     if reason is None:
         return Fit(entry.batch, tree)
-    chain = _best_chain(entry, rules)
+    chains = (choice for choice in entry.compared if choice.name == CHAIN and choice.tree and choice.tree.nodes)
+    chain = next((c for c in chains if c.tree is not None and broken(c.tree, rules) is None), None)
     if chain is not None and nearest == "chain":
         return Fit(entry.batch, chain.tree, _replacement_note(entry, chain))
     alternatives = [_describe_chain(chain, entry), *others]
@@ -146,20 +149,22 @@ def batch_sizes(items: Iterable[PlanEntry | Fit]) -> str:
     return ", ".join(str(item.batch) for item in items)
 
 
-def tiers(fits: Sequence[Fit]) -> list[tuple[int, int]]:
-    """Return (first batch size, chain length) of each tier, equal neighbours merged; the first tier starts at 1.
+def tiers(fits: Sequence[Fit]) -> list[tuple[int, int, int]]:
+    """Return first and last batch size and chain length of each tier, equal neighbours merged; the first starts at 1.
 
     A batch uses the tier of the largest planned size that it reaches; below all planned sizes, that of the smallest.
+    The last tier ends at the largest planned size.
 
     >>> chains = [Fit(2, Tree.chain(5)), Fit(8, Tree.chain(3)), Fit(16, Tree.chain(3)), Fit(64, None)]
     >>> tiers(chains)
-    [(1, 5), (8, 3), (64, 0)]
+    [(1, 7, 5), (8, 63, 3), (64, 64, 0)]
     """
     merged: list[tuple[int, int]] = []
     for at in fits:
         if not merged or merged[-1][1] != at.depth:
             merged.append((at.batch if merged else 1, at.depth))
-    return merged
+    ends = [*(first - 1 for first, _ in merged[1:]), max(at.batch for at in fits)]
+    return [(first, last, length) for (first, length), last in zip(merged, ends, strict=True)]
 
 
 def coverage_note(fits: Sequence[Fit]) -> str:
@@ -175,6 +180,11 @@ def coverage_note(fits: Sequence[Fit]) -> str:
     return (
         f"planned for batch {batch_sizes(fits)}; any other uses the plan of the largest of these that it reaches{below}"
     )
+
+
+def match_note(setting: str) -> str:
+    """Return what to set for the longest match of a prompt lookup."""
+    return f"{setting} {LONGEST_MATCH} is that of the drafter prompt-lookup; set it to N for prompt-lookup:N"
 
 
 def drafter_notes(plan: Plan, *, engine: str, kinds: Collection[str]) -> list[str]:
@@ -242,13 +252,6 @@ def imposed_notes(entries: Iterable[PlanEntry], fits: Iterable[Fit], trace: Trac
         speedup = f"speedup {choice.speedup.value:.2f} [{choice.speedup.low:.2f}, {choice.speedup.high:.2f}]"
         notes.append(f"{committed}; the plan predicts tau {choice.tau.value:.2f} and {speedup}")
     return notes
-
-
-def _best_chain(entry: PlanEntry, rules: Sequence[Constraint]) -> Choice | None:
-    for choice in entry.compared:
-        if choice.name == CHAIN and choice.tree is not None and choice.tree.nodes > 0:
-            return choice if broken(choice.tree, rules) is None else None
-    return None
 
 
 def _describe_chain(chain: Choice | None, entry: PlanEntry) -> str:

@@ -6,7 +6,7 @@ length, even a negative one. DFlash drafts one token fewer than its block size, 
 
 import shlex
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.engines.engine import Engine, ExportJob, Method
 from treeopt.engines.export import DRAFTER, Export
 from treeopt.traces.importers.sources.prometheus_counters import CounterNames
@@ -33,7 +33,7 @@ ENTRY = Engine(
     title=TITLE,
     never_ran=True,
     metrics=CounterNames("lmdeploy:spec_decode_"),
-    rules=(ChainOnly(source="num_speculative_tokens of SpeculativeConfig"),),
+    rules=(chains_only(source="num_speculative_tokens of SpeculativeConfig"),),
     methods={  # values of `--speculative-algorithm`
         "eagle": Method.of("eagle"),
         "eagle3": Method.of("eagle3"),
@@ -43,5 +43,6 @@ ENTRY = Engine(
         "dflash": Method.of("dflash"),
     },
     write=write,
+    devices="--tp",
     checked=f"the code of {TITLE}, SpeculativeConfig; no engine was run",
 )

@@ -7,14 +7,14 @@ Rank r at depth d becomes candidate r + 10 * (d - 1) + 1 of the heads' concatena
 
 import json
 
-from treeopt.constraints import DepthAtMost, RanksBelow
+from treeopt.constraints import depth_at_most, ranks_below
 from treeopt.engines.engine import Engine, ExportJob, Method, Option
 from treeopt.engines.export import DRAFTER, Export, batch_sizes
 from treeopt.errors import UsageError
 from treeopt.storage.provenance import look
 
 TITLE = "Medusa e2a5d20"
-RULES = (RanksBelow(10, source="medusa/model/utils.py, TOPK"),)
+RULES = (ranks_below(10, source="medusa/model/utils.py, TOPK"),)
 
 
 def write(job: ExportJob) -> Export:
@@ -32,7 +32,7 @@ def write(job: ExportJob) -> Export:
         raise UsageError(
             f"{TITLE} takes one topology: choose one batch size of {batch_sizes(job.entries)} with --batch"
         )
-    (at,) = job.static(RULES if heads is None else (*RULES, DepthAtMost(heads, source="one head a depth, Medusa#63")))
+    (at,) = job.static(RULES if heads is None else (*RULES, depth_at_most(heads, source="one head a depth, Medusa#63")))
     if heads is None:
         job.notes.append(f"the number of heads is not recorded: use a checkpoint with at least {at.depth}")
     if at.batch > 1:

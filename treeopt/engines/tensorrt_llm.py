@@ -15,13 +15,12 @@ seen in a file, so the caller must say it.
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Literal
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.engines.dynamic_trees import DynamicTrees
 from treeopt.engines.engine import Engine, ExportJob, Method, Option
-from treeopt.engines.export import DRAFTER, Export, Fit, batch_sizes, tiers
+from treeopt.engines.export import DRAFTER, LONGEST_MATCH, Export, Fit, batch_sizes, match_note, tiers
 from treeopt.errors import EngineError, UsageError
 from treeopt.traces.importers.sources.prometheus_counters import CounterNames
 
@@ -38,7 +37,6 @@ TREES = DynamicTrees(
     source="validate_eagle_config in llmapi/llm_args.py",
 )
 SCHEDULED = frozenset({"Eagle3", "MTP", "Draft_Target", "DFlash", "SA"})
-LONGEST_MATCH = 3  # tokens that treeopt's prompt lookup matches at most, by default
 
 
 def write(job: ExportJob) -> Export:
@@ -56,8 +54,7 @@ def write(job: ExportJob) -> Export:
     if method == "NGram":
         config["max_matching_ngram_size"] = LONGEST_MATCH
         job.notes += [
-            f"max_matching_ngram_size {LONGEST_MATCH} is that of the drafter prompt-lookup; set it to N for "
-            "prompt-lookup:N",
+            match_note("max_matching_ngram_size"),
             f"{TITLE} matches in a pool of all requests unless is_public_pool is false",
         ]
     launch = f"trtllm-serve {shlex.quote(job.target)} --config {shlex.quote(job.file)}"
@@ -76,13 +73,8 @@ def schedule(fits: Sequence[Fit], bounds: Bounds) -> dict[int, int]:
     """
     steps = tiers(fits)
     if bounds == "lower":
-        return dict(steps)
-    ends = [start - 1 for _, (start, _) in pairwise(steps)]
-    ends.append(max(at.batch for at in fits))
-    upper = {end: length for end, (_, length) in zip(ends, steps, strict=True)}
-    if steps[-1][1] == 0:
-        del upper[ends[-1]]
-    return upper
+        return {first: length for first, _, length in steps}
+    return {last: length for _, last, length in (steps if steps[-1][2] else steps[:-1])}
 
 
 def _chains(fits: Sequence[Fit], method: str, bounds: Bounds | None) -> dict[str, object]:
@@ -94,14 +86,14 @@ def _chains(fits: Sequence[Fit], method: str, bounds: Bounds | None) -> dict[str
             longest.
     """
     steps = tiers(fits)
-    longest = max(length for _, length in steps)
+    longest = max(length for *_, length in steps)
     if len(steps) == 1:
         return {"max_draft_len": longest}
     alternative = f"nearest: one batch size of {batch_sizes([at for at in fits if at.tree])} (`--batch`)"
     if method not in SCHEDULED:
         raise EngineError(f"{TITLE} cannot change the length of {method} by batch size; {alternative}")
-    if steps[0][1] != longest:
-        lengths = ", ".join(f"{length} from batch {start}" for start, length in steps)
+    if steps[0][2] != longest:
+        lengths = ", ".join(f"{length} from batch {start}" for start, _, length in steps)
         raise EngineError(
             f"{TITLE}: draft_len_schedule must begin with its longest length, but the plan has {lengths}; {alternative}"
         )
@@ -159,10 +151,11 @@ ENTRY = Engine(
     metrics=CounterNames(
         "trtllm_spec_decode_", "accepted_tokens_total", "token_position", "drafted_tokens_total", steps=None
     ),
-    rules=(ChainOnly(source="static trees removed from speculative_config, #18210"),),
+    rules=(chains_only(source="static trees removed from speculative_config, #18210"),),
     trees=TREES,
     methods=METHODS,
     write=write,
+    devices="--tp_size",
     checked=f"the code of {TITLE} before 1.4 (llmapi/llm_args.py) and its reference of 1.3.0rc27; no engine was run",
     options=(
         Option(

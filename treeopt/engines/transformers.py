@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.engines.engine import Engine, ExportJob, Method
-from treeopt.engines.export import DRAFTER, Export, batch_sizes
+from treeopt.engines.export import DRAFTER, LONGEST_MATCH, NOTHING_MATCHES, Export, batch_sizes, match_note
 from treeopt.errors import EngineError
 
 TITLE = "transformers 5.23.0"
-LONGEST_MATCH = 3  # tokens that treeopt's prompt lookup matches at most, by default
 
 
 def write(job: ExportJob) -> Export:
@@ -35,9 +34,8 @@ def write(job: ExportJob) -> Export:
     settings = _settings(str(job.method), job.length())
     if job.method == "prompt-lookup":
         job.notes += [
-            f"max_matching_ngram_size {LONGEST_MATCH} is that of the drafter prompt-lookup; set it to N for "
-            "prompt-lookup:N",
-            f"{TITLE} drafts nothing where nothing matches, treeopt's prompt lookup always drafts something",
+            match_note("max_matching_ngram_size"),
+            f"{TITLE} {NOTHING_MATCHES}",
         ]
     else:
         job.notes.append("settings belong to the assistant's generation_config, not to the target's")
@@ -81,7 +79,7 @@ def _launch(settings: Mapping[str, Any], target: str, model: str, *, assisted: b
 ENTRY = Engine(
     name="transformers",
     title=TITLE,
-    rules=(ChainOnly(source="num_assistant_tokens of GenerationConfig"),),
+    rules=(chains_only(source="num_assistant_tokens of GenerationConfig"),),
     methods={
         "assistant": Method.of("language-model"),
         "prompt-lookup": Method.of("prompt-lookup", model="none"),

@@ -9,8 +9,8 @@ from typing import Any
 import altair as alt
 from marimo import Html, accordion, as_html, callout, plain_text, vstack
 
-from simulate.whatif.prices import Offer, cheapest
 from simulate.whatif.scenarios import Scenario
+from simulate.whatif.whatif_record import Offer, cheapest
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
 from treeopt.charts.speed_charts import speedups, throughput_and_latency
 from treeopt.charts.trace_charts import accepted_shares, tau_by_nodes, tree_picture
@@ -36,12 +36,7 @@ def header() -> Html:
 
 
 def words(lines: Iterable[str], *, role: str = "") -> Html:
-    """Return sentences, one below the other, their commands as code.
-
-    Args:
-        lines: the sentences.
-        role: of the part, for screen readers.
-    """
+    """Return sentences, one below the other, their commands as code; `role` of the part is for screen readers."""
     told = (re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(line)) for line in lines)
     return Html(f'<div class="words" role="{role or "note"}">{"".join(f"<p>{line}</p>" for line in told)}</div>')
 
@@ -131,25 +126,18 @@ def footnotes(answer: Answer) -> Html:
     blocks = RESULTS["plan"].blocks(answer.plan)
     lines = [block for block in blocks if isinstance(block, Line) and block.kind == "condition"]
     if isinstance(answer.question.steps, Device):
-        lines = [_priced(answer.question.steps), *(line for line in lines if not line.text.startswith(STEP_TIMES))]
+        steps = answer.question.steps
+        sizes = f"its data sheet and the sizes of {steps.target}, {steps.context} tokens in the cache"
+        priced = f"{STEP_TIMES} predicted for {steps.hardware} from {sizes}; nothing was measured."
+        lines = [Line("condition", priced), *(line for line in lines if not line.text.startswith(STEP_TIMES))]
     conditions = [*map(_sentence, answer.notes), *(line.text for line in lines if not line.detail)]
     details = {"How this was found": words(line.text for line in lines if line.detail)}
     warnings = [callout(words(warned), kind="warn", title="Warnings")] if warned else []
     return vstack([*warnings, Html("<h3>Conditions</h3>"), words(conditions), accordion(details)])
 
 
-def _priced(device: Device) -> Line:
-    """Return where the step times of a device come from."""
-    sizes = f"its data sheet and the sizes of {device.target}, {device.context} tokens in the cache"
-    return Line("condition", f"{STEP_TIMES} predicted for {device.hardware} from {sizes}; nothing was measured.")
-
-
 def panel(*groups: tuple[bool, Mapping[str, Any]]) -> Html:
-    """Return the controls, a group below the other; those that are not shown stay, so that they keep their values.
-
-    Args:
-        groups: whether a group is shown, and its elements.
-    """
+    """Return groups of controls with whether each is shown; hidden ones stay, so that they keep their values."""
     parts = (
         f'<div style="display: {"block" if shown else "none"}">{vstack(list(elements.values()), gap=1)}</div>'
         for shown, elements in groups
@@ -180,12 +168,7 @@ BUSY = (
 
 
 def priced(answer: Answer, price: float) -> Blocks:
-    """Return the cheapest batch size, a row for each batch size, and the conditions; nothing without a price.
-
-    Args:
-        answer: the answer.
-        price: of one device per hour.
-    """
+    """Return the cheapest batch size, a row for each, and conditions, at a device's price per hour; 0: nothing."""
     if not price:
         return ()
     steps = answer.question.steps

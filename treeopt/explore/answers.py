@@ -79,11 +79,7 @@ class Offer:
         return cls(named_traces, named_profiles, named_targets, None if drafter is None else Path(drafter))
 
     def trace(self, name: str, *, candidates: bool = False) -> Trace:
-        """Return a trace, read once.
-
-        Args:
-            name: as it is offered.
-            candidates: also read what a folder's parts hold besides ranks.
+        """Return an offered trace, read once; with `candidates` also what a folder's parts hold besides ranks.
 
         Raises:
             UsageError: it is not offered.
@@ -163,11 +159,7 @@ def _offered(offered: Mapping[str, Value], name: str, noun: str) -> Value:
     return offered[name]
 
 
-@lru_cache(maxsize=16)
-def _read_trace(path: Path, *, ranks_only: bool) -> Trace:
-    return load_trace(path, ranks_only=ranks_only)
-
-
+_read_trace: Callable[..., Trace] = lru_cache(maxsize=16)(load_trace)
 _read_profile: Callable[[Path], Profile] = lru_cache(maxsize=64)(load_profile)
 
 
@@ -390,9 +382,7 @@ def _predicted(settings: SearchSettings, device: Device, trace: Trace, offer: Of
     return plan, tuple(scenario.batch for scenario in found.scenarios if scenario.fits is False)
 
 
-PLAN_FILE = "plan.json"
-REPORT_FILE = "report.html"
-TITLE = "treeopt explore"  # of the report
+PLAN_FILE, REPORT_FILE = "plan.json", "report.html"
 
 
 def plan_text(answer: Answer) -> str:
@@ -407,7 +397,7 @@ def report_text(answer: Answer) -> str:
     with TemporaryDirectory() as folder:
         plan = Path(folder) / PLAN_FILE
         plan.write_text(plan_text(answer), "utf-8")
-        return as_html(report_page((plan, *answer.files), title=TITLE))
+        return as_html(report_page((plan, *answer.files), title="treeopt explore"))
 
 
 def attempt_export(

@@ -26,13 +26,7 @@ class OwnPageOnly:
     """
 
     def __init__(self, inner: "ASGIApp", *, port: int, files: Mapping[str, Any]) -> None:
-        """Wrap an application.
-
-        Args:
-            inner: the application.
-            port: of the server.
-            files: for the page, JSON values.
-        """
+        """Wrap an application on this port of the server; `files` are for the page, JSON values."""
         self.inner, self.files = inner, files
         self.hosts = {f"{host}:{port}" for host in (HOST, "localhost")}
 

@@ -34,13 +34,7 @@ class Detector:
     alarm: bool = False
 
     def add(self, value: float, *, hours: float, level: float) -> None:
-        """Add the value of a block.
-
-        Args:
-            value: the value.
-            hours: since the block before.
-            level: mean evidence at which an alarm is raised, hours.
-        """
+        """Add the value of a block, `hours` after the one before; mean evidence of `level` hours raises the alarm."""
         if self.square:
             moves = [bet * value / math.sqrt(self.square) for bet in BETS]
             limit = level * len(BETS)

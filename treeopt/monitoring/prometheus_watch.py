@@ -299,9 +299,11 @@ class PlanWatch:
         tau = 1 + sum(planned) if planned else nearest.choice.tau.value
         committed = sum(growth.accepted[: len(planned)] if planned else growth.accepted)
         self._test(TAU).add(Sums(steps, steps + committed, steps * tau))
-        expected_s = self._step_s(growth.running)
-        if expected_s is not None:
-            batch, number = self._nearest(self._entries, growth.running).batch, growth.iterations
+        running, batches = growth.running, [entry.batch for entry in self._entries]
+        if running is not None and batches[0] / REACH <= running <= batches[-1] * REACH:
+            # Seconds per step between batch sizes are on a line.
+            expected_s = float(np.interp(running, batches, [entry.choice.step_s for entry in self._entries]))
+            batch, number = self._nearest(self._entries, running).batch, growth.iterations
             observed_s = number * growth.latency_s / growth.outputs
             self._test(f"step time at batch {batch}").add(Sums(number, observed_s, number * expected_s))
 
@@ -313,13 +315,6 @@ class PlanWatch:
         if running is None:
             return next((entry for entry in entries if entry.batch == self._plan.best), entries[0])
         return min(entries, key=lambda entry: abs(math.log(entry.batch / running)))
-
-    def _step_s(self, running: float | None) -> float | None:
-        """Return the plan's seconds per step with this many running requests, between batch sizes by a line."""
-        batches = [entry.batch for entry in self._entries]
-        if running is None or not batches[0] / REACH <= running <= batches[-1] * REACH:
-            return None
-        return float(np.interp(running, batches, [entry.choice.step_s for entry in self._entries]))
 
 
 def write_gauges(record: Mapping[str, Any], path: Path) -> None:

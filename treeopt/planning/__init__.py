@@ -1,11 +1,10 @@
 """Planning: from a trace and a cost model to a plan.
 
 * `search_pipeline`: `search`, from trace and step times to a plan.
-* `tree_choice`: the choice between trees of a batch size: the fastest, or the steadiest of those as fast.
 * `held_out_split`: the requests to choose on, and those held out.
 * `search_settings`: the settings of a search with their defaults, such as the largest tree.
 * `evaluator`: tokens, speed and error of trees, by replay on requests to choose on or on those held out.
-* `tree_candidates`: the trees that a search considers, enumerated, grown or refined.
+* `tree_candidates`: the trees that a search considers, enumerated, grown or refined, and the choice between them.
 * `proofs`: what is proved about the choice, in words.
 * `baselines`: what the choice is compared with: no speculation, best chain, published trees, dynamic policies.
 * `search_warnings`: warnings about data, limits, contexts and step times.

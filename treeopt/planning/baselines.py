@@ -13,9 +13,10 @@ from treeopt.planning.proofs import with_policy
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans import Choice, Grown, PlanEntry, Price, Proof
 from treeopt.policies import DynamicTree, Policy, settings
-from treeopt.searchers.choose_policy import Bench, CannotRun, Judged, best_policy, upper_bound
+from treeopt.searchers.choose_policy import Bench, CannotRun, best_policy, upper_bound
 from treeopt.searchers.step_prices import Prices, Timed
 from treeopt.statistics import paired_difference
+from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 CHAIN = "best chain"
@@ -54,26 +55,41 @@ class Rivals:
         """
         plain, static = _static(judge, PLAIN, None, batch), _static(judge, CHOSEN, best, batch)
         kinds = () if self.cannot_run is not None and self.cannot_run(SMALLEST, batch) else self.settings.policies
-        policies = [self._judged(judge, kind, batch) for kind in kinds]
+        prices_of, wanted = self._prices(judge, batch), self.settings
+        policies = [
+            best_policy(
+                judge.fit,
+                judge.held,
+                prices_of,
+                kind=kind,
+                max_nodes=wanted.nodes,
+                max_depth=wanted.depth,
+                cannot_run=self.cannot_run,
+                seed=wanted.seed,
+            )
+            for kind in kinds
+        ]
         any_shape = self.settings.padded != "full"
         timed = judge.cost.growths
         runs = [p for p in policies if any_shape or isinstance(p.policy, DynamicTree)]
         runs = [p for p in runs if not timed or p.policy.growth in timed]
         eligible = runs if self.take_policies else []
-        fastest = max(eligible, key=_fitted_rate, default=None)
+        fastest = max(eligible, key=lambda one: one.rate, default=None)
         trees, skipped = self._trees(judge, batch)
         if self.cannot_run is not None and kinds != self.settings.policies:
             skipped |= dict.fromkeys(self.settings.policies, str(self.cannot_run(SMALLEST, batch)))
         table = [plain, *trees]
-        if fastest is not None and _fitted_rate(fastest) > judge.rate(best, batch) / (1 - self.settings.near):
-            chosen = _swept(judge, fastest, batch)
+        if fastest is not None and fastest.rate > judge.rate(best, batch) / (1 - self.settings.near):
+            chosen = _grown_row(judge, fastest.held, fastest.kind, fastest.policy, batch)
             proof = with_policy(proof, kind=fastest.kind, tried=len(fastest.tried))
             table[1:1] = [replace(static, choice=replace(static.choice, name=STATIC))]
         else:
             fastest, chosen = None, plain if best is None else static
-        table += [_swept(judge, policy, batch) for policy in policies if policy is not fastest]
+        table += [_grown_row(judge, p.held, p.kind, p.policy, batch) for p in policies if p is not fastest]
         table += self._judge_policies(judge, batch, skipped)
-        table += [self._bound(judge, batch)] if policies else []
+        if policies:
+            bound = upper_bound(judge.held, prices_of, nodes=wanted.nodes, depth=wanted.depth)
+            table.append(_grown_row(judge, bound, BOUND, None, batch))
         compared = [
             replace(row.choice, behind=judge.loss(row.seconds, chosen.seconds)) for row in table if row is not chosen
         ]
@@ -90,8 +106,7 @@ class Rivals:
         try:
             if configuration is None or isinstance(configuration, Tree):
                 return judge.rate(configuration, batch)
-            prices = Prices(judge.cost, batch, self.settings.padded, judge.context)
-            return Bench(judge.fit, prices, seed=self.settings.seed).replayed(configuration).rate
+            return self._bench(judge.fit, judge, batch).replayed(configuration).rate
         except (TraceError, CostError):
             return 0.0
 
@@ -109,10 +124,7 @@ class Rivals:
 
     def _judge_policies(self, judge: Judge, batch: int, skipped: dict[str, str]) -> list["_Row"]:
         """Return the given policies; adds to `skipped` the reason why one cannot be run, replayed or priced."""
-        bench, rows = (
-            Bench(judge.held, Prices(judge.cost, batch, self.settings.padded, judge.context), seed=self.settings.seed),
-            [],
-        )
+        bench, rows = self._bench(judge.held, judge, batch), []
         for policy in dict.fromkeys(self.settings.dynamic):
             name = ",".join(f"{setting}={value}" for setting, value in settings(policy).items() if value)
             reason = None if self.cannot_run is None else self.cannot_run(policy, batch)
@@ -123,32 +135,14 @@ class Rivals:
             except (EngineError, TraceError, CostError) as error:
                 skipped[name] = str(error)
                 continue
-            steps = float(held.steps.sum())
-            nodes, levels = float(held.nodes.sum()) / steps, float(held.levels.sum()) / steps
-            rows.append(_grown_choice(judge, held, Grown(name, settings(policy), nodes, levels, policy), batch))
+            rows.append(_grown_row(judge, held, name, policy, batch))
         return rows
 
-    def _judged(self, judge: Judge, kind: str, batch: int) -> Judged:
-        return best_policy(
-            judge.fit,
-            judge.held,
-            judge.cost,
-            kind=kind,
-            batch=batch,
-            max_nodes=self.settings.nodes,
-            max_depth=self.settings.depth,
-            context=judge.context,
-            padding=self.settings.padded,
-            cannot_run=self.cannot_run,
-            seed=self.settings.seed,
-        )
+    def _prices(self, judge: Judge, batch: int) -> Prices:
+        return Prices(judge.cost, batch, self.settings.padded, judge.context)
 
-    def _bound(self, judge: Judge, batch: int) -> "_Row":
-        prices = Prices(judge.cost, batch, self.settings.padded, judge.context)
-        bound = upper_bound(judge.held, prices, nodes=self.settings.nodes, depth=self.settings.depth)
-        steps = float(bound.steps.sum())
-        grown = Grown(BOUND, {}, float(bound.nodes.sum()) / steps, float(bound.levels.sum()) / steps)
-        return _grown_choice(judge, bound, grown, batch)
+    def _bench(self, part: Trace, judge: Judge, batch: int) -> Bench:
+        return Bench(part, self._prices(judge, batch), seed=self.settings.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,24 +161,16 @@ def _static(judge: Judge, name: str, tree: Tree | None, batch: int) -> _Row:
     return _Row(judge.choice(name, tree, batch), judge.seconds(tree, batch), committed, steps)
 
 
-def _swept(judge: Judge, best: Judged, batch: int) -> _Row:
-    grown = Grown(best.kind, settings(best.policy), best.nodes, best.levels, best.policy)
-    return _grown_choice(judge, best.held, grown, batch)
-
-
-def _grown_choice(judge: Judge, held: Timed, grown: Grown, batch: int) -> _Row:
+def _grown_row(judge: Judge, held: Timed, name: str, policy: Policy | None, batch: int) -> _Row:
+    words = {} if policy is None else settings(policy)
+    grown = Grown(name, words, held.per_step(held.nodes), held.per_step(held.levels), policy)
     usual = StepShape(
         batch,
         1 + max(1, round(grown.nodes)),
         (1,) * max(1, round(grown.depth)),
         judge.context,
-        growth=None if grown.policy is None else grown.policy.growth,
+        growth=None if policy is None else policy.growth,
     )
     speedup = held.tokens_s.times(judge.plain_s(batch), relative_error=judge.cost.error(usual))
-    choice = Choice(grown.kind, None, held.tau, float(held.seconds.sum() / held.steps.sum()), speedup, grown)
+    choice = Choice(name, None, held.tau, held.per_step(held.seconds), speedup, grown)
     return _Row(choice, held.seconds, held.committed, held.steps)
-
-
-def _fitted_rate(best: Judged) -> float:
-    """Return tokens per second on the requests that the policy was chosen on."""
-    return dict(best.tried)[best.policy]

@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from treeopt.defaults import HELD_OUT
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import TraceError
 from treeopt.replay.static_tree import check_ranks
 from treeopt.storage.provenance import from_figure
 from treeopt.traces.trace import Trace
@@ -21,13 +21,8 @@ def hold_out(trace: Trace, *, held_out: float = HELD_OUT, seed: int = 0) -> tupl
     trace, one after the other, share the parts.
 
     Raises:
-        UsageError: a share outside (0, 1), or a seed below 0.
         TraceError: too few requests, or a rule whose acceptance does not follow from ranks.
     """
-    if type(seed) is not int or seed < 0:
-        raise UsageError(f"seed must be an integer of at least 0, got {seed!r}")
-    if not 0 < held_out < 1:
-        raise UsageError(f"held-out must lie between 0 and 1, got {held_out}")
     check_ranks(trace)
     if from_figure(trace.meta):
         return trace, trace

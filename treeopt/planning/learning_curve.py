@@ -1,6 +1,7 @@
 """The learning curve: tau on held-out requests by the number of requests trees are chosen on, and how many suffice."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -86,13 +87,8 @@ def learning_curves(
         shrink: shrink counts, with the strength from `shrinkage.fit_strength`.
 
     Raises:
-        UsageError: no size, or one below 1.
         TraceError: fewer than 4 requests, or a rule that may accept several siblings.
     """
-    if not nodes or min(nodes) < 1 or depth < 1 or points < 2:
-        raise UsageError(
-            f"a learning curve needs nodes and depth of 1 or more and 2 points, got {nodes}, {depth}, {points}"
-        )
     check_requests(trace)
     rng = np.random.default_rng(seed)
     chosen_on, held = trace.split(share=0.5, rng=rng)
@@ -153,16 +149,9 @@ def requests_needed(estimate: Estimate, requests: int, target: float) -> int:
         )
     target *= 1 + 1e-9  # accepts an interval that is as narrow as wanted but for rounding
     spread = estimate.relative * math.sqrt(requests) / quantile(requests)
-    low, high = requests, requests
-    while spread * quantile(high) / math.sqrt(high) > target:
-        low, high = high, 2 * high
-    while low < high:
-        middle = (low + high) // 2
-        if spread * quantile(middle) / math.sqrt(middle) > target:
-            low = middle + 1
-        else:
-            high = middle
-    return high - requests
+    enough = max(requests, math.ceil((spread * quantile(requests) / target) ** 2))
+    numbers = range(requests, enough)
+    return bisect_left(numbers, True, key=lambda number: spread * quantile(number) / math.sqrt(number) <= target)
 
 
 def more_requests(plan: Plan, target: float) -> list[str]:

@@ -27,8 +27,7 @@ from treeopt.planning.search_warnings import (
     unjudged_policies,
     unpriced_policies,
 )
-from treeopt.planning.tree_candidates import Proposals
-from treeopt.planning.tree_choice import Chosen, choose, faster_trees
+from treeopt.planning.tree_candidates import Chosen, Proposals, choose, faster_trees
 from treeopt.plans import Plan, PlanEntry, Price, Switch
 from treeopt.policies import Policy
 from treeopt.replay.objective import THROUGHPUT, WORST_DOMAIN

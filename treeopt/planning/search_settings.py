@@ -1,7 +1,7 @@
 """The settings of a search: the trees that it considers, how it chooses among them, and what it compares them with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from treeopt import defaults
@@ -144,21 +144,12 @@ class SearchSettings(Settings):
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings as the plan's `meta["search"]` holds them."""
-        return {
-            "method": self.method,
+        others = ("batch", "compare", "target_interval")
+        values = {each.name: getattr(self, each.name) for each in fields(SearchSettings) if each.name not in others}
+        return values | {
             "objective": self.judged_by.name,
-            "max_nodes": self.max_nodes,
-            "max_depth": self.max_depth,
-            "engine": self.engine,
             "rules": [f"{rule.name} ({rule.source})" for rule in self.rules],
-            "max_tpot_s": self.max_tpot_s,
-            "near": self.near,
-            "shrink": self.shrink,
-            "solver_work": self.solver_work,
             "policies": list(self.policies),
             "dynamic": [policy_text(policy) for policy in self.dynamic],
             "padding": self.padded if self.policies or self.dynamic else None,
-            "context": self.context,
-            "held_out": self.held_out,
-            "seed": self.seed,
         }

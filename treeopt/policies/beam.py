@@ -45,11 +45,6 @@ class Drafting:
         return tuple(counts)
 
     @property
-    def expandable(self) -> tuple[int, ...]:
-        """The most nodes of each level that the next level would expand."""
-        return (*self.expanded[1:], self.beam)
-
-    @property
     def candidates(self) -> int:
         """The number of candidates drafted per sequence.
 
@@ -151,7 +146,7 @@ def _levels(
     expanded, lacking = np.zeros((2, anchors, size), dtype=bool)
     rootless = np.zeros(anchors, dtype=bool)
     on_level = parent < 0  # recorded on this level
-    for depth, most_expanded in enumerate(drafting.expandable, 1):
+    for depth, most_expanded in enumerate((*drafting.expanded[1:], drafting.beam), 1):
         columns = np.flatnonzero(on_level.any(0))
         recorded, above = on_level[:, columns], parent[:, columns]
         drafted = recorded & (rank[:, columns] < drafting.width) & ((depth == 1) | expanded[row, above])

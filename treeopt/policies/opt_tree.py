@@ -38,6 +38,7 @@ class OptTree:
     beam: int | None = None
     width: int | None = None
     growth = "opt-tree"
+    calibration = None
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -54,11 +55,6 @@ class OptTree:
         """See `Policy.drafting`."""
         beam = self.nodes if self.beam is None else self.beam
         return Drafting(self.depth, beam, beam if self.width is None else self.width)
-
-    @property
-    def calibration(self) -> None:
-        """See `Policy.calibration`."""
-        return None
 
     def choose(self, lists: Shortlists) -> Chosen:
         """See `Policy.choose`."""

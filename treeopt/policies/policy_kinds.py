@@ -6,16 +6,16 @@ A new policy is one file: the class, its record, the sweeps that search it, and 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, Protocol
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from treeopt.errors import TreeError, UsageError
+from treeopt.errors import CostError, EngineError, TraceError, TreeError, TreeoptError, UsageError
 from treeopt.policies.beam import Drafting
-from treeopt.policies.policy import Policy, settings
+from treeopt.policies.policy import Policy, policy_text, settings
 from treeopt.policies.reranking import Calibration
-from treeopt.registry import Registry, load
+from treeopt.registry import Registry
 from treeopt.statistics import Curve
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import Finite, Record
@@ -24,6 +24,7 @@ from treeopt.tree import MAX_NODES
 
 Size = Annotated[int, Meta(ge=1, le=MAX_NODES)]
 Probability = Annotated[float, Meta(ge=0, lt=1)]
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63, 80, 96, 127, 160, 192, 255)
 KNOTS = 16  # of the curves of a calibration that changes nothing
 
 
@@ -47,31 +48,65 @@ CalibrationRecord = Annotated[
 ]
 
 
-class Sweep(Protocol):
-    """The search among the settings of one kind, as a sweep sees it; see `treeopt.searchers.choose_policy`."""
+@dataclass
+class Sweep:
+    """The search among the settings of one kind: the policies replayed so far on the requests that it is made on.
 
+    Attributes:
+        trace: these requests.
+        drafting: limits of drafting.
+        max_nodes: largest number of nodes per sequence.
+        rate: replays a policy and returns its tokens per second; raises an error where it cannot be run or replayed.
+        lists: makes the shortlists of so many nodes that all settings share.
+        rates: tokens per second of each policy.
+        refused: settings -> error, for policies that could not be replayed.
+    """
+
+    trace: Trace
     drafting: Drafting
     max_nodes: int
-    rates: dict[Policy, float]
-
-    @property
-    def trace(self) -> Trace:
-        """The requests that settings are chosen on."""
+    rate: Callable[[Policy], float]
+    lists: Callable[[Drafting, int, Calibration | None], object]
+    rates: dict[Policy, float] = field(default_factory=dict)
+    refused: dict[str, TreeoptError] = field(default_factory=dict)
 
     def sizes(self, depth: int) -> list[int]:
         """Return the numbers of nodes worth trying at a depth, up to and including the largest possible."""
+        largest = min(self.max_nodes, replace(self.drafting, depth=depth).candidates)
+        return [*(n for n in SIZES if n < largest), largest]
 
     def depths(self) -> range:
         """Return the numbers of levels to try."""
+        return range(1, self.drafting.depth + 1)
 
     def prepare(self, calibration: Calibration | None = None) -> None:
         """Make the shortlists that all settings share."""
+        self.lists(self.drafting, min(self.max_nodes, self.drafting.candidates), calibration)
 
     def consider(self, policy: Policy) -> None:
         """Replay a policy, or record the error."""
+        if policy in self.rates or policy_text(policy) in self.refused:
+            return
+        try:
+            self.rates[policy] = self.rate(policy)
+        except (TraceError, CostError, EngineError) as error:
+            self.refused[policy_text(policy)] = error
 
     def consider_stops(self, make: Callable[[int, int, float], Policy], stops: tuple[float, ...]) -> None:
         """Try policies `make(nodes, depth, stop)`: all without a stop, then vary two settings of the best at a time."""
+        tried = {make(n, depth, stops[0]): (n, depth) for depth in self.depths() for n in self.sizes(depth)}
+        before = None
+        while True:
+            for policy in tried:
+                self.consider(policy)
+            best = max(self.rates, key=self.rates.__getitem__, default=None)
+            if best is None or best == before:
+                return
+            before = best
+            nodes, depth = tried[best]
+            for stop in stops:
+                tried |= {make(n, depth, stop): (n, depth) for n in self.sizes(depth)}
+                tried |= {make(nodes, d, stop): (nodes, d) for d in self.depths() if nodes in self.sizes(d)}
 
 
 @dataclass(frozen=True)
@@ -82,7 +117,7 @@ class PolicyKind:
         name: the `kind` of its JSON records.
         policy: the class of its policies.
         record: the typed JSON record, tagged with `name`.
-        sweeps: name in `search --policy` -> what tries its settings, a function or its `module:name`.
+        sweeps: name in `search --policy` -> what tries its settings.
         growths: kind of drafting in the decoding loop -> a policy of this many nodes and this reach that never stops
             early, by which its overhead is measured.
     """
@@ -90,7 +125,7 @@ class PolicyKind:
     name: str
     policy: type[Any]
     record: type[Record]
-    sweeps: Mapping[str, Callable[[Sweep], None] | str]
+    sweeps: Mapping[str, Callable[[Sweep], None]]
     growths: Mapping[str, Callable[[int, Drafting], Policy]]
 
 
@@ -104,8 +139,7 @@ def growths() -> tuple[str, ...]:
 
 def sweeps() -> dict[str, Callable[[Sweep], None]]:
     """Return what tries the settings of each kind that `search --policy` names."""
-    named = {name: sweep for kind in POLICIES.values() for name, sweep in kind.sweeps.items()}
-    return {name: load(sweep) if isinstance(sweep, str) else sweep for name, sweep in named.items()}
+    return {name: sweep for kind in POLICIES.values() for name, sweep in kind.sweeps.items()}
 
 
 def unchanged(drafting: Drafting) -> Calibration:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import TraceError
 from treeopt.policies import Chosen, Policy
 from treeopt.policies.beam import Drafted, drafted_candidates
 from treeopt.policies.reranking import Shortlists, ranked_places, shortlists
@@ -62,12 +62,7 @@ class Batches:
             trace: a trace with candidates.
             batch: rows per batch.
             seed: seed of the order of the requests.
-
-        Raises:
-            UsageError: batch below 1.
         """
-        if batch < 1:
-            raise UsageError(f"batch must be at least 1, got {batch}")
         self.trace, self.batch = trace, batch
         order = np.random.default_rng(seed).permutation(trace.requests)
         queues = np.array_split(order, max(1, trace.requests // (ROUNDS * batch)))

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from treeopt.acceptance_rule_entries import recorded_rule, takes_chains_only
-from treeopt.constraints import ChainOnly, Constraint, ContiguousRanks, broken
+from treeopt.constraints import Constraint, broken, chains_only, contiguous_ranks
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import accepted_lengths
 from treeopt.traces.trace import MISSED, PAST_END, Trace
@@ -69,7 +69,7 @@ def rules(trace: Trace) -> tuple[Constraint, ...]:
     """Return the constraints that the trace's rule puts on trees: chains only, or siblings tried in order."""
     rule = trace.meta["verification"]
     source = f"rule {rule}"
-    return (ChainOnly(source=source),) if takes_chains_only(rule) else (ContiguousRanks(source=source),)
+    return (chains_only(source=source),) if takes_chains_only(rule) else (contiguous_ranks(source=source),)
 
 
 def check_tree(tree: Tree, trace: Trace) -> None:

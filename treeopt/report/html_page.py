@@ -4,7 +4,7 @@ import json
 import re
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed, themed_spec
 from treeopt.errors import visible
-from treeopt.results.blocks import Blocks, Line, Table, notes_once
+from treeopt.results.blocks import Blocks, Line, notes_once
 from treeopt.results.kinds import ResultKind
 
 if TYPE_CHECKING:
@@ -86,25 +86,32 @@ FIGURES = re.compile(
 
 
 def as_html(page: Page, *, static: bool = False) -> str:
-    """Return the whole page.
-
-    Args:
-        page: its parts.
-        static: charts as pictures alone, without scripts: for mail.
-    """
-    asked = _asked(page)
-    sections = [_section(kind, page.findings, interactive=not static) for kind in asked]
+    """Return the whole page; `static`: charts as pictures alone, without scripts: for mail."""
+    kinds = {finding.kind.name: finding.kind for finding in page.findings}
+    sections: list[dict[str, Any]] = [
+        {
+            "key": kind.name,
+            "text": kind.question,
+            "answers": _answers(page, kind),
+            "findings": [
+                _finding(place, finding, interactive=not static)
+                for place, finding in enumerate(page.findings)
+                if finding.kind == kind
+            ],
+        }
+        for kind in sorted(kinds.values(), key=lambda kind: (kind.place, kind.name))
+    ]
     charts = [chart for section in sections for finding in section["findings"] for chart in finding["charts"]]
     sliders = None if static else page.sliders
+    scripts = [] if static else ["page.js"] if sliders is None else ["page.js", "sliders.js"]
     template = _environment().get_template("page.html.j2")
     return template.render(
         page=page,
         description=_description(page),
         kinds=KINDS.replace("`", ""),
-        summary=[{"question": kind.question, "key": kind.name, "answers": _answers(page, kind)} for kind in asked],
         sections=sections,
         css=_colours() + (FOLDER / "page.css").read_text("utf-8"),
-        scripts=() if static else _scripts(sliders=sliders is not None),
+        scripts=[(FOLDER / name).read_text("utf-8") for name in scripts],
         vega=_vega() if charts and not static else "",
         specs=_embedded({chart["id"]: chart["spec"] for chart in charts if chart["spec"]}),
         sliders="" if sliders is None else _embedded(sliders),
@@ -116,18 +123,16 @@ def as_html(page: Page, *, static: bool = False) -> str:
 def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    def plain(value: Any) -> Any:  # markup stays as it is
+        return visible(value, lines=True) if type(value) is str else value
+
     loader = FileSystemLoader(FOLDER)
     environment = Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=_plain
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=plain
     )
     environment.globals["zip"] = zip
     environment.filters["figures"] = _unbroken
     return environment
-
-
-def _plain(value: Any) -> Any:
-    """Return a text with control characters as escapes; other values, and markup, as they are."""
-    return visible(value, lines=True) if type(value) is str else value
 
 
 def _unbroken(text: str) -> "Markup":
@@ -135,13 +140,6 @@ def _unbroken(text: str) -> "Markup":
     from markupsafe import Markup, escape
 
     return Markup(FIGURES.sub(r'<span class="figures">\g<0></span>', str(escape(visible(text)))))  # noqa: S704
-
-
-def _scripts(*, sliders: bool) -> Iterator[str]:
-    """Yield the scripts of the page."""
-    yield (FOLDER / "page.js").read_text("utf-8")
-    if sliders:
-        yield (FOLDER / "sliders.js").read_text("utf-8")
 
 
 @cache
@@ -155,12 +153,6 @@ def _vega() -> str:
 
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return b64encode(zlib.compress(script.encode(), 9)).decode("ascii")
-
-
-def _asked(page: Page) -> list[ResultKind]:
-    """Return the kinds of the results, in the order of their questions on the page."""
-    kinds = {finding.kind.name: finding.kind for finding in page.findings}
-    return sorted(kinds.values(), key=lambda kind: (kind.place, kind.name))
 
 
 def _answers(page: Page, kind: ResultKind) -> list[str]:
@@ -183,41 +175,21 @@ def _description(page: Page) -> str:
     return f"Results of treeopt: {results}{f' and {more} more' if more > 0 else ''}." if results else "No results."
 
 
-def _section(kind: ResultKind, findings: Sequence[Finding], *, interactive: bool) -> dict[str, Any]:
-    chosen = [(place, finding) for place, finding in enumerate(findings) if finding.kind == kind]
-    return {
-        "key": kind.name,
-        "text": kind.question,
-        "several": len(chosen) > 1,
-        "findings": [_finding(place, finding, interactive=interactive) for place, finding in chosen],
-    }
-
-
 def _finding(place: int, finding: Finding, *, interactive: bool) -> dict[str, Any]:
-    blocks = notes_once(finding.blocks)
-    drawn = enumerate(finding.charts)
+    """Return a result: what stands before its charts, below them, and folded."""
+    blocks, drawn = notes_once(finding.blocks), enumerate(finding.charts)
+    more = [block for block in blocks if block.detail or (isinstance(block, Line) and block.kind == "condition")]
+    rest = [block for block in blocks if block not in more]
+    lead = [block for block in rest if isinstance(block, Line) and block.kind in ("answer", "next", "warning")]
     return {
         "id": f"result-{place}",
         "title": finding.title,
         "source": finding.source,
-        "lead": [_block(block) for block in blocks if _leads(block)],
-        "shown": [_block(block) for block in blocks if not (block.detail or _leads(block) or _is_condition(block))],
-        "more": [_block(block) for block in blocks if block.detail or _is_condition(block)],
+        "lead": lead,
+        "shown": [block for block in rest if block not in lead],
+        "more": more,
         "charts": [_chart(f"chart-{place}-{number}", chart, interactive=interactive) for number, chart in drawn],
     }
-
-
-def _is_condition(block: Table | Line) -> bool:
-    return isinstance(block, Line) and block.kind == "condition"
-
-
-def _leads(block: Table | Line) -> bool:
-    """Return True for blocks that stand before the charts."""
-    return not block.detail and isinstance(block, Line) and block.kind in ("answer", "next", "warning")
-
-
-def _block(block: Table | Line) -> dict[str, Any]:
-    return {"table": block if isinstance(block, Table) else None, "line": block if isinstance(block, Line) else None}
 
 
 def _chart(name: str, chart: "alt.LayerChart", *, interactive: bool) -> dict[str, Any]:

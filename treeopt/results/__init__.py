@@ -2,8 +2,7 @@
 
 * `kinds`: what is known of a kind of result, `RESULTS`, the registry of all kinds, and results as JSON values.
 * `blocks`: tables, lines and cells with their full text: what every medium shows; columns of several kinds.
-* `words`: values with intervals, trees, provenance.
-* `export_commands`: the command that writes a plan for an engine.
+* `words`: values with intervals, trees, provenance, the command that writes a plan for an engine.
 * `plan`, `predictions`: what `treeopt search` chose; the same, fixed before a measurement.
 * `trace`: what a drafter gets right, and how many requests choose a tree.
 * `tree`: static trees.

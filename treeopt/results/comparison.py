@@ -124,17 +124,14 @@ def tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
     judged, priced = _contests(record)
     titles = ("trees of one size", "each drafter with its own best tree")
     for title, shown, contests in zip(titles, (JUDGED, PRICED), (judged, priced), strict=True):
+        lines = []
+        for contest in contests:
+            lines += [Row(tuple(column.cell(row) for column in shown)) for row in rows({"contests": [contest]})]
+            for drafter, reason in contest["skipped"].items():
+                names = {"contest": contest["name"], "batch": contest["batch"], "drafter": drafter}
+                lines.append(Row(tuple(column.cell(names) for column in shown), "dim", f"not compared: {reason}"))
         if contests:
-            yield Table(title, shown, tuple(_rows(contests, shown)))
-
-
-def _rows(contests: Contests, shown: Sequence[Column]) -> Iterator[Row]:
-    for contest in contests:
-        for row in rows({"contests": [contest]}):
-            yield Row(tuple(column.cell(row) for column in shown))
-        for drafter, reason in contest["skipped"].items():
-            names = {"contest": contest["name"], "batch": contest["batch"], "drafter": drafter}
-            yield Row(tuple(column.cell(names) for column in shown), "dim", f"not compared: {reason}")
+            yield Table(title, shown, tuple(lines))
 
 
 def remarks(record: Mapping[str, Any], **_: Any) -> Iterator[Line]:

@@ -42,10 +42,6 @@ def _answers(checks: Checks) -> Iterator[str]:
     yield f"{texts:,} of {requests:,} texts and {equal:,} of {shared:,} steps are those of the replay."
 
 
-def _tables(checks: Checks, **_: Any) -> Iterator[Table]:
-    yield Table.of("engines against replay", COLUMNS, checks)
-
-
 ENTRY = ResultKind(
     name="acceptance",
     title="Engines against replay",
@@ -57,6 +53,5 @@ ENTRY = ResultKind(
     rows=lambda checks: checks,
     columns=COLUMNS,
     answers=_answers,
-    tables=_tables,
-    remarks=lambda checks, **_: (),
+    tables=lambda checks, **_: [Table.of("engines against replay", COLUMNS, checks)],
 )

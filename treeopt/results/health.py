@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.results.blocks import Block, Cell, Column, Line, Mark, Table, word
+from treeopt.results.blocks import Block, Column, Line, Mark, Table, word
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import device_words
 
@@ -73,15 +73,17 @@ def _mark(package: Mapping[str, Any]) -> Mark:
     return "wrong" if package["trouble"] else "dim" if _absent(package) else ""
 
 
-def _advice(package: Mapping[str, Any]) -> Cell:
-    return word(f"pip install 'treeopt[{package['extra']}]'" if _absent(package) else package["trouble"])
-
-
 COLUMNS = (
     Column("package", align="left", key=True, field="name"),
     Column("version", align="left", show=lambda package: word(package["version"] or "-")),
     Column("needed for", align="left", drop=1, show=lambda package: word(package["extra"] or "all")),
-    Column("what to do", align="left", show=_advice),
+    Column(
+        "what to do",
+        align="left",
+        show=lambda package: word(
+            f"pip install 'treeopt[{package['extra']}]'" if _absent(package) else package["trouble"]
+        ),
+    ),
 )
 ENTRY = ResultKind(
     name="health",
@@ -92,5 +94,4 @@ ENTRY = ResultKind(
     answers=_answers,
     next_lines=_next,
     tables=_tables,
-    remarks=lambda record, **_: (),
 )

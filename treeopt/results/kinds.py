@@ -74,7 +74,7 @@ class ResultKind:
         summary: makes the sentences of the page's summary; by default `answers`.
         next_lines: makes what to do next.
         tables: makes tables and the notes below them; by default the one main table.
-        remarks: makes warnings and conditions.
+        remarks: makes warnings and conditions; by default those that a record holds.
         details: beginnings of conditions that few readers need.
         charts: by name, `module:function` of each of its charts; the first is its default.
         page_charts: `module:function` of the charts on the page, which know other results; by default all of `charts`.
@@ -174,9 +174,9 @@ class ResultKind:
     def _table(self, value: Any, **known: Any) -> Iterator[Table]:
         yield Table.of("", self.columns, self.rows(value))
 
-    def _remarks(self, record: Mapping[str, Any], **known: Any) -> Iterator[Line]:
-        yield from warnings_of(record.get("warnings", ()))
-        for text in record.get("conditions", ()):
+    def _remarks(self, value: Any, **known: Any) -> Iterator[Line]:
+        yield from warnings_of(look(value, "warnings") or ())
+        for text in look(value, "conditions") or ():
             yield Line("condition", text, detail=text.startswith(self.details) if self.details else False)
 
 

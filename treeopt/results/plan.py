@@ -26,14 +26,15 @@ from treeopt.results.blocks import (
     ranged,
     warnings_of,
 )
-from treeopt.results.export_commands import export_command, method_advice
 from treeopt.results.kinds import ResultKind
 from treeopt.results.words import (
     CLUSTERED,
     describe_measurement,
     describe_models,
     describe_rule,
+    export_command,
     interval,
+    method_advice,
     near_limit,
     never_ran,
     other_model,
@@ -107,39 +108,36 @@ def _answer(entry: PlanEntry) -> str:
     return f"Batch {entry.batch}: {describe_choice(choice)}, {speedup}, {rate}."
 
 
-def _near_rule(plan: Plan) -> list[str]:
-    """Return why a slower line was preferred, for each batch size where the rule of `near` bound."""
+def _near_rule(plan: Plan) -> Iterator[str]:
+    """Yield why a slower line was preferred, for each batch size where the rule of `near` bound."""
     faster, near = look(plan.meta, "search", "faster") or {}, look(plan.meta, "search", "near")
-    lines = []
     for entry in plan.entries:
         best = faster.get(str(entry.batch))
         if best is not None and best["gain"] >= SEEN and entry.choice.grown is None:
             same = best["nodes"] == entry.choice.nodes
             kind = "chain" if best["nodes"] == best["depth"] else "tree"
             other = f"{'another' if same else 'a'} {kind} of {best['nodes']:.0f}"
-            lines.append(
+            yield (
                 f"Batch {entry.batch}: {other} was {best['gain']:.1%} faster on the requests that trees were chosen "
                 f"on; within the error or {near:.0%} (--near), the highest lower bound is preferred, then the "
                 f"{'shallower' if same else 'smaller'} tree."
             )
-    return lines
 
 
-def _faster_lines(plan: Plan) -> list[str]:
-    """Return the line that is faster than the choice where no rule explains it: choices are made on other requests."""
+def _faster_lines(plan: Plan) -> Iterator[str]:
+    """Yield the line that is faster than the choice where no rule explains it: choices are made on other requests."""
     if look(plan.meta, "search", "rules") or look(plan.meta, "search", "objective") not in (None, "throughput"):
-        return []
-    explained, lines = look(plan.meta, "search", "faster") or {}, []
+        return
+    explained = look(plan.meta, "search", "faster") or {}
     for entry in plan.entries:
         running = [choice for choice in entry.compared if choice.grown is None or choice.grown.policy is not None]
         best = max(running, key=lambda choice: choice.tokens_s(entry.batch), default=entry.choice)
         gain = best.tokens_s(entry.batch) / entry.choice.tokens_s(entry.batch) - 1
         if gain >= SEEN and str(entry.batch) not in explained:
-            lines.append(
+            yield (
                 f"Batch {entry.batch}: {best.name} is {gain:.1%} faster on the requests held out; the choice was made "
                 "on the others, which keeps its prediction fair."
             )
-    return lines
 
 
 def describe_choice(choice: Choice) -> str:
@@ -163,44 +161,30 @@ def _preferred(plan: Plan, entry: PlanEntry) -> str:
     )
 
 
-def next_lines(plan: Plan, *, file: str | None = None, **_: Any) -> list[Line]:
-    """Return what to do with a plan that speculates, and with batch sizes that have no answer.
+def next_lines(plan: Plan, *, file: str | None = None, **_: Any) -> Iterator[Line]:
+    """Yield what to do with a plan that speculates, and what prices batch sizes that have no answer.
 
     It is exported to its engine, or checked where no engine is known.
     """
-    return [*_export_or_check(plan, file), *_unanswered(plan)]
-
-
-def _export_or_check(plan: Plan, file: str | None) -> list[Line]:
-    if all(entry.choice.plain for entry in plan.entries):
-        return []
     keep = "" if file else "keep the plan with --output plan.json, and "
-    engine = look(plan.meta, "search", "engine")
-    if engine in ENGINES.exporting():
+    engine, outside = (look(plan.meta, "search", key) for key in ("engine", "outside"))
+    if all(entry.choice.plain for entry in plan.entries):
+        pass
+    elif engine in ENGINES.exporting():
         kind = look(plan.meta, "trace", "drafter", "kind")
         text = f"Next: {keep}write the configuration of {engine}{method_advice(engine, kind=kind)}:"
-        return [Line("next", text, export_command(file, engine, kind=kind))]
-    path = shlex.quote(file or "plan.json")
-    command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
-    return [Line("next", f"Next: {keep}check it on your machine:", command)]
-
-
-def _unanswered(plan: Plan) -> list[Line]:
-    """Return which batch sizes have no answer, and what prices them."""
-    outside = look(plan.meta, "search", "outside")
-    if outside is None:
-        return []
-    advice, command = str(outside["way"]), str(outside["command"])
-    return [Line("next", f"No answer: {advice}{':' if command else '.'}", command)]
+        yield Line("next", text, export_command(file, engine, kind=kind))
+    else:
+        path = shlex.quote(file or "plan.json")
+        command = f"treeopt validate --plan {path} --target TARGET --drafter DRAFTER --prompts PROMPTS"
+        yield Line("next", f"Next: {keep}check it on your machine:", command)
+    if outside is not None:
+        advice, command = str(outside["way"]), str(outside["command"])
+        yield Line("next", f"No answer: {advice}{':' if command else '.'}", command)
 
 
 def tables(plan: Plan, *, checks: Mapping[int, str] | None = None, **_: Any) -> Iterator[Block]:
-    """Yield a table for each batch size with its notes.
-
-    Args:
-        plan: the plan.
-        checks: by batch size, the sentence about a live run of the choice.
-    """
+    """Yield a table for each batch size with its notes; `checks` has sentences about live runs, by batch size."""
     first = {entry.choice.tree: entry.batch for entry in reversed(plan.entries) if entry.choice.tree is not None}
     for entry in plan.entries:
         before = None if entry.choice.tree is None else first[entry.choice.tree]
@@ -232,23 +216,22 @@ def summary(plan: Plan, *, measured: Mapping[int, Estimate] | None = None, **_: 
         yield f"Batch {entry.batch}: {describe_choice(choice)}, {interval(choice.speedup)} times{checked}."
 
 
-def _notes(entry: PlanEntry, first: int | None) -> list[str]:
-    """Return what belongs to the table of a batch size: the tree, its gain over chains, the cost of rules.
-
-    Args:
-        entry: the choice for a batch size.
-        first: first batch size with the same tree.
-    """
-    choice, lines = entry.choice, []
+def _notes(entry: PlanEntry, first: int | None) -> Iterator[str]:
+    """Yield tree, gain over chains and cost of rules of a batch size; `first` is the first one with its tree."""
+    choice = entry.choice
     if choice.grown is not None:
-        settings = (_setting(key, value) for key, value in choice.grown.settings.items() if value is not None)
-        lines.append(f"Dynamic tree, built at each step: {choice.grown.kind} with {', '.join(settings)}")
+        settings = (
+            f"{key}={value:g}" if not isinstance(value, bool) else key if value else f"not {key}"
+            for key, value in choice.grown.settings.items()
+            if value is not None
+        )
+        yield f"Dynamic tree, built at each step: {choice.grown.kind} with {', '.join(settings)}"
     elif choice.tree is not None and first != entry.batch:
-        lines.append(f"Tree {choice.tree.id}, as at batch {first}")
+        yield f"Tree {choice.tree.id}, as at batch {first}"
     elif choice.tree is not None:
         paths = [list(path) for path in choice.tree.paths[:PATHS_SHOWN]]
         more = "" if choice.tree.nodes <= PATHS_SHOWN else f" and {choice.tree.nodes - PATHS_SHOWN} more"
-        lines.append(f"Tree {choice.tree.id}, levels {'/'.join(map(str, choice.tree.level_widths))}: {paths}{more}")
+        yield f"Tree {choice.tree.id}, levels {'/'.join(map(str, choice.tree.level_widths))}: {paths}{more}"
     if entry.gain is not None:
         meaning = ": within the noise, the chain may be as good"
         if entry.gain.low > 0:
@@ -257,20 +240,13 @@ def _notes(entry: PlanEntry, first: int | None) -> list[str]:
             meaning = ": fewer tokens per step, in shorter steps"
         elif any(other.name == CHAIN and other.behind is not None and other.behind.low > 0 for other in entry.compared):
             meaning = ": as many tokens per step, in shorter steps"
-        lines.append(
+        yield (
             f"tau over the best chain: {entry.gain.value:+.3f} [{entry.gain.low:+.3f}, {entry.gain.high:+.3f}]{meaning}"
         )
     for price in entry.prices:
-        lines.append(
+        yield (
             f"{price.rule} ({price.source}) alone costs {ranged(price.share, 1, scale=100).text} % of tokens per second"
         )
-    return lines
-
-
-def _setting(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return name if value else f"not {name}"
-    return f"{name}={value:g}"
 
 
 def _together(plan: Plan) -> list[str]:
@@ -284,13 +260,8 @@ def _together(plan: Plan) -> list[str]:
     if len(plan.entries) > 1:
         shapes = ", ".join(f"{batch} x {tokens}" for batch, tokens in plan.captures)
         lines.append(f"Verify forwards to capture (batch x tokens per sequence): {shapes}")
-    return [*lines, *_not_compared(plan), *_proof(plan)]
-
-
-def _not_compared(plan: Plan) -> list[str]:
-    """Return a line for each baseline that could not be evaluated, with its batch sizes unless these are all."""
-    lines = ((entry.batch, f"{name}: {why}") for entry in plan.entries for name, why in entry.skipped.items())
-    return [f"Not compared{batches}: {line}" for line, batches in _once(lines, plan)]
+    skipped = ((entry.batch, f"{name}: {why}") for entry in plan.entries for name, why in entry.skipped.items())
+    return [*lines, *(f"Not compared{batches}: {line}" for line, batches in _once(skipped, plan)), *_proof(plan)]
 
 
 def _proof(plan: Plan) -> list[str]:
@@ -317,28 +288,14 @@ def _once(lines: Iterable[tuple[int, str]], plan: Plan) -> list[tuple[str, str]]
     ]
 
 
-def _context(plan: Plan) -> str:
-    context = look(plan.meta, "search", "context")
-    return "" if context is None else f"; priced at {context} tokens of context"
-
-
-def _holds(plan: Plan) -> list[str]:
-    """Return up to which batch size the memory holds the plan, where the plan was made for a device."""
-    if (holds := look(plan.meta, "holds")) is None:
-        return []
-    return [
-        f"{holds['device']}: at {holds['context']} tokens of context {holds['share']:.0%} of the memory holds up to "
-        f"batch {holds['batch']} with the largest of these trees."
-    ]
-
-
 def _conditions(plan: Plan) -> list[Line]:
     """Return the conditions of the predictions, one line each."""
 
     def show(*keys: str) -> str:
         return shown(look(plan.meta, *keys))
 
-    objective = look(plan.meta, "search", "objective")
+    objective, context = (look(plan.meta, "search", key) for key in ("objective", "context"))
+    priced = "" if context is None else f"; priced at {context} tokens of context"
     counted = ""
     if objective not in (None, "throughput"):
         counted = f"; tokens counted for {objective}, tau and tokens/s of the tables over all requests"
@@ -346,10 +303,14 @@ def _conditions(plan: Plan) -> list[Line]:
     visible = [
         f"{replayed_on(look(plan.meta, 'trace'), look(plan.meta, 'search'))}{counted}.",
         f"Intervals: 95 %, {CLUSTERED}; those of speedups include the error of step times.",
-        f"Step times: {describe_measurement(look(plan.meta, 'cost'))}{_context(plan)}.",
+        f"Step times: {describe_measurement(look(plan.meta, 'cost'))}{priced}.",
         *(look(plan.meta, "missing") or ()),
-        *_holds(plan),
     ]
+    if (holds := look(plan.meta, "holds")) is not None:  # the plan was made for a device
+        visible.append(
+            f"{holds['device']}: at {holds['context']} tokens of context {holds['share']:.0%} of the memory holds up "
+            f"to batch {holds['batch']} with the largest of these trees."
+        )
     detail = [
         "% behind: tokens per second lost to the first line, paired by request.",
         *(["Dynamic trees: nodes and depth are means."] if dynamic else []),

@@ -47,20 +47,11 @@ def _rows(profile: Any) -> Iterator[dict[str, Any]]:
         }
 
 
-def _answers(profile: Any) -> Iterator[str]:
-    sizes = ", ".join(f"{times.plain_s * 1e3:.2f} ms at batch {times.batch}" for times in profile.batches)
-    yield f"A plain step takes {sizes}."
-
-
 def _tables(profile: Any, **_: Any) -> Iterator[Block]:
     yield Table.of("measured step times", COLUMNS, _rows(profile))
     left_out = look(profile.meta, "left_out_sizes", "median_error")
     if isinstance(left_out, float):
         yield Line("note", f"Sizes left out in turn are predicted with a median error of {left_out:.1%}.")
-
-
-def _remarks(profile: Any, **_: Any) -> Iterator[Line]:
-    yield Line("condition", f"Measured: {describe_measurement(profile.meta)}.")
 
 
 ENTRY = ResultKind(
@@ -77,8 +68,10 @@ ENTRY = ResultKind(
     write="simulate.profiles.profile:save_profile",
     rows=_rows,
     columns=COLUMNS,
-    answers=_answers,
+    answers=lambda profile: [
+        f"A plain step takes {', '.join(f'{t.plain_s * 1e3:.2f} ms at batch {t.batch}' for t in profile.batches)}."
+    ],
     tables=_tables,
-    remarks=_remarks,
+    remarks=lambda profile, **_: [Line("condition", f"Measured: {describe_measurement(profile.meta)}.")],
     charts={"steps": "treeopt.api.device_charts:profile_chart"},
 )

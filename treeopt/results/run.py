@@ -5,9 +5,8 @@ from typing import Any
 
 from treeopt.planning.evaluator import PLAIN
 from treeopt.results.blocks import Column, Line, Row, Table, ranged, word
-from treeopt.results.export_commands import export_command
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import device_words, unsure, with_shape
+from treeopt.results.words import device_words, export_command, unsure, with_shape
 from treeopt.storage.provenance import look
 
 FIGURE = Column("figure", align="left", key=True)
@@ -41,13 +40,7 @@ def side_by_side(title: str, columns: Sequence[Column], rows: Sequence[Mapping[s
 def next_lines(
     record: Mapping[str, Any], *, trace: str | None = None, plan: str | None = None, **_: Any
 ) -> Iterator[Line]:
-    """Yield the export of the plan, or the search for the best tree where none was simulated.
-
-    Args:
-        record: a run, a server or a capacity.
-        trace: the option that names the trace.
-        plan: the file of the plan that was simulated; None if none was.
-    """
+    """Yield the export of a plan's file, or the search for the best tree; `trace` is an option that names it."""
     gain = look(record, "speedup", "throughput", "high")
     if plan is not None and (gain is None or gain >= 1):
         yield Line("next", "Next: hand the plan to an engine:", export_command(plan))
@@ -83,17 +76,8 @@ def with_article(name: str) -> str:
     return f"{'a' if name.startswith(('chain of', 'tree of')) else 'the'} {name}"
 
 
-def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
-    yield side_by_side(f"batch {record['batch']}, {record['mode']}", COLUMNS, record["configurations"])
-
-
 def simulated(name: str, **own: Any) -> ResultKind:
-    """Return a kind of result of `treeopt simulate`, a row for each configuration.
-
-    Args:
-        name: of the kind, and of its schema.
-        own: what only this kind has; see `ResultKind`.
-    """
+    """Return a kind of result of `treeopt simulate`, a row for each configuration; `own` is what only this kind has."""
     return ResultKind(
         name=name,
         command="simulate",
@@ -113,6 +97,8 @@ ENTRY = simulated(
     place=8,
     columns=COLUMNS,
     answers=_answers,
-    tables=_tables,
+    tables=lambda record, **_: [
+        side_by_side(f"batch {record['batch']}, {record['mode']}", COLUMNS, record["configurations"])
+    ],
     charts={"latency": "treeopt.charts.speed_charts:latencies"},
 )

@@ -46,7 +46,15 @@ def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:
     """Yield the figures, and the trees of configurations that change between several."""
     columns = (*COLUMNS, *_changes(record), *LATENCY_COLUMNS)
     yield side_by_side(f"server of {record['rows']} rows", columns, record["configurations"])
-    yield from (Line("note", text) for text in _trees(record))
+    for configuration in record["configurations"]:
+        shapes = [PLAIN if not tree else paths_words(tree) for tree in configuration["trees"]]
+        if len(shapes) > 1:
+            changes = [
+                f"{counted(up, 'request')} or more, back at {down}"
+                for up, down in zip(configuration["up"], configuration["down"], strict=True)
+            ]
+            trees = "; ".join(f"{shape} from {change}" for shape, change in zip(shapes[1:], changes, strict=True))
+            yield Line("note", f"Trees of the {configuration['name']}: {shapes[0]}; {trees}.")
 
 
 def _changes(record: Mapping[str, Any]) -> list[Column]:
@@ -61,21 +69,6 @@ def _changes(record: Mapping[str, Any]) -> list[Column]:
 
     shares = [figure(f"time of steps with tree {place + 1},", "%", f"tree_{place}", 1) for place in range(most)]
     return [figure("changes of tree per second", "", "switches", 3), *shares]
-
-
-def _trees(record: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each configuration that changes between trees."""
-    lines = []
-    for configuration in record["configurations"]:
-        shapes = [PLAIN if not tree else paths_words(tree) for tree in configuration["trees"]]
-        if len(shapes) > 1:
-            changes = [
-                f"{counted(up, 'request')} or more, back at {down}"
-                for up, down in zip(configuration["up"], configuration["down"], strict=True)
-            ]
-            trees = "; ".join(f"{shape} from {change}" for shape, change in zip(shapes[1:], changes, strict=True))
-            lines.append(f"Trees of the {configuration['name']}: {shapes[0]}; {trees}.")
-    return lines
 
 
 ENTRY = simulated(

@@ -126,29 +126,32 @@ def _accepted_by_depth(trace: Trace) -> list[float]:
     ]
 
 
-def _answers(trace: Trace) -> Iterator[str]:
-    """Yield the size of a trace, and where it comes from."""
-    yield _size(trace)
-    yield _origin(trace.meta)
-
-
 def _tables(trace: Trace, **_: Any) -> Iterator[Block]:
     """Yield how well the drafter ranks, and notes."""
-    yield _table(trace)
+    columns, rows = COLUMNS, list(_rows(trace))
+    if any(row["accepted"] is not None for row in rows):
+        name = f"accepted by the recorded tree of {len(trace.meta['tree'])}"
+        columns += (Column(name, field="accepted", digits=3),)
+    true = "true" if trace.tree is None else "written"
+    title = f"{true} token among the drafter's best, share of all positions (tau needs a replay)"
+    yield Table.of(title, columns, rows)
     if (curve := reliability(trace)) is not None:
         title = f"calibration of confidences: off by {curve.error:.1%} on average"
         yield Table.of(title, RELIABILITY, curve.as_json()["bins"])
-    yield from (Line("note", text) for text in _notes(trace))
+    written, given = (look(trace.meta, "repeated_4grams", part) for part in ("written", "prompts"))
+    if isinstance(written, float) and isinstance(given, float):
+        yield Line("note", f"repeated 4-grams: {written:.1%} of the target's text, {given:.1%} of the prompts")
+    if trace.drafted is not None:
+        mean, nothing, walk = _drafted(trace, trace.drafted).values()
+        steps = f"{walk:.1%} of steps of {'the recorded tree' if trace.tree else f'a chain of {trace.depth}'}"
+        proposed = f"{mean:.2f} on average, none at {nothing:.1%} of positions and in {steps}"
+        yield Line("note", f"tokens proposed: {proposed}")
 
 
 def _next(trace: Trace, *, file: str | None = None, **_: Any) -> Iterator[Line]:
-    """Yield the command that chooses trees: with measured step times, or for an imported trace with predicted ones.
+    """Yield the command that chooses trees of a file, with measured step times, or predicted ones if it is imported.
 
     None where there are too few requests to choose on.
-
-    Args:
-        trace: the trace.
-        file: the file or folder that holds it.
     """
     if file is None or trace.requests < MIN_REQUESTS:
         return
@@ -192,37 +195,17 @@ def _rows(trace: Trace) -> Iterator[dict[str, Any]]:
         yield {"depth": depth, **known, "accepted": accepted.get(depth)}
 
 
-def _table(trace: Trace) -> Table:
-    columns, rows = COLUMNS, list(_rows(trace))
-    if any(row["accepted"] is not None for row in rows):
-        name = f"accepted by the recorded tree of {len(trace.meta['tree'])}"
-        columns += (Column(name, field="accepted", digits=3),)
-    true = "true" if trace.tree is None else "written"
-    title = f"{true} token among the drafter's best, share of all positions (tau needs a replay)"
-    return Table.of(title, columns, rows)
-
-
-def _notes(trace: Trace) -> Iterator[str]:
-    """Yield how often text repeats, and how much was proposed."""
-    written, given = (look(trace.meta, "repeated_4grams", part) for part in ("written", "prompts"))
-    if isinstance(written, float) and isinstance(given, float):
-        yield f"repeated 4-grams: {written:.1%} of the target's text, {given:.1%} of the prompts"
-    if trace.drafted is not None:
-        mean, nothing, walk = _drafted(trace, trace.drafted).values()
-        tree = "the recorded tree" if trace.tree else f"a chain of {trace.depth}"
-        yield (
-            f"tokens proposed: {mean:.2f} on average, none at {nothing:.1%} of positions and in {walk:.1%} of steps of "
-            f"{tree}"
-        )
-
-
 def _remarks(
     trace: Trace, *, beware: Sequence[str] = (), curves: Sequence[LearningCurve] = (), **_: Any
 ) -> Iterator[Block]:
     """Yield what to beware of, sentences without a full stop, and learning curves."""
     yield from warnings_of(beware)
     for curve in curves:
-        yield from _curve(curve)
+        *points, last = map(asdict, curve.points)
+        loss = "Tokens per step lost to the tree chosen on the most requests."
+        columns = (*CURVE, Column(f"loss against {last['requests']}", meaning=loss, field="loss", digits=3))
+        yield Table.of(f"best trees of {curve.nodes} nodes", columns, [*points, last | {"loss": None}])
+        yield Line("note", _verdict(curve))
 
 
 def curve_record(curve: LearningCurve) -> dict[str, Any]:
@@ -230,15 +213,6 @@ def curve_record(curve: LearningCurve) -> dict[str, Any]:
     points = [asdict(point) | {"tree": [list(path) for path in point.tree.paths]} for point in curve.points]
     flat_from = None if curve.flat is None else curve.flat.requests
     return {"nodes": curve.nodes, "flat_from": flat_from, "vague": curve.vague, "points": points}
-
-
-def _curve(curve: LearningCurve) -> Iterator[Block]:
-    """Yield the points of a learning curve, and from where it is flat."""
-    *points, last = map(asdict, curve.points)
-    loss = "Tokens per step lost to the tree chosen on the most requests."
-    shown = (*CURVE, Column(f"loss against {last['requests']}", meaning=loss, field="loss", digits=3))
-    yield Table.of(f"best trees of {curve.nodes} nodes", shown, [*points, last | {"loss": None}])
-    yield Line("note", _verdict(curve))
 
 
 def _verdict(curve: LearningCurve) -> str:
@@ -308,7 +282,7 @@ ENTRY = ResultKind(
     },
     rows=_rows,
     columns=COLUMNS,
-    answers=_answers,
+    answers=lambda trace: (_size(trace), _origin(trace.meta)),
     summary=_summary,
     next_lines=_next,
     tables=_tables,

@@ -25,19 +25,14 @@ def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"depth": depth, "anchors": anchors, **shares}
 
 
-def _answers(record: Mapping[str, Any]) -> Iterator[str]:
-    yield f"Trained {record['recipe']} in {record['steps']:,} steps and {record['train_s']:.0f} s."
-
-
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:
-    tops = (_top(top) for top in record["tops"])
+    true = "Share whose true token is among the first"
+    tops = (
+        Column(f"top {top}", meaning=f"{true} {top}.", field=f"top_{top}", digits=3, default="-")
+        for top in record["tops"]
+    )
     title = f"{record['recipe']}: true tokens among the best candidates, on held-out rows"
     yield Table.of(title, (*COLUMNS, *tops), _rows(record))
-
-
-def _top(top: int) -> Column:
-    meaning = f"Share whose true token is among the first {top}."
-    return Column(f"top {top}", meaning=meaning, field=f"top_{top}", digits=3, default="-")
 
 
 ENTRY = ResultKind(
@@ -46,7 +41,6 @@ ENTRY = ResultKind(
     command="train",
     rows=_rows,
     columns=COLUMNS,
-    answers=_answers,
+    answers=lambda record: [f"Trained {record['recipe']} in {record['steps']:,} steps and {record['train_s']:.0f} s."],
     tables=_tables,
-    remarks=lambda record, **_: (),
 )

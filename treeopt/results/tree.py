@@ -12,16 +12,7 @@ from treeopt.storage.user_files import write_text
 from treeopt.tree import Tree
 
 PATHS = 12  # most rank paths that are shown
-
-
-def _rows(tree: Tree) -> Iterator[dict[str, Any]]:
-    """Yield the nodes: parent (-1: the root), candidate rank and depth."""
-    nodes = zip(tree.parents, tree.ranks, tree.depths, strict=True)
-    yield from ({"parent": parent, "rank": rank, "depth": depth} for parent, rank, depth in nodes)
-
-
-def _answers(tree: Tree) -> Iterator[str]:
-    yield f"Tree {tree.id}: {counted(tree.nodes, 'node')}, depth {tree.depth}"
+NODE = ("parent", "rank", "depth")  # of a node; the parent -1 is the root
 
 
 def _notes(tree: Tree, **_: Any) -> Iterator[Block]:
@@ -48,10 +39,11 @@ ENTRY = ResultKind(
     title="Tree",
     value="treeopt.tree:Tree",
     write="treeopt.results.tree:save_tree",
-    rows=_rows,
-    columns=tuple(Column(name, field=name) for name in ("parent", "rank", "depth")),
-    answers=_answers,
+    rows=lambda tree: [
+        dict(zip(NODE, node, strict=True)) for node in zip(tree.parents, tree.ranks, tree.depths, strict=True)
+    ],
+    columns=tuple(Column(name, field=name) for name in NODE),
+    answers=lambda tree: [f"Tree {tree.id}: {counted(tree.nodes, 'node')}, depth {tree.depth}"],
     tables=_notes,
-    remarks=lambda tree, **_: (),
     charts={"tree": "treeopt.charts.trace_charts:tree_picture"},
 )

@@ -13,7 +13,6 @@ from treeopt.results.blocks import (
     STEP,
     TAU,
     Block,
-    Cell,
     Column,
     Line,
     Table,
@@ -21,9 +20,8 @@ from treeopt.results.blocks import (
     number,
     ranged,
 )
-from treeopt.results.export_commands import export_command
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import describe_measurement, with_shape
+from treeopt.results.words import describe_measurement, export_command, with_shape
 from treeopt.storage.provenance import look, rule_in
 
 WHOLE = "Speedup of whole runs, prefill and draining included."
@@ -38,15 +36,16 @@ def _pair(column: Column) -> tuple[Column, ...]:
     return tuple(replace(column, name=f"{side} {column.name}", field=f"{side}.{column.field}") for side in SIDES)
 
 
-def _nodes(cell: Mapping[str, Any]) -> Cell:
-    return number(len(cell["tree"]["paths"])) if cell["tree"] else number(cell["grown"]["nodes"], 1)
-
-
 MEANING = "Time per token of plain decoding over that of the tree."
 COLUMNS = (
     BATCH,
     Column("tree", align="left", key=True, field="name"),
-    replace(NODES, drop=8, meaning="Drafted tokens in the tree; the mean for dynamic trees.", show=_nodes),
+    replace(
+        NODES,
+        drop=8,
+        meaning="Drafted tokens in the tree; the mean for dynamic trees.",
+        show=lambda cell: number(len(cell["tree"]["paths"])) if cell["tree"] else number(cell["grown"]["nodes"], 1),
+    ),
     *_pair(replace(TAU, exact=False)),
     *_pair(replace(STEP, meaning="Median time of a step with all rows busy.")),
     *_pair(replace(SPEEDUP, meaning=MEANING, exact=False)),
@@ -68,33 +67,51 @@ def answers(record: Mapping[str, Any]) -> Iterator[str]:
         f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}; "
         f"{_signed(record)}."
     )
-    yield _coverage(record)
+    coverage = record["coverage"]
+    covered = coverage["covered"]
+    yield (
+        f"Predicted {coverage['nominal']:.0%} intervals contain the measured value in {covered['cells']} of "
+        f"{counted(coverage['cells'], 'cell')}, {covered['value']:.0%} [{covered['low']:.0%}, {covered['high']:.0%}]."
+    )
 
 
 def tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:
     """Yield predicted beside measured, and what belongs to it."""
-    whole = record.get("end_to_end") is not None  # missing in older records
+    whole, plain = record.get("end_to_end"), record.get("plain") or ()  # missing in older records
     columns = COLUMNS if whole else (*COLUMNS[:-2], COLUMNS[-1])
     yield Table.of("predicted and measured", columns, record["cells"])
-    yield from (Line("note", text) for text in _whole(record))
-    yield from (Line("note", text, detail=True) for text in (*_forms(record), *_plain(record)))
-    if _drifted(record):
+    if whole:
+        error = f"mean {whole['mean_error']:.1%}, largest {whole['max_error']:.1%}"
+        held = f"{whole['covered']} of {whole['cells']} intervals contain the measured value"
+        yield Line("note", f"Error of whole runs, prefill and draining included: {error}; {held}.")
+    errors = [
+        f"{FORMS[name]}: mean {form['mean_error']:.1%}, largest {form['max_error']:.1%}"
+        for name, form in record["closed_forms"].items()
+        if form
+    ]
+    if errors:
+        yield Line("note", f"Errors of the closed forms: {'; '.join(errors)}.", detail=True)
+    pairs = [f"{p['predicted_s'] * 1e3:.2f} | {p['measured_s'] * 1e3:.2f} at batch {p['batch']}" for p in plain]
+    if pairs:
+        yield Line("note", f"Plain steps, ms predicted | measured: {', '.join(pairs)}.", detail=True)
+    if any(abs(p["measured_s"] / p["predicted_s"] - 1) > DRIFT for p in plain):
         text = "The machine's speed has changed since it was profiled, for trees perhaps by another factor."
         yield Line("warning", text)
     if wide := [cell for cell in record["cells"] if any(_means_nothing(cell[side]["speedup"]) for side in SIDES)]:
         places = ", ".join(f"{_named(cell['name'], cell)} at batch {cell['batch']}" for cell in wide)
         yield Line("warning", f"Intervals that reach 0 or are wider than their value mean nothing: {places}.")
-    yield from (Line("note", text) for text in _skipped(record))
+    for batch, reasons in (look(record["meta"], "skipped") or {}).items():
+        for name, reason in reasons.items():
+            yield Line("note", f"Batch {batch}: {name} not measured: {reason}.")
 
 
 def _means_nothing(speedup: Mapping[str, float]) -> bool:
     return speedup["low"] <= 0 or speedup["high"] - speedup["low"] > speedup["value"]
 
 
-def _best(record: Mapping[str, Any]) -> list[str]:
-    """Return for each batch size whether the tree that was predicted to be the fastest was, and its speedups."""
+def _best(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield for each batch size whether the tree that was predicted to be the fastest was, and its speedups."""
     cells = {(cell["batch"], cell["name"]): cell for cell in record["cells"]}
-    lines = []
     for best in record["best"]:
         found = cells.get((best["batch"], best["predicted"]))
         line = f"Batch {best['batch']}: {_named(best['predicted'], found)} was predicted to be the fastest"
@@ -107,8 +124,7 @@ def _best(record: Mapping[str, Any]) -> list[str]:
         if found is not None:
             predicted, measured = (ranged(found[side]["speedup"]).text for side in SIDES)
             line += f"; {predicted} times plain decoding predicted, {measured} measured"
-        lines.append(f"{line}.")
-    return lines
+        yield f"{line}."
 
 
 def _signed(record: Mapping[str, Any]) -> str:
@@ -124,15 +140,6 @@ def _signed(record: Mapping[str, Any]) -> str:
 def _named(name: str, cell: Mapping[str, Any] | None) -> str:
     """Return the name of a configuration, with the shape of a static tree."""
     return with_shape(name, cell["tree"]["paths"]) if cell is not None and cell["tree"] else name
-
-
-def _coverage(record: Mapping[str, Any]) -> str:
-    coverage = record["coverage"]
-    covered = coverage["covered"]
-    return (
-        f"Predicted {coverage['nominal']:.0%} intervals contain the measured value in {covered['cells']} of "
-        f"{counted(coverage['cells'], 'cell')}, {covered['value']:.0%} [{covered['low']:.0%}, {covered['high']:.0%}]."
-    )
 
 
 def next_lines(
@@ -161,43 +168,7 @@ def next_lines(
         yield Line("next", "Next: hand the plan to an engine:", export_command(plan))
 
 
-def _forms(record: Mapping[str, Any]) -> list[str]:
-    forms = [(FORMS[name], errors) for name, errors in record["closed_forms"].items() if errors]
-    parts = (f"{name}: mean {e['mean_error']:.1%}, largest {e['max_error']:.1%}" for name, e in forms)
-    return [f"Errors of the closed forms: {'; '.join(parts)}."] if forms else []
-
-
-def _whole(record: Mapping[str, Any]) -> list[str]:
-    whole = record.get("end_to_end")  # missing in older records
-    if not whole:
-        return []
-    return [
-        f"Error of whole runs, prefill and draining included: mean {whole['mean_error']:.1%}, largest "
-        f"{whole['max_error']:.1%}; {whole['covered']} of {whole['cells']} intervals contain the measured value."
-    ]
-
-
-def _plain(record: Mapping[str, Any]) -> list[str]:
-    steps = record.get("plain") or ()  # missing in older records
-    pairs = [f"{p['predicted_s'] * 1e3:.2f} | {p['measured_s'] * 1e3:.2f} at batch {p['batch']}" for p in steps]
-    return [f"Plain steps, ms predicted | measured: {', '.join(pairs)}."] if pairs else []
-
-
-def _drifted(record: Mapping[str, Any]) -> bool:
-    """Return whether plain steps differ from the profile."""
-    return any(abs(p["measured_s"] / p["predicted_s"] - 1) > DRIFT for p in record.get("plain") or ())
-
-
-def _skipped(record: Mapping[str, Any]) -> list[str]:
-    reasons = look(record["meta"], "skipped") or {}
-    return [
-        f"Batch {batch}: {name} not measured: {reason}."
-        for batch, skipped in reasons.items()
-        for name, reason in skipped.items()
-    ]
-
-
-def remarks(record: Mapping[str, Any], **_: Any) -> list[Line]:
+def _remarks(record: Mapping[str, Any], **_: Any) -> list[Line]:
     """Return how the figures were measured and predicted."""
     meta = record["meta"]
     replayed = look(meta, "acceptance") == "replay"
@@ -232,6 +203,6 @@ ENTRY = ResultKind(
     answers=answers,
     next_lines=next_lines,
     tables=tables,
-    remarks=remarks,
+    remarks=_remarks,
     charts={"agreement": "treeopt.charts.speed_charts:agreement"},
 )

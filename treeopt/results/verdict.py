@@ -28,13 +28,6 @@ COLUMNS = (
 )
 
 
-def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each load and configuration."""
-    for load in record["loads"]:
-        for arm in load["configurations"]:
-            yield {"requests": load["requests"], "share": load["share"], **arm}
-
-
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the verdict over all loads, then those of neighbouring loads that agree."""
     if (overall := record["overall"]) is not None:
@@ -70,12 +63,7 @@ def _margin(load: Mapping[str, Any], at: str) -> str:
 
 
 def _next(record: Mapping[str, Any], *, trace: str | None = None, **_: Any) -> Iterator[Line]:
-    """Yield the simulation of the verdict at the largest load.
-
-    Args:
-        record: a verdict.
-        trace: the options that name trace and profile.
-    """
+    """Yield the simulation of the verdict at the largest load; `trace` has the options of trace and profile."""
     load = record["loads"][-1]
     if trace is not None:
         length = _length([load], load["verdict"])
@@ -91,7 +79,11 @@ ENTRY = ResultKind(
     command="verdict",
     schema="treeopt.verdict/1",
     record="simulate.runs.run_records:VerdictRecord",
-    rows=_rows,
+    rows=lambda record: [
+        {"requests": load["requests"], "share": load["share"], **arm}
+        for load in record["loads"]
+        for arm in load["configurations"]
+    ],
     columns=COLUMNS,
     answers=_answers,
     next_lines=_next,

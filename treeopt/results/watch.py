@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from treeopt.results.blocks import Block, Cell, Column, Line, Mark, Table, number
+from treeopt.results.blocks import Block, Cell, Column, Line, Table, number
 from treeopt.results.kinds import ResultKind
 
 
@@ -19,15 +19,12 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Block]:
     if record["tests"]:
-        yield Table.of("", COLUMNS, record["tests"], _mark)
+        wrong = ("fell", "rose")
+        yield Table.of("", COLUMNS, record["tests"], lambda test: "wrong" if test["verdict"] in wrong else "")
     yield Table.of("servers", SERVERS, record["servers"])
     for entry in record.get("now", ()):
         choice = f"{entry['nodes']:g} drafted tokens, speedup {entry['speedup']:.2f}" if entry["nodes"] else "plain"
         yield Line("note", f"With the acceptance of now, batch {entry['batch']}: {choice}.")
-
-
-def _mark(test: Mapping[str, Any]) -> Mark:
-    return "wrong" if test["verdict"] in ("fell", "rose") else ""
 
 
 def _figure(name: str) -> Column:
@@ -63,5 +60,4 @@ ENTRY = ResultKind(
     columns=COLUMNS,
     answers=_answers,
     tables=_tables,
-    remarks=lambda record, **_: (),
 )

@@ -24,9 +24,8 @@ from treeopt.results.blocks import (
     ranged,
     word,
 )
-from treeopt.results.export_commands import export_command, method_advice
 from treeopt.results.kinds import ResultKind
-from treeopt.results.words import near_limit, never_ran, other_model, shape_words
+from treeopt.results.words import export_command, method_advice, near_limit, never_ran, other_model, shape_words
 from treeopt.storage.provenance import look
 
 Cells = Sequence[Mapping[str, Any]]
@@ -93,14 +92,17 @@ def _answers(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _next(record: Mapping[str, Any], *, plans: Sequence[str] = (), written: bool = False, **_: Any) -> Iterator[Line]:
-    """Yield the export of a plan, which the same command writes with `--plans`."""
-    if not plans or all(cell["fits"] is False or cell["tree"] is None for cell in record["cells"]):
+    """Yield the export of the first plan that speculates and fits; the same command writes it with `--plans`."""
+    able = [(c["device"], c["context"]) for c in record["cells"] if c["fits"] is not False and c["tree"] is not None]
+    places = dict.fromkeys((cell["device"], cell["context"]) for cell in record["cells"])
+    fitting = [plan for plan, place in zip(plans, places, strict=False) if place in able]
+    if not fitting:
         return
     engine, kind = (look(record, "meta", "settings", key) for key in ("engine", "kind"))
     engine = engine if engine in ENGINES.exporting() else None
     keep = "" if written else "write the plans with --plans plans, and "
     text = f"Next: {keep}hand one to {engine or 'an engine'}{method_advice(engine, kind=kind)}:"
-    yield Line("next", text, export_command(plans[0], engine, kind=kind))
+    yield Line("next", text, export_command(fitting[0], engine, kind=kind))
 
 
 def _tables(record: Mapping[str, Any], **_: Any) -> Iterator[Table]:

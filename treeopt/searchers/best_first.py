@@ -16,7 +16,7 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import TraceError
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
 
@@ -36,37 +36,27 @@ def kinds_below(kind: NDArray[np.int8], rank: NDArray[np.integer]) -> NDArray[np
     return np.where((rank == 0) & (kind == 0), np.int8(0), by_rank)
 
 
-@dataclass(frozen=True, eq=False)
-class BackOff:
-    """Shares of the ranks below paths of each depth and kind.
+def back_off_shares(
+    rank: NDArray[np.int16], *, depth: int, width: int, weights: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Return shares of the ranks below paths of each depth and kind, float64 (depth, KINDS, width).
 
-    Attributes:
-        share: float64 (depth, KINDS, width), at most 1 in sum over ranks, not rising with the rank.
+    They are at most 1 in sum over ranks, do not rise with the rank, and count all anchors that follow a path, whichever
+    path it is. A rare kind has few anchors at a depth. To these `PRIOR` pseudo-anchors are added, distributed as at
+    that depth overall; to those again `PRIOR`, distributed as at all depths; to those `PRIOR` spread evenly, so that
+    every rank has a share.
+
+    Args:
+        rank: int16 (P, D) of a trace.
+        depth: levels wanted.
+        width: number of ranks.
+        weights: float64 (P,), number of anchors that each one counts for; None for 1.
     """
-
-    share: NDArray[np.float64]
-
-    @classmethod
-    def of(
-        cls, rank: NDArray[np.int16], *, depth: int, width: int, weights: NDArray[np.float64] | None = None
-    ) -> "BackOff":
-        """Count over all anchors that follow a path, whichever path it is.
-
-        A rare kind has few anchors at a depth. To these `PRIOR` pseudo-anchors are added, distributed as at that depth
-        overall; to those again `PRIOR`, distributed as at all depths; to those `PRIOR` spread evenly, so that every
-        rank has a share.
-
-        Args:
-            rank: int16 (P, D) of a trace.
-            depth: levels wanted.
-            width: number of ranks.
-            weights: float64 (P,), number of anchors that each one counts for; None for 1.
-        """
-        counts = _counts(rank, depth, width, weights)
-        share = np.full(width, 1 / (width + 1))
-        for counted in (counts.sum(axis=(0, 1)), counts.sum(axis=1)[:, None], counts):
-            share = falling((counted[..., :width] + PRIOR * share) / (counted.sum(axis=-1, keepdims=True) + PRIOR))
-        return cls(share)
+    counts = _counts(rank, depth, width, weights)
+    share = np.full(width, 1 / (width + 1))
+    for counted in (counts.sum(axis=(0, 1)), counts.sum(axis=1)[:, None], counts):
+        share = falling((counted[..., :width] + PRIOR * share) / (counted.sum(axis=-1, keepdims=True) + PRIOR))
+    return share
 
 
 def _counts(
@@ -179,8 +169,8 @@ def count_prefixes(
 
     Counts of few anchors flatter the paths that happened to occur. With `shrink` k, a child's share of its parent
     is (count of child + k b) / (count of parent + k), where b is its rank's share below all paths like the parent
-    (`BackOff`). This also covers children and parents that never occurred. Shares are at most 1, so values still fall
-    from parent to child, and the best trees are the most valuable prefixes.
+    (`back_off_shares`). This also covers children and parents that never occurred. Shares are at most 1, so values
+    still fall from parent to child, and the best trees are the most valuable prefixes.
 
     Args:
         trace: what the drafter got right.
@@ -193,7 +183,6 @@ def count_prefixes(
         levels: return only nodes of this many levels; None for all. Their values do not depend on it.
 
     Raises:
-        UsageError: weights or shrink without meaning.
         TraceError: the trace's rule may accept several siblings.
 
     >>> trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 0], [1, -2]]), 2)
@@ -205,12 +194,6 @@ def count_prefixes(
             "rank paths do not determine acceptance under a rule that may accept several siblings: grow trees by replay"
         )
     depth = min(depth, trace.depth)
-    if weights is not None and not (
-        weights.shape == (trace.anchors,) and (weights >= 0).all() and 0 < weights.sum() < np.inf
-    ):
-        raise UsageError("weights must be finite, not negative and not all 0, one per anchor")
-    if not 0 <= shrink < np.inf:
-        raise UsageError(f"shrink must be 0 or more and finite, got {shrink}")
     ranks = trace.width if ranks is None else ranks
     prefixes = _Prefixes(trace, weights)
     expand = prefixes.shrunk(depth, shrink) if shrink else prefixes.expand
@@ -291,14 +274,14 @@ class _Prefixes:
     def shrunk(self, depth: int, shrink: float) -> Expand:
         """Return `expand` with frequencies shrunk towards those of the same rank below paths of the same kind."""
         trace, scale = self.trace, self.scale
-        back_off = BackOff.of(self.rank, depth=depth, width=trace.width, weights=self.weights * scale)
+        back_off = back_off_shares(self.rank, depth=depth, width=trace.width, weights=self.weights * scale)
         value, count, kind = np.ones(1), np.array([self.total * scale]), np.zeros(1, dtype=np.int8)
 
         def expand(level: int, kept: NDArray[np.int64]) -> Children:
             nonlocal value, count, kind
             above, total, kinds = value[kept, None], count[kept, None], kind[kept]
             counts = self.counts(level, kept) * scale
-            share = (counts.reshape(-1, trace.width) + shrink * back_off.share[level, kinds]) / (total + shrink)
+            share = (counts.reshape(-1, trace.width) + shrink * back_off[level, kinds]) / (total + shrink)
             parent, rank, value = self.number((above * share).ravel())
             count = counts[self.children[:-1]]
             kind = kinds_below(kinds[parent], rank)
@@ -309,8 +292,6 @@ class _Prefixes:
 
 def _grow(expand: Expand, *, nodes: int, depth: int, ranks: int) -> Frontier:
     """Keep, level by level, the nodes that some best tree of at most `nodes` nodes and these ranks may take."""
-    if nodes < 0 or depth < 0:
-        raise UsageError(f"nodes and depth must be 0 or more, got {nodes} and {depth}")
     values, parents, ranked = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     kept, offset = np.zeros(1, dtype=np.int64), -1
     for level in range(depth if nodes else 0):
@@ -370,7 +351,7 @@ def fit_strength(trace: Trace, *, nodes: int, depth: int) -> float:
     counts = [_next_ranks(frontier, *half, trace.width) for half in halves]
     likelihood = np.zeros(len(TRIED))
     for (rank, times), fitted_on, predicted in zip(halves, counts, counts[::-1], strict=True):
-        share = BackOff.of(rank, depth=depth, width=trace.width, weights=times).share[level, kinds]
+        share = back_off_shares(rank, depth=depth, width=trace.width, weights=times)[level, kinds]
         share = np.concatenate([share, 1 - share.sum(axis=1, keepdims=True)], axis=1)
         for number, shrink in enumerate(TRIED):
             law = (fitted_on + shrink * share) / (fitted_on.sum(axis=1, keepdims=True) + shrink)

@@ -5,24 +5,21 @@ speed that no policy on the same candidates can exceed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.cost_model import CostModel
-from treeopt.errors import CostError, EngineError, TraceError, TreeoptError, UsageError
+from treeopt.errors import CostError, EngineError, TraceError
 from treeopt.policies import OptTree, Policy, policy_text
 from treeopt.policies.beam import Drafting, reach
-from treeopt.policies.policy_kinds import sweeps
+from treeopt.policies.policy_kinds import Sweep, sweeps
 from treeopt.policies.reranking import Calibration, Shortlists, shortlists
 from treeopt.replay.dynamic_tree import Batches
 from treeopt.replay.walk import walk_steps
-from treeopt.searchers.step_prices import Padding, Prices, Timed, price_replay
-from treeopt.statistics import Estimate
+from treeopt.searchers.step_prices import Prices, Timed, price_replay
 from treeopt.traces.trace import Trace
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 63, 80, 96, 127, 160, 192, 255)
 CannotRun = Callable[[Policy, int], str | None]  # why an engine cannot run a policy at a batch size, None if it can
 
 
@@ -55,78 +52,6 @@ class Bench:
         return price_replay(self.trace, self.batches.steps(policy, lists), policy, self.prices)
 
 
-@dataclass
-class Sweep:
-    """The policies replayed so far on the fitted requests.
-
-    Attributes:
-        bench: the fitted requests.
-        drafting: limits of drafting.
-        max_nodes: largest number of nodes per sequence.
-        cannot_run: policies with a reason are left out; None: all can run.
-        rates: tokens per second of each policy.
-        refused: settings -> error, for policies that could not be replayed.
-    """
-
-    bench: Bench
-    drafting: Drafting
-    max_nodes: int
-    cannot_run: CannotRun | None = None
-    rates: dict[Policy, float] = field(default_factory=dict)
-    refused: dict[str, TreeoptError] = field(default_factory=dict)
-
-    @property
-    def trace(self) -> Trace:
-        """The fitted requests."""
-        return self.bench.trace
-
-    @property
-    def best(self) -> Policy:
-        """The policy with the most tokens per second; there must be one."""
-        return max(self.rates, key=self.rates.__getitem__)
-
-    def sizes(self, depth: int) -> list[int]:
-        """Return the numbers of nodes worth trying at a depth, up to and including the largest possible."""
-        largest = min(self.max_nodes, replace(self.drafting, depth=depth).candidates)
-        return [*(n for n in SIZES if n < largest), largest]
-
-    def depths(self) -> range:
-        """Return the numbers of levels to try."""
-        return range(1, self.drafting.depth + 1)
-
-    def prepare(self, calibration: Calibration | None = None) -> None:
-        """Make the shortlists that all settings share."""
-        self.bench.lists(self.drafting, min(self.max_nodes, self.drafting.candidates), calibration)
-
-    def consider(self, policy: Policy) -> None:
-        """Replay a policy, or record the error."""
-        if policy in self.rates or policy_text(policy) in self.refused:
-            return
-        reason = None if self.cannot_run is None else self.cannot_run(policy, self.bench.prices.batch)
-        if reason is not None:
-            self.refused[policy_text(policy)] = EngineError(reason)
-            return
-        try:
-            self.rates[policy] = self.bench.replayed(policy).rate
-        except (TraceError, CostError) as error:
-            self.refused[policy_text(policy)] = error
-
-    def consider_stops(self, make: Callable[[int, int, float], Policy], stops: tuple[float, ...]) -> None:
-        """Try policies `make(nodes, depth, stop)`: all without a stop, then vary two settings of the best at a time."""
-        tried = {make(n, depth, stops[0]): (n, depth) for depth in self.depths() for n in self.sizes(depth)}
-        before = None
-        while True:
-            for policy in tried:
-                self.consider(policy)
-            if not self.rates or self.best == before:
-                return
-            before = self.best
-            nodes, depth = tried[before]
-            for stop in stops:
-                tried |= {make(n, depth, stop): (n, depth) for n in self.sizes(depth)}
-                tried |= {make(nodes, d, stop): (nodes, d) for d in self.depths() if nodes in self.sizes(d)}
-
-
 ENGINE_BEAMS = (*range(1, 9), 10, 12, 16, 20, 32)  # nodes per level that are tried for an engine
 
 
@@ -137,39 +62,31 @@ class Judged:
     Attributes:
         kind: a name of `treeopt.policies.policy_kinds.sweeps`.
         policy: its settings.
-        tau: tokens per step and sequence, bonus counted.
-        tokens_s: tokens per second and sequence; the error of step times is not included.
-        nodes: mean number of verified drafted nodes per sequence and step.
-        levels: mean number of drafted levels per step.
-        step_s: mean seconds of a step.
-        held: the counts that these come from, by request, for paired differences.
+        held: its counts and seconds there, by request.
         tried: every policy that could be replayed, with its tokens per second on the requests it was chosen on.
         refused: settings -> reason, for those that could not be replayed.
     """
 
     kind: str
     policy: Policy
-    tau: Estimate
-    tokens_s: Estimate
-    nodes: float
-    levels: float
-    step_s: float
     held: Timed
     tried: tuple[tuple[Policy, float], ...]
     refused: Mapping[str, str]
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second and sequence on the requests that the policy was chosen on."""
+        return dict(self.tried)[self.policy]
 
 
 def best_policy(
     fit: Trace,
     held: Trace,
-    cost: CostModel,
+    prices: Prices,
     *,
     kind: str,
-    batch: int = 1,
     max_nodes: int,
     max_depth: int | None = None,
-    context: int | None = None,
-    padding: Padding = "none",
     cannot_run: CannotRun | None = None,
     seed: int = 0,
 ) -> Judged:
@@ -181,41 +98,38 @@ def best_policy(
     Args:
         fit: requests that curves are fitted to and settings are chosen on.
         held: requests that the chosen policy is evaluated on.
-        cost: seconds of steps.
+        prices: prices of steps.
         kind: a name of `treeopt.policies.policy_kinds.sweeps`.
-        batch: sequences decoded together.
         max_nodes: largest number of drafted nodes that are verified per sequence.
         max_depth: largest number of drafted levels; never more than were recorded.
-        context: cached tokens per sequence; default what the cost model was made for.
-        padding: how trees of different sizes become one forward.
         cannot_run: returns why an engine cannot run a policy at a batch size; engines consider as many children per
             node as they expand nodes on a level, so such settings are tried, with narrower beams, too. None: any
             policy can run.
         seed: seed of the order in which requests are decoded.
 
     Raises:
-        UsageError: a setting without meaning.
         TraceError: no candidates, or no policy can be replayed on them and priced; names the reason of the first.
     """
-    known = sweeps()
-    if kind not in known:
-        raise UsageError(f"kind must be one of {', '.join(known)}, got {kind!r}")
-    if max_nodes < 1 or (max_depth is not None and max_depth < 1):
-        raise UsageError(f"max-nodes and max-depth must be at least 1, got {max_nodes} and {max_depth}")
     recorded = reach(fit)
     depth = recorded.depth if max_depth is None else min(max_depth, recorded.depth)
-    prices = Prices(cost, batch, padding, context)
     bench = Bench(fit, prices, seed=seed)
+
+    def rate(policy: Policy) -> float:
+        if cannot_run is not None and (reason := cannot_run(policy, prices.batch)) is not None:
+            raise EngineError(reason)
+        return bench.replayed(policy).rate
+
     rates: dict[Policy, float] = {}
     refused: dict[str, str] = {}
     if cannot_run is not None:
         beams = [beam for beam in ENGINE_BEAMS if beam <= min(recorded.beam, recorded.width)]
     else:
-        beams = halves(recorded.beam) if prices.narrower_may_pay else [recorded.beam]
+        narrower_may_pay = not prices.cost.separable or bool(prices.cost.growths)
+        beams = halves(recorded.beam) if narrower_may_pay else [recorded.beam]
     for beam in beams:
         width = recorded.width if cannot_run is None else beam
-        sweep = Sweep(bench, Drafting(depth, beam, width), max_nodes, cannot_run)
-        known[kind](sweep)
+        sweep = Sweep(fit, Drafting(depth, beam, width), max_nodes, rate, bench.lists)
+        sweeps()[kind](sweep)
         rates |= sweep.rates
         refused |= {name: str(error) for name, error in sweep.refused.items()}
     judge = Bench(held, prices, seed=seed)
@@ -225,7 +139,7 @@ def best_policy(
         except (TraceError, CostError) as error:
             refused[policy_text(policy)] = f"on the requests held out: {error}"
         else:
-            return _result(kind, policy, result, tuple(rates.items()), refused)
+            return Judged(kind, policy, result, tuple(rates.items()), refused)
     raise TraceError(f"no {kind} policy can be replayed on these candidates: {next(iter(refused.values()))}")
 
 
@@ -236,24 +150,6 @@ def halves(beam: int) -> list[int]:
     [10, 5, 2, 1]
     """
     return [beam, *halves(beam // 2)] if beam > 1 else [beam]
-
-
-def _result(
-    kind: str, policy: Policy, held: Timed, tried: tuple[tuple[Policy, float], ...], refused: Mapping[str, str]
-) -> Judged:
-    steps = float(held.steps.sum())
-    return Judged(
-        kind,
-        policy,
-        held.tau,
-        held.tokens_s,
-        nodes=float(held.nodes.sum()) / steps,
-        levels=float(held.levels.sum()) / steps,
-        step_s=float(held.seconds.sum()) / steps,
-        held=held,
-        tried=tried,
-        refused=refused,
-    )
 
 
 def upper_bound(trace: Trace, prices: Prices, *, nodes: int, depth: int) -> Timed:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import UsageError
 from treeopt.replay.walk import Walk, count, walk_steps
 from treeopt.traces.trace import Trace
 from treeopt.tree import Path, Tree
@@ -38,8 +37,6 @@ def grow(
     Returns:
         nested trees of 1, 2, ... nodes; fewer than `nodes` when no child is ever matched.
     """
-    if nodes < 0 or depth < 0:
-        raise UsageError(f"nodes and depth must be 0 or more, got {nodes} and {depth}")
     taken = min(requests, trace.requests)
     part = trace.select(np.arange(taken) * trace.requests // taken)
     depth = min(depth, part.depth)

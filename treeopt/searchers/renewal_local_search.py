@@ -12,15 +12,12 @@ For additive values of any sign it is optimal. After a node, in depth-first orde
 taken, else the node after its subtree (a knapsack with precedence on a tree): O(pool · nodes) for all values together.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import UsageError
 from treeopt.replay.many_trees import Chosen, Replayer
 from treeopt.replay.objective import THROUGHPUT, Objective
-from treeopt.replay.walk import StepCounts, in_step, longest, next_anchors
+from treeopt.replay.walk import in_step, longest, next_anchors
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.traces.trace import Trace
 from treeopt.tree import MAX_NODES, Tree
@@ -350,8 +347,6 @@ class ClosedParts:
         Returns:
             bool (T, C), the nodes of each subtree.
         """
-        if nodes < 0:
-            raise UsageError(f"nodes must be 0 or more, got {nodes}")
         times, size = values.shape
         room = min(nodes, size)
         ordered = values.T[self._order][:, :, None]
@@ -375,14 +370,6 @@ POOL = 8  # pool size as a multiple of the nodes wanted
 LARGEST_POOL = 1024
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """A tree and the counts of its walk."""
-
-    tree: Tree
-    counts: StepCounts
-
-
 def improve(
     trace: Trace,
     *,
@@ -391,7 +378,7 @@ def improve(
     objective: Objective = THROUGHPUT,
     effort: float = 1.0,
     replayer: Replayer | None = None,
-) -> Replayed:
+) -> Tree:
     """Return the best replayed tree of at most `nodes` nodes and `depth` levels that was found.
 
     Starts from position-averaged trees. Each round values all nodes of a pool under the current tree, takes the most
@@ -406,18 +393,12 @@ def improve(
         replayer: replayer of this trace, made by `ready` for at least as many nodes and levels; default a new one.
 
     Raises:
-        UsageError: a negative size, or a replayer of another trace.
         TraceError: an objective that the trace cannot answer.
     """
-    if nodes < 0 or depth < 0:
-        raise UsageError(f"nodes and depth must be 0 or more, got {nodes} and {depth}")
     replayer = replayer or ready(trace, nodes=nodes, depth=depth)
-    if replayer.trace is not trace:
-        raise UsageError("the replayer must be made for the given trace")
     climb = Climb(replayer, objective.prices(trace), nodes=nodes, depth=depth, effort=effort)
     climb.run()
-    tree = replayer.tree(climb.best)
-    return Replayed(tree, replayer.replay(tree))
+    return replayer.tree(climb.best)
 
 
 def ready(trace: Trace, *, nodes: int, depth: int) -> Replayer:

@@ -11,13 +11,12 @@ Levels are saved only where the whole batch stops, and never with `full`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.cost_model import CostModel, StepShape
-from treeopt.errors import UsageError
 from treeopt.policies import Policy
 from treeopt.policies.beam import Drafting
 from treeopt.replay.dynamic_tree import Steps
@@ -42,20 +41,6 @@ class Prices:
     batch: int
     padding: Padding = "none"
     context: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the padding.
-
-        Raises:
-            UsageError: an unknown padding.
-        """
-        if self.padding not in get_args(Padding):
-            raise UsageError(f"padding must be one of {', '.join(get_args(Padding))}, got {self.padding!r}")
-
-    @property
-    def narrower_may_pay(self) -> bool:
-        """True if policies may take less time where fewer nodes of a level are expanded."""
-        return not self.cost.separable or bool(self.cost.growths)
 
     def seconds(
         self,
@@ -136,6 +121,10 @@ class Timed:
     def tokens_s(self) -> Estimate:
         """Tokens per second and sequence; interval clustered by request, without the error of step times."""
         return ratio(self.committed, self.seconds)
+
+    def per_step(self, values: NDArray[np.floating] | NDArray[np.int64]) -> float:
+        """Return the mean over steps of one of the arrays."""
+        return float(values.sum() / self.steps.sum())
 
     @property
     def rate(self) -> float:

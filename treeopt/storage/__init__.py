@@ -3,7 +3,6 @@
 * `table_files`: tables as CSV and Parquet files.
 * `hub_models`: `hf:org/name`, the folder of a model in the Hugging Face hub's cache, fetched where it is not there.
 * `user_files`: files that users name, regular and within a limit; writing whole or not at all; shipped files.
-* `object_addresses`: addresses of objects, such as s3://bucket/trace.npz, by fsspec.
 * `json_records`: JSON of a schema, and the error of records that break their format.
 * `work_file`: what has finished, so that the same command resumes: JSON lines that survive an interruption.
 * `provenance`: versions, commit, device and command behind a file, and questions to it; names of models.

@@ -13,9 +13,8 @@ from typing import Any, Self, TypeVar
 
 from treeopt.errors import UsageError
 from treeopt.storage.json_records import RecordError, parse
-from treeopt.storage.object_addresses import address_of
 from treeopt.storage.typed_records import read_field, read_record
-from treeopt.storage.user_files import read_bytes, why
+from treeopt.storage.user_files import address_of, read_bytes, why
 
 SCHEMA = "treeopt.work/1"
 T = TypeVar("T")

@@ -84,6 +84,11 @@ class Repeat:
     first: int
     requests: int = 1
 
+    @property
+    def next(self) -> "Repeat":
+        """The repeat that would continue the run."""
+        return Repeat(self.trace, self.request + self.requests, self.earlier, self.first + self.requests)
+
 
 def repeats(traces: Sequence[Trace]) -> list[Repeat]:
     """Return the requests that seem to stand in two traces: equal ranks, long and varied enough to identify a text."""
@@ -96,18 +101,13 @@ def repeats(traces: Sequence[Trace]) -> list[Repeat]:
             if ranks not in known:
                 continue
             repeat = Repeat(number, request, *known[ranks])
-            if runs and repeat == _next_of(runs[-1]):
+            if runs and repeat == runs[-1].next:
                 runs[-1] = replace(runs[-1], requests=runs[-1].requests + 1)
             else:
                 runs.append(repeat)
         for request, ranks in enumerate(hashes):
             known.setdefault(ranks, (number, request))
     return [run for run in runs if _distinctive(traces[run.trace], run)]
-
-
-def _next_of(run: Repeat) -> Repeat:
-    """Return the repeat that would continue the run."""
-    return Repeat(run.trace, run.request + run.requests, run.earlier, run.first + run.requests)
 
 
 def _distinctive(trace: Trace, repeat: Repeat) -> bool:

@@ -291,10 +291,8 @@ def _check(trace: Trace) -> None:
     left = np.repeat(lengths, lengths)
     left -= trace.position  # tokens from each anchor to the end of its request
     _check_ranks(trace.rank, trace.width, left)
-    _check_probabilities(trace)
-    _check_entropies(trace)
-    _check_domains(trace.domain, trace.domain_names, len(starts))
-    _check_prompts(trace.prompt_tokens, len(starts))
+    _check_values(trace)
+    _check_requests(trace, len(starts))
     _check_tree(trace, left)
     _check_drafted(trace)
     if trace.candidates is not None:
@@ -370,58 +368,42 @@ def _check_ranks(rank: NDArray[np.int16], width: int, left: NDArray[np.int32]) -
             raise TraceError(f"rank{_first(wrong, start)} must be {must}, found {rows[wrong][0]}")
 
 
-def _check_probabilities(trace: Trace) -> None:
-    siblings = (*trace.rank.shape, trace.width)
-    for name in ("accept", "kept", "draft_prob", "confidence"):
-        values, shape = getattr(trace, name), trace.rank.shape if name == "confidence" else siblings
+def _check_values(trace: Trace) -> None:
+    """Check shapes and ranges of probabilities, and of entropies, which have no upper limit."""
+    ranks = trace.rank.shape
+    shapes = dict.fromkeys(("accept", "kept", "draft_prob"), (*ranks, trace.width))
+    shapes |= {"confidence": ranks, "draft_entropy": ranks, "target_entropy": ranks[:1]}
+    for name, shape in shapes.items():
+        values, entropy = getattr(trace, name), name.endswith("entropy")
         if values is None:
             continue
         if values.shape != shape:
             raise TraceError(f"`{name}` must have shape {shape}, found {values.shape}")
         for start, rows in _chunks(values):
-            bad = ~((rows >= 0) & (rows <= 1))
+            bad = ~((rows >= 0) & (np.isfinite(rows) if entropy else rows <= 1))
             if bad.any():
-                raise TraceError(f"{name}{_first(bad, start)} must be in [0, 1], found {rows[bad][0]}")
+                must = "0 or more and finite" if entropy else "in [0, 1]"
+                raise TraceError(f"{name}{_first(bad, start)} must be {must}, found {rows[bad][0]}")
             total = rows.sum(axis=-1, dtype=np.float32) if rows.ndim > 2 else np.zeros(1)
             over = total > 1.01  # float16 rounds each of W values by at most 2^-11 of itself
             if over.any():
                 raise TraceError(f"{name}{_first(over, start)} must sum to at most 1, found {total[over][0]:.4f}")
 
 
-def _check_entropies(trace: Trace) -> None:
-    shapes = {"draft_entropy": trace.rank.shape, "target_entropy": trace.rank.shape[:1]}
-    for name, shape in shapes.items():
-        values = getattr(trace, name)
-        if values is None:
-            continue
-        if values.shape != shape:
-            raise TraceError(f"`{name}` must have shape {shape}, found {values.shape}")
-        for start, rows in _chunks(values):
-            bad = ~(np.isfinite(rows) & (rows >= 0))
-            if bad.any():
-                raise TraceError(f"{name}{_first(bad, start)} must be 0 or more and finite, found {rows[bad][0]}")
-
-
-def _check_domains(domain: NDArray[np.int16] | None, names: tuple[str, ...], requests: int) -> None:
-    if domain is None:
-        return
-    if domain.shape != (requests,):
-        raise TraceError(f"`domain` must have one label per request ({requests}), found {domain.shape}")
-    bad = (domain < 0) | (domain >= len(names))
-    if bad.any():
-        raise TraceError(
-            f"domain{_first(bad)} must be an index of the {len(names)} `domain_names`, found {domain[bad][0]}"
-        )
-
-
-def _check_prompts(prompt_tokens: NDArray[np.int32] | None, requests: int) -> None:
-    if prompt_tokens is None:
-        return
-    if prompt_tokens.shape != (requests,):
-        raise TraceError(f"`prompt_tokens` must have one entry per request ({requests}), found {prompt_tokens.shape}")
-    if prompt_tokens.min() < 1:
-        bad = prompt_tokens < 1
-        raise TraceError(f"prompt_tokens{_first(bad)} must be at least 1, found {prompt_tokens.min()}")
+def _check_requests(trace: Trace, requests: int) -> None:
+    """Check the arrays that have one entry per request."""
+    domain, prompts, names = trace.domain, trace.prompt_tokens, trace.domain_names
+    if domain is not None:
+        if domain.shape != (requests,):
+            raise TraceError(f"`domain` must have one label per request ({requests}), found {domain.shape}")
+        if (bad := (domain < 0) | (domain >= len(names))).any():
+            index = f"an index of the {len(names)} `domain_names`"
+            raise TraceError(f"domain{_first(bad)} must be {index}, found {domain[bad][0]}")
+    if prompts is not None:
+        if prompts.shape != (requests,):
+            raise TraceError(f"`prompt_tokens` must have one entry per request ({requests}), found {prompts.shape}")
+        if (bad := prompts < 1).any():
+            raise TraceError(f"prompt_tokens{_first(bad)} must be at least 1, found {prompts.min()}")
 
 
 def _check_tree(trace: Trace, left: NDArray[np.int32]) -> None:

@@ -11,14 +11,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 
 from treeopt.errors import TraceError
 from treeopt.storage.json_records import RecordError
-from treeopt.storage.object_addresses import address_of
 from treeopt.storage.typed_records import Record, read_record
-from treeopt.storage.user_files import found, open_regular, whole, why
+from treeopt.storage.user_files import address_of, found, open_regular, whole, why
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.trace import BY_ANCHOR, BY_REQUEST, FORMAT, MAX_WIDTH, REQUIRED, Array, Trace
 from treeopt.tree import MAX_NODES, MAX_RANK
@@ -29,59 +29,50 @@ MAX_ARRAY_BYTES = 16 * 2**30
 MAX_META_BYTES = 2**24
 FEW = 2**20  # rows that are read whatever other arrays have: checks of values say more
 
-# Provenance is JSON of any shape: `treeopt.storage.provenance.look` reads it, and what has another shape is unknown.
-Provenance = Any
-
-
-class TraceMeta(Record, frozen=True, kw_only=True):
-    """Header and provenance of a trace. Keys that are not named here are provenance, too, and are kept."""
-
-    schema: Literal["treeopt.trace/2", "treeopt.trace/1"]  # the earlier one has no `confidence`
-    width: Annotated[int, Meta(ge=1, le=MAX_WIDTH, description="candidates per node that ranks number")]
-    domain_names: Annotated[tuple[str, ...], Meta(description="labels that the array `domain` is an index into")] = ()
-    verification: Annotated[Provenance, Meta(description="name of the acceptance rule, such as greedy")] = None
-    temperature: Annotated[Provenance, Meta(description="number; 0 for greedy")] = None
-    top_k: Annotated[Provenance, Meta(description="integer; missing: all tokens")] = None
-    top_p: Annotated[Provenance, Meta(description="number; missing: all tokens")] = None
-    new_tokens: Annotated[Provenance, Meta(description="largest number of tokens per request")] = None
-    seed: Annotated[Provenance, Meta(description="integer")] = None
-    device: Annotated[Provenance, Meta(description="name of the device and, for a CPU, its threads")] = None
-    target: Annotated[
-        Provenance, Meta(description="object: `name`, `dtype`, `quantization`, hashes of `weights` and `settings`")
-    ] = None
-    drafter: Annotated[
-        Provenance, Meta(description="object: `kind`, `heads`, `positions`, hashes of `weights` and `settings`")
-    ] = None
-    prompts_sha256: Annotated[Provenance, Meta(description="hash of the prompts' tokens")] = None
-    text_sha256: Annotated[Provenance, Meta(description="hash of the generated texts")] = None
-    repeated_4grams: Annotated[
-        Provenance, Meta(description="object: shares of repeated 4-grams in `prompts` and in what was `written`")
-    ] = None
-    repeated_prompts: Annotated[Provenance, Meta(description="number of requests whose prompt came before")] = None
-    assumed: Annotated[
-        Provenance, Meta(description="list of sentences: what the trace holds and its source does not say")
-    ] = None
-    tree: Annotated[
-        Provenance, Meta(description="rank paths of the nodes of the array `tree_kept`, level by level; needed with it")
-    ] = None
-    accept: Annotated[Provenance, Meta(description="how the array `accept` was found")] = None
-    kept: Annotated[Provenance, Meta(description="how the array `kept` was found")] = None
-    draft_prob: Annotated[Provenance, Meta(description="warped: the array `draft_prob` is not at temperature 1")] = None
-    confidence: Annotated[
-        Literal["probability", "head"] | None,
-        Meta(description="what the array `confidence` holds: `probability`, or `head` for a confidence head's output"),
-    ] = None
-    candidates: Annotated[
-        Provenance, Meta(description="object: `depth`, `beam`, `width`, `stride` of the recorded candidates")
-    ] = None
-    imported: Annotated[Provenance, Meta(description="object: `format`, `file`, `sha256` of the source")] = None
-    merged: Annotated[Provenance, Meta(description="by part: `requests`, and what the parts differ in")] = None
-    split: Annotated[
-        Provenance, Meta(description="object: `share`, `seed`, `part`, `requests` of the whole, the split `before`")
-    ] = None
-    provenance: Annotated[
-        Provenance, Meta(description="object: software, commit, processor, date and command of the recording")
-    ] = None
+HEADER = "Header and provenance of a trace. Keys that are not named here are provenance, too, and are kept."
+DOMAIN_NAMES = "labels that the array `domain` is an index into"
+# Keys of `meta` that are JSON of any shape; `treeopt.storage.provenance.look` reads it, another shape is unknown.
+PROVENANCE = {
+    "verification": "name of the acceptance rule, such as greedy",
+    "temperature": "number; 0 for greedy",
+    "top_k": "integer; missing: all tokens",
+    "top_p": "number; missing: all tokens",
+    "new_tokens": "largest number of tokens per request",
+    "seed": "integer",
+    "device": "name of the device and, for a CPU, its threads",
+    "target": "object: `name`, `dtype`, `quantization`, hashes of `weights` and `settings`",
+    "drafter": "object: `kind`, `heads`, `positions`, hashes of `weights` and `settings`",
+    "prompts_sha256": "hash of the prompts' tokens",
+    "text_sha256": "hash of the generated texts",
+    "repeated_4grams": "object: shares of repeated 4-grams in `prompts` and in what was `written`",
+    "repeated_prompts": "number of requests whose prompt came before",
+    "assumed": "list of sentences: what the trace holds and its source does not say",
+    "tree": "rank paths of the nodes of the array `tree_kept`, level by level; needed with it",
+    "accept": "how the array `accept` was found",
+    "kept": "how the array `kept` was found",
+    "draft_prob": "warped: the array `draft_prob` is not at temperature 1",
+    "confidence": "what the array `confidence` holds: `probability`, or `head` for a confidence head's output",
+    "candidates": "object: `depth`, `beam`, `width`, `stride` of the recorded candidates",
+    "imported": "object: `format`, `file`, `sha256` of the source",
+    "merged": "by part: `requests`, and what the parts differ in",
+    "split": "object: `share`, `seed`, `part`, `requests` of the whole, the split `before`",
+    "provenance": "object: software, commit, processor, date and command of the recording",
+}
+KINDS: dict[str, Any] = {"confidence": Literal["probability", "head"] | None}  # of keys that are not of any shape
+TraceMeta = msgspec.defstruct(
+    "TraceMeta",
+    [
+        ("schema", Literal["treeopt.trace/2", "treeopt.trace/1"]),  # the earlier one has no `confidence`
+        ("width", Annotated[int, Meta(ge=1, le=MAX_WIDTH, description="candidates per node that ranks number")]),
+        ("domain_names", Annotated[tuple[str, ...], Meta(description=DOMAIN_NAMES)], ()),
+        *((name, Annotated[KINDS.get(name, Any), Meta(description=text)], None) for name, text in PROVENANCE.items()),
+    ],
+    bases=(Record,),
+    module=__name__,
+    namespace={"__doc__": HEADER},
+    frozen=True,
+    kw_only=True,
+)
 
 
 def save_trace(trace: Trace, path: Path) -> None:

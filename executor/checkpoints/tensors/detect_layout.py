@@ -67,11 +67,7 @@ def plain_name(name: str) -> str:
 
 
 def plain(stored: Stored) -> Stored:
-    """Return the tensors under plain names.
-
-    Raises:
-        ExecutorError: two tensors would have the same name.
-    """
+    """Return the tensors under plain names; raise ExecutorError if two would have the same name."""
     renamed = stored.renamed(plain_name)
     layer = next((layer for layer in LAYERS if any(layer in name for name in stored.entries)), "layers.0.")
     return replace(renamed, spelt=lambda name: name.replace("layers.0.", layer, 1))
@@ -134,11 +130,7 @@ _EMBEDDINGS = re.compile(r"(?!.*embed_out).*(embed|wte).*")  # of a model's inpu
 
 
 def refuse_unsupported(stored: Stored, kind: str | None) -> None:
-    """Refuse kinds that treeopt knows by name, and does not support.
-
-    Args:
-        stored: the checkpoint.
-        kind: what `kind_of` takes it for; None for a language model, if it is one.
+    """Refuse kinds that treeopt knows by name, and does not support; `kind` is what `kind_of` takes the tensors for.
 
     Raises:
         ExecutorError: names the kind, and what would be needed.

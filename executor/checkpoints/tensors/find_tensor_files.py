@@ -57,11 +57,7 @@ def load_saved(file: Path) -> Any:
 
 
 def check_tensor(value: Any, name: str, file: Path) -> Tensor:
-    """Check that `value` is a plain tensor with all its data, and return it.
-
-    Raises:
-        ExecutorError: names its class, or the shape that it claims.
-    """
+    """Return `value`, a plain tensor with all its data; else raise ExecutorError with its class or claimed shape."""
     if type(value) not in (Tensor, torch.nn.Parameter):
         raise ExecutorError(f"{file}: {name} must be a plain tensor, found {type(value).__name__}")
     if value.layout != torch.strided:
@@ -160,11 +156,7 @@ def _check_no_shards(folder: Path, files: list[Path]) -> None:
 
 
 def config_beside(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a folder, {} if there is none.
-
-    Raises:
-        ExecutorError: it is not a JSON object.
-    """
+    """Return the config.json of a folder, {} without one; raise ExecutorError if it is no JSON object."""
     return _json(folder / "config.json") if (folder / "config.json").is_file() else {}
 
 

@@ -78,11 +78,7 @@ def with_model_fields(stored: Stored) -> Stored:
 
 
 def eagle_fields(stored: Stored) -> dict[str, Any]:
-    """Return the fields of `eagle_config`, {} without them.
-
-    Raises:
-        ExecutorError: it is no object.
-    """
+    """Return the fields of `eagle_config`, {} without them; raise ExecutorError if it is no object."""
     eagle = stored.config.get("eagle_config")
     if eagle is not None and not isinstance(eagle, dict):
         raise ExecutorError(f"{stored.where}: eagle_config must be an object, found {eagle!r:.60}")
@@ -166,14 +162,9 @@ FIELDS = (
 
 
 def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number: int = 0) -> LlamaConfig:
-    """Return the configuration of the decoder layer whose tensors' names begin with `layer`.
+    """Return the configuration of the decoder layer, the `number`-th, whose tensors' names begin with `layer`.
 
-    Args:
-        stored: the checkpoint.
-        layer: such as `layers.0.`.
-        target: gives what the checkpoint leaves out.
-        hidden: the layer's width.
-        number: of the layer in the drafter, from 0.
+    The target gives what the checkpoint leaves out.
 
     Raises:
         ExecutorError: the tensors are no such layer's, or contradict the configuration.

@@ -40,11 +40,7 @@ REMARKS = ("does not match", "Please set the `factor` field", "must be less than
 
 
 def positive(stored: Stored, given: Fields, name: str, usual: float, *, least: float = 0) -> float:
-    """Return a positive number of the configuration, or `usual` where it is absent.
-
-    Raises:
-        ExecutorError: it is none, or not above `least`.
-    """
+    """Return a number of the configuration above `least`, `usual` where it is absent; else raise ExecutorError."""
     value = given.get(name)
     if value is None:
         return usual

@@ -57,11 +57,7 @@ class Stored:
             self.assumptions.append(line)
 
     def renamed(self, name_of: Callable[[str], str | None]) -> "Stored":
-        """Return the tensors under other names; None leaves a tensor out.
-
-        Raises:
-            ExecutorError: two tensors would have the same name.
-        """
+        """Return the tensors under other names, without those named None; raise ExecutorError if two have one name."""
         renamed: dict[str, Entry] = {}
         for name, entry in self.entries.items():
             new = name_of(name)
@@ -99,11 +95,7 @@ class Stored:
             raise ExecutorError(f"{self.path}: " + "; ".join(filter(None, problems)))
 
     def read(self, name: str) -> Tensor:
-        """Read the values of one tensor, on the CPU.
-
-        Raises:
-            ExecutorError: they are not finite.
-        """
+        """Read the values of one tensor, on the CPU; raise ExecutorError if they are not finite."""
         entry = self.entries[name]
         values = entry.read()
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
@@ -111,11 +103,7 @@ class Stored:
         return values
 
     def integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read a tensor of integers or booleans, as int64.
-
-        Raises:
-            ExecutorError: it has another shape or another type.
-        """
+        """Read a tensor of integers or booleans as int64; raise ExecutorError for another shape or type."""
         entry = self.entries[name]
         if entry.shape != shape:
             raise ExecutorError(f"{self.path}: {entry.key} must be {shape}, found {entry.shape}")

@@ -64,6 +64,12 @@ def write(folder: Path, content: Written, *, dtype: str, meta: dict[str, Any]) -
     return remark
 
 
+def refuse_lost(layout: str, lost: Mapping[str, bool], advice: str = "") -> None:
+    """Raise ExecutorError if a layout cannot express something; `lost` is what, in words -> the drafter has it."""
+    if any(lost.values()):
+        raise ExecutorError(f"{layout} cannot express {', '.join(n for n, present in lost.items() if present)}{advice}")
+
+
 ROWS = 4096  # compared at once
 # Half precision rounds by up to 2**-8 (bfloat16) either way; below 2**-14 float16 has fewer digits.
 RELATIVE, ABSOLUTE = 2**-7, 2**-14
@@ -80,11 +86,7 @@ def is_embedding(values: Tensor, target: Target) -> bool:
 
 
 def head_of(target: Target | None, layout: str) -> Tensor:
-    """Return the weight of the target's LM head, which the layout holds a copy of.
-
-    Raises:
-        ExecutorError: no target was given.
-    """
+    """Return the target's LM head, which a layout holds a copy of; raise ExecutorError if no target was given."""
     if target is None:
         raise ExecutorError(f"{layout} holds the target's LM head: the target must be given")
     weight = target.head.weight
@@ -93,11 +95,7 @@ def head_of(target: Target | None, layout: str) -> Tensor:
 
 
 def embedding_of(target: Target | None, layout: str) -> Tensor:
-    """Return the target's input embeddings, which the layout holds a copy of.
-
-    Raises:
-        ExecutorError: no target was given.
-    """
+    """Return the target's embeddings, which a layout holds a copy of; raise ExecutorError without a target."""
     if target is None:
         raise ExecutorError(f"{layout} holds the target's embeddings: the target must be given")
     return _embedding(target)

@@ -128,14 +128,7 @@ class LayerCache:
     """
 
     def __init__(self, attentions: Sequence[SelfAttention], batch: int, capacity: int, like: Tensor) -> None:
-        """Make room for `batch` sequences of `capacity` positions, with the type and device of `like`.
-
-        Args:
-            attentions: one per layer, with equal key heads.
-            batch: sequences.
-            capacity: positions of each.
-            like: gives the type and the device.
-        """
+        """Make room for `batch` x `capacity` positions in layers of equal key heads; `like` gives type and device."""
         self._modules = tuple(attentions)
         first = self._modules[0]
         self._group, self._dtype = first.num_key_value_groups, like.dtype
@@ -173,12 +166,7 @@ class LayerCache:
         self.cache.update(key, value, number)
 
     def block(self, slots: int, causal: Sequence[bool]) -> tuple[Tensor, tuple[Attend, ...]]:
-        """Read `slots` positions after the committed ones at once; see `committed`.
-
-        Args:
-            slots: positions of the block, which see each other.
-            causal: for each layer, whether they see only those before them.
-        """
+        """Read `slots` positions after the committed ones at once; layers that are `causal` see earlier ones alone."""
         for one_way in set(causal):
             if (slots, one_way) not in self._blocks:
                 seen = self._chain(slots)
@@ -277,12 +265,7 @@ class Unrolled:
 
 
 def layer_config(model: Any, **changes: Any) -> LlamaConfig:
-    """Return the configuration of a Llama layer with the shape of the model's own layers.
-
-    Args:
-        model: a Hugging Face configuration; if it has several parts, its text part counts.
-        changes: fields of the LlamaConfig to override.
-    """
+    """Return a Llama layer's configuration with the shape of a model's text part, and with these fields changed."""
     text = model.get_text_config()
     held = vars(text)  # reading a field in which layers differ (Gemma 4) raises an error
     hidden, heads = int(text.hidden_size), int(text.num_attention_heads)

@@ -97,11 +97,7 @@ class Recipe:
     depth_share: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check that each value has a meaning and an effect.
-
-        Raises:
-            UsageError: names the field.
-        """
+        """Raise UsageError, naming the field, if a value has no meaning or no effect."""
         choices = {
             "ramp": RAMPS,
             "noise": ("none", "uniform", "neftune"),
@@ -203,11 +199,7 @@ def recipes() -> dict[str, Recipe]:
 
 
 def check_fields(recipe: Recipe) -> None:
-    """Check that no field is set which drafters of this kind lack.
-
-    Raises:
-        UsageError: names the field and the kinds that have it.
-    """
+    """Raise UsageError if a field is set which drafters of this kind lack; names the kinds that have it."""
     for field in fields(recipe):
         kinds = [kind.name for kind in DRAFTERS.values() if kind.training and field.name in kind.training.fields]
         if kinds and recipe.kind not in kinds and getattr(recipe, field.name) != field.default:

@@ -57,11 +57,7 @@ def with_slots(name: str, target: Target) -> DFlash:
 
 
 def read_dflash(stored: Stored, target: Target) -> DFlash:
-    """Read DFlash or DSpark in any of the layouts.
-
-    Raises:
-        ExecutorError: names tensors or fields that do not fit or are not supported.
-    """
+    """Read DFlash or DSpark in any of the layouts; raise ExecutorError for tensors or fields that do not fit."""
     stored = _with_window(without_frequencies(plain(stored))).renamed(
         lambda name: name.removeprefix("markov_head.").replace("confidence_head.proj.", "confidence_head.")
     )

@@ -26,7 +26,7 @@ from simulate.model_sizes.drafter_kinds import (
 )
 from simulate.model_sizes.hf_config import EXPERT_FIELDS, FIELDS, LATENT_FIELDS, positive
 from simulate.model_sizes.hf_config_parameters import DENSE
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError
 
@@ -76,11 +76,13 @@ def eagle_config(config: Mapping[str, Any], target: Shape | None = None) -> Eagl
     inner = layer_fields(config)
     if not names_drafter(config):
         return EagleConfig(Shape.from_config(inner), vocabulary=_vocabulary(config))
-    shape = Shape.from_config(_like_llama(config, inner))
+    shape, kinds = Shape.from_config(_like_llama(config, inner)), inner.get("layer_types")
+    own = kinds[: shape.layers] if isinstance(kinds, list) else []  # counted from the drafter's own first layer
+    sliding = len(own) == shape.layers and all(kind == SLIDING for kind in own)
     return EagleConfig(
         shape,
         layers=shape.layers,
-        window=_window(inner, shape.layers),
+        window=positive("sliding_window", inner.get("sliding_window")) if sliding else None,
         vocabulary=_vocabulary(config),
         features=_features(config, shape if target is None else target),
     )
@@ -110,14 +112,6 @@ def _like_llama(config: Mapping[str, Any], inner: Mapping[str, Any]) -> Mapping[
             raise CostError(f"an EAGLE drafter with {name} has no price")
     kind = inner.get("model_type")
     return {name: inner[name] for name in _LLAMA if name in inner} | {"model_type": kind if kind in DENSE else "llama"}
-
-
-def _window(inner: Mapping[str, Any], layers: int) -> int | None:
-    """Return the window of the layers, counted from the drafter's own first one; None if one of them has none."""
-    kinds = inner.get("layer_types")
-    if not isinstance(kinds, list) or len(kinds) < layers or any(kind != SLIDING for kind in kinds[:layers]):
-        return None
-    return positive("sliding_window", inner.get("sliding_window"))
 
 
 def _vocabulary(config: Mapping[str, Any]) -> int | None:

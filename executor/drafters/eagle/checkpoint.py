@@ -51,7 +51,9 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
             other than the target's, more than one layer.
     """
     stored = without_frequencies(plain(stored))
-    _check_one_layer(stored)
+    others = [e.key for name, e in stored.entries.items() if name.startswith("layers.") and name[7:9] != "0."]
+    if others:  # only EAGLE-3 has more than one layer here
+        raise ExecutorError(f"{stored.path}: {shorten(others)}: EAGLE of more than one layer is not supported")
     last = f"{STORED_LAYER}post_attention_layernorm.weight"
     norms = [entry.key for name, entry in stored.entries.items() if "norm" in name and name != last]
     if norms:
@@ -86,13 +88,6 @@ def read_eagle(stored: Stored, target: Target) -> Eagle:
 def without_frequencies(stored: Stored) -> Stored:
     """Return the tensors without the frequencies of rotary positions, which are computed."""
     return stored.renamed(lambda name: None if _FREQUENCIES.fullmatch(name) else name)
-
-
-def _check_one_layer(stored: Stored) -> None:
-    """Refuse drafters with more than one decoder layer, which only EAGLE-3 has here."""
-    others = [e.key for name, e in stored.entries.items() if name.startswith("layers.") and name[7:9] != "0."]
-    if others:
-        raise ExecutorError(f"{stored.path}: {shorten(others)}: EAGLE of more than one layer is not supported")
 
 
 def _unfolded(stored: Stored, target: Target) -> Stored:
@@ -191,20 +186,10 @@ ROWS = 4096  # embeddings that the residual is computed of, at most
 def shifted_embeddings(table: Tensor, fc: nn.Linear) -> Tensor:
     """Return the target's embeddings plus d in every row, (vocabulary, hidden), float32 or wider.
 
-    Args:
-        table: the target's embeddings.
-        fc: the drafter's layer over pairs, with a bias, in the number type of the file.
-    """
-    shift = _shift(fc)
-    return table.to("cpu", torch.promote_types(fc.weight.dtype, torch.float32)) + shift.to(torch.float32)
-
-
-def _shift(fc: nn.Linear) -> Tensor:
-    """Return d, float64 (hidden,): the d with the least error in W_e (E + d) once E + d is rounded.
-
-    Rounding to nearest in a type with spacing eps adds noise of variance eps**2 / 12 times the squared value at most.
-    So d minimises |W_e d - b|**2 + eps**2 / 12 * |W_e|_F**2 / hidden * |d|**2. Where W_e is nearly singular and the
-    type coarse, the exact d is large and its rounding worse than a small residual.
+    The d is that with the least error in W_e (E + d) once E + d is rounded to the number type of `fc`. Rounding to
+    nearest in a type with spacing eps adds noise of variance eps**2 / 12 times the squared value at most. So d
+    minimises |W_e d - b|**2 + eps**2 / 12 * |W_e|_F**2 / hidden * |d|**2. Where W_e is nearly singular and the type
+    coarse, the exact d is large and its rounding worse than a small residual.
     """
     weight, bias = _parts(fc)
     hidden = len(bias)
@@ -212,7 +197,7 @@ def _shift(fc: nn.Linear) -> Tensor:
     rows = torch.cat([weight, penalty * torch.eye(hidden, dtype=torch.float64)])
     right = torch.cat([bias, torch.zeros(hidden, dtype=torch.float64)])
     shift: Tensor = torch.linalg.lstsq(rows, right[:, None]).solution[:, 0]
-    return shift
+    return table.to("cpu", torch.promote_types(fc.weight.dtype, torch.float32)) + shift.to(torch.float32)
 
 
 def _parts(fc: nn.Linear) -> tuple[Tensor, Tensor]:
@@ -223,13 +208,7 @@ def _parts(fc: nn.Linear) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def check_residual(stored: Mapping[str, Tensor], name: str, table: Tensor, fc: nn.Linear) -> str:
-    """Return a remark with the error that folding leaves in `fc`'s output.
-
-    Args:
-        stored: the tensors as they are written.
-        name: of the embeddings among them.
-        table: the target's embeddings.
-        fc: the drafter's layer over pairs, with its bias.
+    """Return a remark with the error that folding leaves in `fc`'s output; the embeddings are stored under `name`.
 
     Raises:
         ExecutorError: the error is above `TOLERANCE`, because no d solves W_e d = b in this number type.

@@ -29,7 +29,6 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 
 from executor.checkpoints.tensors.detect_layout import plain
 from executor.checkpoints.tensors.layer_config import (
@@ -69,7 +68,9 @@ def read_eagle3(stored: Stored, target: Target, make: Callable[..., E] = Eagle3)
     head = _shared_head(stored, hidden, target)
     rows = len(head) if head is not None else _matrix(stored, HEAD)[0]
     configs = [config_of(stored, f"layers.{n}.", target, hidden=hidden, number=n) for n in range(count)]
-    _check_alike(stored, configs)
+    shapes = [(config.num_key_value_heads, config.head_dim) for config in configs]
+    if len(set(shapes)) > 1:  # one cache cannot hold their keys
+        raise ExecutorError(f"{stored.path}: all layers must have the same key heads, found {shapes}")
     check_layers(stored, target, count)
     head_norms = any(map(_HEAD_NORM.fullmatch, stored.entries))
     note_missing(stored, layer_switches(configs[0]) | {"use_qk_norm": head_norms})
@@ -128,13 +129,6 @@ def _with_input_norms(stored: Stored) -> Stored:
         return other if deeper and other not in stored.entries else name
 
     return stored.renamed(name_of)
-
-
-def _check_alike(stored: Stored, configs: list[LlamaConfig]) -> None:
-    """Refuse layers whose keys have different shapes, which one cache cannot hold."""
-    shapes = [(config.num_key_value_heads, config.head_dim) for config in configs]
-    if len(set(shapes)) > 1:
-        raise ExecutorError(f"{stored.path}: all layers must have the same key heads, found {shapes}")
 
 
 def _widths(stored: Stored, target: Target) -> tuple[int, int]:
@@ -408,13 +402,7 @@ def convention_of(ids: Sequence[int], layers: int) -> str:
 
 
 def _named_layers(stored: Stored, layers: int, target: str) -> tuple[list[int] | None, str]:
-    """Return the numbers in the configuration, None without any; and their convention.
-
-    Args:
-        stored: the checkpoint.
-        layers: of the target.
-        target: its `model_type`.
-    """
+    """Return the numbers in the configuration, None without any, and their convention; `target` is its `model_type`."""
     if stored.facts.get("aux_layers") is not None:
         ids = _checked(stored, LAYER_LISTS[0], stored.facts["aux_layers"])
         return ids, str(stored.facts.get("aux_convention"))
@@ -436,12 +424,10 @@ def _named_layers(stored: Stored, layers: int, target: str) -> tuple[list[int] |
     return ids, convention
 
 
-def _lists(
-    stored: Stored, part: Mapping[str, Any], names: Sequence[str], place: str = ""
-) -> list[tuple[str, list[int]]]:
+def _lists(stored: Stored, part: Mapping[str, Any], names: Sequence[str], place: str = "") -> list[Named]:
     """Return the lists of layers in a part of the configuration, with their fields; an empty one says nothing."""
-    given = [(f"{place}{name}", part[name]) for name in names if part.get(name) not in (None, [])]
-    return [(name, _checked(stored, name, ids)) for name, ids in given]
+    given = [name for name in names if part.get(name) not in (None, [])]
+    return [(f"{place}{name}", _checked(stored, f"{place}{name}", part[name])) for name in given]
 
 
 def _checked(stored: Stored, name: str, ids: Any) -> list[int]:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from executor.checkpoints.tensors.layer_config import SCALED, fields, is_scaled
-from executor.checkpoints.tensors.lazy_tensors import LAYER, layer_name, named
-from executor.checkpoints.tensors.write_tensors import Written
+from executor.checkpoints.tensors.lazy_tensors import STORED_LAYER, layer_name, named
+from executor.checkpoints.tensors.write_tensors import Written, refuse_lost
 from executor.drafters.eagle3.drafter import Eagle3
 from executor.drafters.eagle3.read_checkpoint import ARCHITECTURE, INPUTS, OUTPUTS, convention_of
 from executor.target.positions import FULL, SLIDING
@@ -26,8 +26,9 @@ def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, n
     """
     layers = None if target is None else int(target.model.config.get_text_config().num_hidden_layers)
     _check_expressible(drafter, layout, layers)
-    name_of = layer_name if layout in ("eagle3-vllm", "speculators-eagle3") else _reference_name
-    tensors = named(drafter, name_of) | vocabulary_tensors(drafter.draft_ids, drafter.vocabulary)
+    layer = STORED_LAYER if layout in ("eagle3-vllm", "speculators-eagle3") else "midlayer."
+    tensors = named(drafter, lambda name: layer_name(name).replace(STORED_LAYER, layer, 1))
+    tensors |= vocabulary_tensors(drafter.draft_ids, drafter.vocabulary)
     file = "pytorch_model.bin" if layout == "eagle3" else "model.safetensors"
     facts = {
         "kind": drafter.kind,
@@ -44,10 +45,6 @@ def eagle3_content(drafter: Eagle3, layout: str | None, target: Target | None, n
     elif layout == "speculators-eagle3":
         config = _speculators(drafter, len(tensors["lm_head.weight"]), target, name)
     return Written(file, tensors, config, facts)
-
-
-def _reference_name(name: str) -> str:
-    return f"midlayer.{name.removeprefix(LAYER)}" if name.startswith(LAYER) else layer_name(name)
 
 
 def _check_expressible(drafter: Eagle3, layout: str | None, layers: int | None) -> None:
@@ -68,9 +65,7 @@ def _check_expressible(drafter: Eagle3, layout: str | None, layers: int | None) 
             f"layers {taps}, whose numbers there are those of EAGLE's usual inputs": ambiguous,
         },
     }
-    lost = [name for name, present in unsupported.get(layout or "", {}).items() if present]
-    if lost:
-        raise ExecutorError(f"{layout} cannot express {', '.join(lost)}: write speculators-eagle3")
+    refuse_lost(layout or "", unsupported.get(layout or "", {}), ": write speculators-eagle3")
 
 
 def _reference(drafter: Eagle3, drafted: int) -> dict[str, Any]:
@@ -99,12 +94,7 @@ def _layer_fields(drafter: Eagle3) -> dict[str, Any]:
 
 
 def _specforge(drafter: Eagle3, reference: dict[str, Any]) -> dict[str, Any]:
-    """Return the config.json of SpecForge's layout, whose `eagle_config` numbers layers by their outputs.
-
-    Args:
-        drafter: what is written.
-        reference: the config.json of the reference's layout.
-    """
+    """Return SpecForge's config.json from the reference's; its `eagle_config` numbers layers by their outputs."""
     config = {key: value for key, value in reference.items() if key != "eagle_aux_hidden_state_layer_ids"}
     outputs = [tap - 1 for tap in drafter.taps]
     return config | {

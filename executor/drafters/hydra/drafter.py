@@ -7,7 +7,7 @@ share B and b), then logits U z + c. In Hydra++, h is the output of the drafter'
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -122,28 +122,6 @@ class Hydra(nn.Module):
         self.config = prefix
         self.prefix = None if prefix is None else Prefix(prefix)
 
-    @torch.no_grad()
-    def start_from(self, target: Target) -> None:
-        """Initialise every head's output layer with the target's LM head, as published, times the factor after it."""
-        factor, weight = target.head_scaling[0], target.head.weight
-        assert isinstance(weight, Tensor)
-        for head in self.heads:
-            output = head.output
-            assert isinstance(output, nn.Linear)
-            output.weight.copy_(weight * factor)
-            bias = getattr(target.head, "bias", None)
-            if bias is None:
-                output.bias.zero_()
-            else:
-                output.bias.copy_(bias * factor)
-
-    def set_dropout(self, dropout: float) -> None:
-        """Change the dropout probability."""
-        self.dropout = dropout
-        for head in self.heads:
-            assert isinstance(head, Head)
-            head.dropout = dropout
-
     @property
     def max_depth(self) -> int:
         """The number of heads: each drafts a level."""
@@ -218,8 +196,9 @@ class Hydra(nn.Module):
             yield Forced(*head(given))
 
 
+@torch.no_grad()
 def untrained(recipe: Recipe, target: Target, frequent: Frequent) -> Hydra:
-    """Return heads whose output layers are the target's LM head; see `Training.untrained`."""
+    """Return heads whose output layers are the target's LM head, as published; see `Training.untrained`."""
     heads = Hydra(
         target.hidden,
         target.vocabulary,
@@ -229,11 +208,17 @@ def untrained(recipe: Recipe, target: Target, frequent: Frequent) -> Hydra:
         grounded=recipe.grounded,
         dropout=recipe.dropout,
     )
-    heads.start_from(target)
+    factor, own = target.head_scaling[0], cast(Any, target.head)
+    bias = torch.zeros(target.vocabulary) if getattr(own, "bias", None) is None else own.bias * factor
+    for head in heads.heads:
+        output: Any = head.output
+        output.weight.copy_(own.weight * factor)
+        output.bias.copy_(bias)
     return heads
 
 
 def resumed(recipe: Recipe, heads: Hydra) -> Hydra:
     """Set the recipe's dropout, which files do not record; see `Training.resumed`."""
-    heads.set_dropout(recipe.dropout)
+    for part in (heads, *heads.heads):
+        part.dropout = recipe.dropout
     return heads

@@ -69,11 +69,7 @@ class HostedLayer(nn.Module):
     window: int | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Make the layer.
-
-        Raises:
-            ExecutorError: the model's layers do not attend through transformers' interface.
-        """
+        """Make the layer; raise ExecutorError if the model's layers do not attend through transformers' interface."""
         super().__init__()
         decoder: Any = model.get_decoder()
         self.config = one_layer(model.config.get_text_config())

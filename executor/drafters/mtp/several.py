@@ -70,11 +70,7 @@ class SeveralMtp(nn.Module):
         return [each for part, own in self._pairs(state) for each in part.lasting(own)]
 
     def admit(self, state: list[RecurrentState], admitted: Admitted) -> None:
-        """Read all pairs of each module; see `Drafter.admit`.
-
-        Raises:
-            ExecutorError: a prompt is shorter than there are modules.
-        """
+        """Read all pairs of each module; raise ExecutorError for a prompt shorter than there are modules."""
         shortest = min(map(len, admitted.texts))
         if shortest < len(state):
             raise ExecutorError(

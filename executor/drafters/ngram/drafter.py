@@ -64,11 +64,7 @@ class Grams(nn.Module):
 
 
 def order_of(tables: Mapping[str, Tensor]) -> int:
-    """Return the order of the tables, by their names.
-
-    Raises:
-        ExecutorError: names a table that is missing or unexpected.
-    """
+    """Return the order of the tables by their names; raise ExecutorError if one is missing or unexpected."""
     order = sum(name.startswith("counts.") for name in tables)
     expected = {"counts.1"} | {f"{part}.{k}" for part in ("grams", "counts") for k in range(2, order + 1)}
     for name in sorted(expected ^ set(tables)):
@@ -96,11 +92,7 @@ def counts_of(tables: Mapping[str, Tensor], name: str, *, least: int) -> Tensor:
 
 
 def refuse(wrong: Tensor, requirement: str, *, first: int = 0) -> None:
-    """Refuse the first entry that is marked as wrong, if any; entries are counted from `first`.
-
-    Raises:
-        ExecutorError: names the requirement and the entry that breaks it.
-    """
+    """Raise ExecutorError, naming the first entry that is marked as wrong, if any, counted from `first`."""
     if bool(wrong.any()):
         raise ExecutorError(f"{requirement}: entry {first + int(wrong.int().argmax())} is not")
 
@@ -270,11 +262,7 @@ NGRAM_FILE = "ngram.safetensors"
 
 
 def read_ngram(stored: Stored, target: Target) -> NGram:
-    """Read the counts and check them.
-
-    Raises:
-        ExecutorError: names the table that does not fit.
-    """
+    """Read the counts; raise ExecutorError, naming the table, if one does not fit."""
     try:
         drafter = NGram({name: entry.read() for name, entry in stored.entries.items()})
     except ExecutorError as error:

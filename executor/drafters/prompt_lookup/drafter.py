@@ -138,11 +138,7 @@ class PromptLookup(TextDrafter):
     settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, longest: int = 3) -> None:
-        """Match at most `longest` tokens.
-
-        Raises:
-            UsageError: `longest` out of range.
-        """
+        """Match at most `longest` tokens; raise UsageError if it is out of range."""
         super().__init__()
         if not 1 <= longest <= LONGEST:
             raise UsageError(f"prompt lookup matches 1 to {LONGEST} tokens, got {longest}")

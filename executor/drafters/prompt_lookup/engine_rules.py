@@ -83,11 +83,7 @@ class Vllm(EngineRule):
     engine = "vllm"
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            UsageError: names the number.
-        """
+        """Raise UsageError, naming the number, if one is out of range."""
         check_size("longest match", self.longest)
         if not 1 <= self.shortest <= self.longest:
             raise UsageError(f"the shortest match must be in 1..{self.longest} (the longest), got {self.shortest}")
@@ -111,11 +107,7 @@ class Transformers(EngineRule):
     engine = "transformers"
 
     def __post_init__(self) -> None:
-        """Check the number.
-
-        Raises:
-            UsageError: names it.
-        """
+        """Raise UsageError, naming the number, if one is out of range."""
         check_size("longest match", self.longest)
 
     def propose(self, text: Tensor, ends: Tensor, depth: int) -> Tensor:
@@ -143,11 +135,7 @@ class LlamaCpp(EngineRule):
     engine = "llama.cpp"
 
     def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            UsageError: names the number.
-        """
+        """Raise UsageError, naming the number, if one is out of range."""
         check_size("match", self.size)
         check_size("piece", self.most)
 
@@ -194,11 +182,7 @@ def piece(text: Tensor, start: Tensor, count: Tensor, depth: int) -> Tensor:
 
 
 def check_size(name: str, size: int) -> None:
-    """Check a number of tokens.
-
-    Raises:
-        UsageError: out of range.
-    """
+    """Raise UsageError if a number of tokens is out of range."""
     if not 1 <= size <= LARGEST:
         raise UsageError(f"the {name} must be in 1..{LARGEST} tokens, got {size}")
 

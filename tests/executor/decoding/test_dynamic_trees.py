@@ -296,7 +296,7 @@ def test_narrower_beams_are_tried_where_trees_drawn_anew_cost(kind):
     fit, held = two_traces(beam=4)
 
     def tried(cost):
-        return [policy for policy, _ in best_policy(fit, held, cost, kind=kind, max_nodes=12).tried]
+        return [policy for policy, _ in best_policy(fit, held, Prices(cost, 1), kind=kind, max_nodes=12).tried]
 
     narrow, wide = tried(Stairs(2, anew=0.05)), tried(Stairs(2))
     assert all(policy.beam == (min(policy.nodes, 4) if kind == "opt-tree" else 4) for policy in wide)
@@ -353,29 +353,30 @@ def test_the_bound_is_the_best_of_all_ways_through_a_request(trace, seed, nodes)
 def test_the_best_of_a_sweep_is_judged_on_other_requests(kind, batch):
     fit, held = two_traces(beam=4)
     cost = Stairs(2, most=9)
-    judged = best_policy(fit, held, cost, kind=kind, batch=batch, max_nodes=20, seed=3)
+    judged = best_policy(fit, held, Prices(cost, batch), kind=kind, max_nodes=20, seed=3)
     rates = dict(judged.tried)
     assert judged.policy == max(rates, key=rates.get)
     assert all("at most 9" in reason for reason in judged.refused.values())
     if kind in ("eagle2", "opt-tree"):
         assert set(judged.refused.values()) >= {"tokens 11: at most 9", "tokens 13: at most 9"}
     prices = Prices(cost, batch)
-    for part, due in ((fit, rates[judged.policy]), (held, judged.tokens_s.value)):
+    for part, due in ((fit, rates[judged.policy]), (held, judged.held.tokens_s.value)):
         steps = Batches(part, batch=batch, seed=3).steps(judged.policy, of(judged.policy, part))
         assert price_replay(part, steps, judged.policy, prices).rate == pytest.approx(due)
-    assert judged.tokens_s.value == pytest.approx(judged.tau.value / judged.step_s)
-    assert judged.tokens_s.low < judged.tokens_s.value < judged.tokens_s.high
-    assert judged.nodes <= judged.policy.nodes
-    assert 1 <= judged.levels <= DEPTH
+    result = judged.held
+    assert result.tokens_s.value == pytest.approx(result.tau.value / result.per_step(result.seconds))
+    assert result.tokens_s.low < result.tokens_s.value < result.tokens_s.high
+    assert result.per_step(result.nodes) <= judged.policy.nodes
+    assert 1 <= result.per_step(result.levels) <= DEPTH
     bound = upper_bound(held, prices, nodes=8, depth=DEPTH)
-    assert judged.tokens_s.value <= bound.rate
+    assert result.tokens_s.value <= bound.rate
 
 
 def test_what_a_recording_cannot_tell_is_refused_with_its_reason():
     rng = np.random.default_rng(4)
     trace = grown_trace([6] * 8, depth=DEPTH, width=WIDTH, rng=rng, beam=2)
     assert reach(trace) == Drafting(DEPTH, 2, WIDTH)
-    narrow = best_policy(trace, trace, Stairs(0, wide=0.1), kind="eagle2", max_nodes=4)
+    narrow = best_policy(trace, trace, Prices(Stairs(0, wide=0.1), 1), kind="eagle2", max_nodes=4)
     reasons = {name: reason for name, reason in narrow.refused.items() if "not recorded" in reason}
     assert reasons
     assert all("beam=1" in name for name in reasons)
@@ -389,10 +390,10 @@ def test_a_policy_that_only_the_requests_held_out_refuse_gives_way_to_the_next()
     held = grown_trace([12] * 8, depth=1, width=WIDTH, rng=rng)
     cost = Stairs(3)
     cost.levels[:] = 0
-    judged = best_policy(fit, held, cost, kind="eagle2", max_nodes=6)
+    judged = best_policy(fit, held, Prices(cost, 1), kind="eagle2", max_nodes=6)
     assert max(judged.tried, key=lambda one: one[1])[0].depth > 1
     assert any(reason.startswith("on the requests held out: anchor") for reason in judged.refused.values())
-    assert judged.tau.value > 1
+    assert judged.held.tau.value > 1
 
 
 def _without_first(trace):

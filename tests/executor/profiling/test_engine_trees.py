@@ -8,7 +8,7 @@ from executor.profiling.configurations import dynamic_trees
 from executor.profiling.profile_settings import Measuring
 from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import Requests
-from executor.validation import check_comparison, compare, not_measured, shapes_of
+from executor.validation import LiveComparison
 from tests.helpers.measured_profiles import measure_profile
 from tests.helpers.small_plans import BUSHY, choice, entry, grown, plan_of
 from treeopt.cost_model import StepShape
@@ -121,9 +121,10 @@ def with_compared(planned, *choices):
 
 def test_a_dynamic_tree_is_measured_beside_chains():
     plan = plan_of(grown(1, TREE))
-    assert list(shapes_of(plan.entries[0], runner(), REQUESTS)) == [TREE, Tree.chain(3)]
-    assert not_measured(plan, runner(), REQUESTS) == []
-    tree, chain = compare(runner(), plan, REQUESTS, blocks=2)
+    live = LiveComparison(runner(), plan, REQUESTS, blocks=2)
+    assert list(live.shapes(plan.entries[0])) == [TREE, Tree.chain(3)]
+    assert live.not_measured == []
+    tree, chain = live.run()
     assert tree.tree is None
     assert tree.grown.policy == TREE
     assert chain.tree == Tree.chain(3)
@@ -137,8 +138,9 @@ def test_a_dynamic_tree_is_measured_beside_chains():
 def test_what_the_engine_cannot_draft_is_left_out_with_the_reason():
     medusa, stopping = choice("Medusa's tree", BUSHY), grown(1, replace(TREE, min_probability=0.1)).choice
     plan = plan_of(with_compared(grown(1, TREE), medusa, replace(stopping, name="stopping")))
-    assert list(shapes_of(plan.entries[0], runner(), REQUESTS)) == [TREE, Tree.chain(3)]
-    lines = not_measured(plan, runner(), REQUESTS)
+    live = LiveComparison(runner(), plan, REQUESTS)
+    assert list(live.shapes(plan.entries[0])) == [TREE, Tree.chain(3)]
+    lines = live.not_measured
     assert len(lines) == 2
     assert "not measured: Medusa's tree (batch 1): openvino runs chains and dynamic trees of EAGLE-2" in lines[0]
     assert "not measured: stopping (batch 1): its min_probability" in lines[1]
@@ -155,7 +157,7 @@ def test_what_the_engine_cannot_draft_is_left_out_with_the_reason():
 )
 def test_a_choice_that_the_engine_cannot_draft_is_refused(planned, engine, message):
     with pytest.raises(EngineError, match=message):
-        check_comparison(EngineRunner(lambda most: engine), plan_of(planned), REQUESTS, blocks=2)
+        LiveComparison(EngineRunner(lambda most: engine), plan_of(planned), REQUESTS, blocks=2).check()
 
 
 class WithOverhead(Engine):

@@ -174,18 +174,16 @@ def test_a_schedule_fits_its_budget(rounds, budget_s):
 
     least = sum(importance == REQUIRED for importance, _ in RANKED)
     try:
-        found = fit_schedule(RANKED, rounds=rounds, block_s=block_s, budget_s=budget_s)
+        count, found = fit_schedule(RANKED, rounds=rounds, block_s=block_s, budget_s=budget_s)
     except UsageError:
         assert 2 * MARGIN * sum(block_s(way) for _, way in RANKED[:least]) > budget_s
         return
-    assert found.rounds * MARGIN * sum(map(block_s, found.configurations)) <= budget_s + 1e-9
-    assert (*found.configurations, *found.left_out) == tuple(way for _, way in RANKED)
-    assert len(found.configurations) >= least
-    assert found.rounds >= min(rounds, 3) or len(found.configurations) < least + len(RANKED)
-    if found.left_out:  # one more would not have fitted
-        more = sum(map(block_s, [*found.configurations, found.left_out[0]]))
-        assert found.rounds * MARGIN * more > budget_s
-    if found.rounds == rounds and not found.left_out:
+    costs = [block_s(way) for _, way in RANKED]
+    assert found * MARGIN * sum(costs[:count]) <= budget_s + 1e-9
+    assert least <= count <= len(RANKED)
+    if count < len(RANKED):  # one more would not have fitted
+        assert found * MARGIN * sum(costs[: count + 1]) > budget_s
+    if found == rounds and count == len(RANKED):
         return
     assert rounds * MARGIN * sum(block_s(way) for _, way in RANKED) > budget_s
 

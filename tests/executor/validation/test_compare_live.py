@@ -19,7 +19,7 @@ from executor.runners import loop_runner
 from executor.runners.loop_runner import LoopRunner, weights_read
 from executor.runners.runner import Requests
 from executor.target.target_model import Target
-from executor.validation import compare, pieces, runs_in, runs_of
+from executor.validation import LiveComparison
 from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.acceptance_rules import Greedy
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
@@ -114,16 +114,9 @@ def test_replayed_acceptance_is_measured_as_it_is(plan, clock):
     requests = Requests(random_prompts([4] * replayed.requests), 64, replayed=replayed)
     told: list[int] = []
     forms = closed_forms(plan, weights=(1, 9))
-    cells = compare(
-        LoopRunner(small_target(), random_heads()),
-        plan,
-        requests,
-        blocks=BLOCKS,
-        forms=forms,
-        progress=told.append,
-        seed=2,
-    )
-    assert sum(told) == runs_in(plan, LoopRunner(small_target(), random_heads()), requests, blocks=BLOCKS)
+    live = LiveComparison(LoopRunner(small_target(), random_heads()), plan, requests, blocks=BLOCKS, seed=2)
+    cells = live.run(forms=forms, progress=told.append)
+    assert sum(told) == live.runs
     assert [(c.batch, c.tree) for c in cells] == [(e.batch, tree) for e in plan.entries for tree in ways_of(e)]
     assert len(cells) >= 2 * 3
     for cell in cells:
@@ -174,11 +167,12 @@ def test_whole_runs_take_as_long_as_they_are_predicted_to(prefill_clock, monkeyp
     target = small_target()
     monkeypatch.setattr(loop_runner, "Decoder", partial(Decoder, late=late))
     runner = LoopRunner(target, random_heads())
-    runs = runs_of(plan, runner, asked, blocks=BLOCKS)
+    live = LiveComparison(runner, plan, asked, blocks=BLOCKS)
+    runs = live.sizes
     assert runs.pieces == {1: (3, 3, 2, 2) * 2 + (3, 2, 2, 2), 2: (5, 5, 5, 5, 5, 4), 4: (10, 10, 9)}
     assert (runs.prompts, runs.new_tokens, runs.late) == (tuple(map(len, prompts)), 64, late)
     due = whole_runs(plan, replayed, profile, runs)
-    cells = compare(runner, plan, asked, blocks=BLOCKS, whole=due)
+    cells = live.run(whole=due)
     assert len(cells) >= 3 * 2
     for cell in cells:
         assert cell.whole == due[cell.batch, cell.tree.id]
@@ -229,7 +223,8 @@ def test_plain_decoding_and_trees_are_judged_by_the_rule_that_was_asked_for(plan
     monkeypatch.setattr(Greedy, "accept", lambda *args: pytest.fail("greedy was not asked for"))
     rule = SampleAndMatch(Warp(1.0), seeded_generator(torch.device("cpu"), 3))
     plan, prompts = replace(plan, entries=plan.entries[1:]), random_prompts([4] * 2 * BLOCKS * max(BATCHES))
-    cells = compare(LoopRunner(small_target(), random_heads(), rule=rule), plan, Requests(prompts, 5), blocks=BLOCKS)
+    runner = LoopRunner(small_target(), random_heads(), rule=rule)
+    cells = LiveComparison(runner, plan, Requests(prompts, 5), blocks=BLOCKS).run()
     assert set(judged) == {1, *(1 + cell.tree.nodes for cell in cells)}
     for cell in cells:
         assert cell.measured.step_s == pytest.approx(step_s(cell.batch, cell.tree), rel=1e-9)
@@ -242,7 +237,8 @@ def test_an_interrupted_comparison_equals_an_uninterrupted_one(plan, clock, tmp_
 
     def compared(**more):
         rule = SampleAndMatch(Warp(1.0), seeded_generator(torch.device("cpu"), 3))
-        return compare(LoopRunner(small_target(), random_heads(), rule=rule), plan, requests, blocks=BLOCKS, **more)
+        runner = LoopRunner(small_target(), random_heads(), rule=rule)
+        return LiveComparison(runner, plan, requests, blocks=BLOCKS).run(**more)
 
     def stop(runs):
         nonlocal count
@@ -272,9 +268,10 @@ def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monke
     monkeypatch.setattr(decoder.Decoder, "steps", spied)
     count = 2 * BLOCKS * max(BATCHES)
     runner, requests = LoopRunner(small_target(), random_heads()), Requests(random_prompts([4] * count), 5)
-    compare(runner, plan, requests, blocks=BLOCKS)
-    warmed, blocks = len({way[:2] for way in seen}), runs_in(plan, runner, requests, blocks=1)
-    measured, cuts = seen[warmed:], pieces(plan, runner, requests)
+    live = LiveComparison(runner, plan, requests, blocks=BLOCKS)
+    live.run()
+    warmed, blocks = len({way[:2] for way in seen}), live.runs // BLOCKS
+    measured, cuts = seen[warmed:], live.pieces
     assert len(measured) == blocks * BLOCKS
     assert all(size == count // BLOCKS // cuts[batch][0] for batch, _, size in measured)
     orders = [[way[:2] for way in measured[start : start + blocks]] for start in range(0, len(measured), blocks)]
@@ -302,12 +299,12 @@ def test_refusals(plan):
     with pytest.raises(UsageError, match="11 prompts cannot replay a trace of 12 requests"):
         Requests(prompts[:11], replayed=replayed)
     with pytest.raises(UsageError, match="3 blocks at batch 2 need at least 12 prompts, got 11"):
-        compare(runner, plan, Requests(prompts[:11]), blocks=3)
+        LiveComparison(runner, plan, Requests(prompts[:11]), blocks=3).run()
     shallow = drawn_trace([[0.5]], [9] * 12, depth=1, rng=np.random.default_rng(0))
     with pytest.raises(TraceError, match="the trace records"):
-        compare(runner, plan, Requests(prompts, replayed=shallow), blocks=3)
+        LiveComparison(runner, plan, Requests(prompts, replayed=shallow), blocks=3).run()
     with pytest.raises(ExecutorError, match="context"):
-        compare(runner, plan, Requests(prompts, 600), blocks=3)
+        LiveComparison(runner, plan, Requests(prompts, 600), blocks=3).run()
 
 
 # --- models of a shape

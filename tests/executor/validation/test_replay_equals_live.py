@@ -18,7 +18,7 @@ from executor.recording.record_candidates import candidate_trees
 from executor.recording.teacher_forced import Texts
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import Requests
-from executor.validation import compare
+from executor.validation import LiveComparison
 from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from simulate.validation.predicted_vs_measured import Figures, comparison_record
@@ -205,7 +205,7 @@ def test_validation_measures_what_the_plan_names(models, profile):
     trace = collect(target, heads, [Prompt("x")] * 24, tokens[:24], new_tokens=12, width=12)
     plan = search(trace, profile, batch=(1, 2), max_nodes=7)
     fresh = tokens[24:]
-    cells = compare(LoopRunner(target, heads), plan, Requests(fresh, 12), blocks=2)
+    cells = LiveComparison(LoopRunner(target, heads), plan, Requests(fresh, 12), blocks=2).run()
     assert {c.batch for c in cells} == {1, 2}
     again = collect(target, heads, [Prompt("x")] * 16, fresh, new_tokens=12, width=12)
     for cell in cells:
@@ -222,4 +222,4 @@ def test_validation_measures_what_the_plan_names(models, profile):
     assert record["mean_error"] == pytest.approx(np.mean(errors))
     assert record["max_error"] == pytest.approx(max(errors))
     with pytest.raises(UsageError, match="2 blocks at batch 2 need at least 8 prompts, got 7"):
-        compare(LoopRunner(target, heads), plan, Requests(fresh[:7]), blocks=2)
+        LiveComparison(LoopRunner(target, heads), plan, Requests(fresh[:7]), blocks=2).run()

@@ -14,7 +14,7 @@ from tests.helpers.strategies import assert_equal_traces, trees, with_lengths
 from tests.treeopt.planning.test_search_pipeline import Cost
 from treeopt import search
 from treeopt.comparison.trees_of_size import parse_sizes, sized_trees
-from treeopt.constraints import ContiguousRanks
+from treeopt.constraints import contiguous_ranks
 from treeopt.errors import EngineError, TraceError
 from treeopt.replay.static_tree import accepted_lengths, covers, deepest, replay_tree
 from treeopt.searchers.hydra_growth import grow
@@ -143,4 +143,4 @@ def test_search_grows_trees_of_the_recorded_one():
     assert entry.choice.tree.nodes
     assert all(each.name != "best chain" for each in entry.compared)
     with pytest.raises(EngineError, match="no tree grown from the tree that the trace was recorded with keeps the"):
-        search(without, Cost(), rules=[ContiguousRanks(source="x")])
+        search(without, Cost(), rules=[contiguous_ranks(source="x")])

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from simulate.model_sizes.device_memory import DeviceMemory
-from simulate.model_sizes.drafter_kinds import DrafterShape, no_work
+from simulate.model_sizes.drafter_kinds import DrafterShape, drafter_shape, no_work
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import text_part
 from simulate.model_sizes.layer_weights_and_kv import LayerAttention
@@ -74,6 +74,20 @@ def test_a_drafter_and_states_take_a_quarter_of_the_pool():
         pools.append(256_000 * room / (both.sequence + both.drafted + nodes * both.snapshot))
     assert pools[1] / pools[0] == pytest.approx(1_156_401 / 1_559_405, rel=0.02)
     assert pools == pytest.approx([1_559_405, 1_156_401], rel=0.15)
+
+
+def test_a_module_with_experts_is_held_with_all_of_them():
+    """DeepSeek-V3's MTP module has 11.5 billion weights beside embedding and head: 256 experts, of which 8 are read."""
+    config = MODELS["deepseek-ai/DeepSeek-V3"]
+    target = Shape.from_config(config, as_stored=True)
+    drafter = drafter_shape(config, kind="mtp", target=target)
+    pair, experts, others = 2 * 2 * 7168**2, 256 * 3 * 7168 * 2048, 231e6  # bytes; others: attention, shared expert
+    for degrees, held in (
+        ({}, pair + experts + others),
+        ({"devices": 8}, pair + (experts + others) / 8),
+        ({"devices": 8, "tensor": 1}, pair + experts / 8 + others),
+    ):
+        assert DeviceMemory.of(target, drafter, context=1, **degrees).drafter == pytest.approx(held, rel=0.01)
 
 
 def test_states_of_those_that_run_alone():

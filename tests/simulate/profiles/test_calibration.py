@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.profiles.basis import TERMS, Basis, fit_basis, terms_of
 from simulate.profiles.calibration import ENOUGH, jackknife_plus, profile_of
 from simulate.profiles.measured_cells import Cell, fit_drafting

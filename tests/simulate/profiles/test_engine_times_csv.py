@@ -6,7 +6,7 @@ import pytest
 from simulate.profiles.engine_times_csv import read_times
 from simulate.profiles.profile import load_profile, save_profile
 from tests.helpers.strategies import drawn_trace
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_pipeline import search
@@ -91,7 +91,7 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
     """By hand: tau along the trace over what the engine takes."""
     trace = drawn_trace([[0.8, 0.1], [0.7, 0.2]], [64] * 60, depth=7, rng=np.random.default_rng(1))
     cost = read_times(written(tmp_path / "t.csv", steps()), device=DEVICE, context=(512, 2048))
-    plan = search(trace, cost, batch=BATCHES, rules=(ChainOnly(source="the engine"),), near=0.0)
+    plan = search(trace, cost, batch=BATCHES, rules=(chains_only(source="the engine"),), near=0.0)
     for entry in plan.entries:
         speed = {k: replay_tree(Tree.chain(k), trace).tau / engine_s(entry.batch, k) for k in range(1, 8)}
         assert entry.choice.tree == Tree.chain(entry.choice.tree.depth)

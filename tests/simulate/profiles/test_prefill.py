@@ -1,6 +1,7 @@
 """Prefill: measured by the loop, predicted from sizes, and what runs and servers make of it."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -12,8 +13,9 @@ import pytest
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
 from executor.decoding.request_queue import Step
-from executor.profiling.loop_blocks import PASSES, measure_prefill
-from executor.verification.acceptance_rules import Greedy
+from executor.profiling.loop_blocks import PASSES, LoopBlocks
+from executor.profiling.profile_settings import Measuring
+from executor.runners.loop_runner import LoopRunner
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.profiles.step_tables import Prefill, ladder
 from simulate.roofline.host_overhead import Overheads
@@ -31,7 +33,7 @@ from tests.helpers.strategies import drawn_trace
 from tests.simulate.roofline.test_roofline_model import as_profile
 from tests.simulate.whatif.test_predicted_profile import model
 from tests.treeopt.cli.test_simulate import files as files
-from treeopt.errors import CostError, UsageError
+from treeopt.errors import CostError
 from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
 
@@ -93,10 +95,9 @@ def test_the_loop_takes_prompts_in(monkeypatch):
     monkeypatch.setattr(Rows, "admit", watched)
     monkeypatch.setattr(Decoder, "steps", timed)
     monkeypatch.setattr("executor.profiling.loop_blocks.ENOUGH", 99)
-    how = {"rule": Greedy(), "rng": np.random.default_rng(0)}
-    stream = np.arange(1, 30)
-    with target.keeping_prompts():
-        found = measure_prefill(target, heads, stream, low=3, high=20, rows=6, **how)
+    settings = Measuring(batch=(6,), context=(3, 20))
+    with LoopBlocks(LoopRunner(target, heads), [list(range(1, 30))], settings) as blocks:
+        found = blocks.prefill(math.inf)
     sizes = (3, 4, 8, 16, 20, 40, 80)  # six of 20 are more than enough
     assert found.plain == tuple((n, float(n)) for n in sizes)
     assert found.drafted == tuple((n, 1000.0 + n) for n in sizes)
@@ -115,9 +116,9 @@ def test_kept_prompts_are_read_again_to_be_timed(monkeypatch):
         return fill(self, rows, prompts, *rest)
 
     monkeypatch.setattr(type(target), "_prefill", counted)
-    how = {"rule": Greedy(), "rng": np.random.default_rng(0)}
-    with target.keeping_prompts():
-        measure_prefill(target, random_heads(), np.array([7]), low=9, high=9, rows=2, **how)
+    settings = Measuring(batch=(2,), context=(9,))
+    with LoopBlocks(LoopRunner(target, random_heads()), [[7]], settings) as blocks:
+        blocks.prefill(math.inf)
     assert filled == [8] * 3 * 2 * PASSES
 
 
@@ -132,8 +133,6 @@ def test_prompts_that_join_together_are_read_at_once(piece):
     assert found.done_s.tolist() == [13, 13, 26, 26]
     apart = run(trace, None, profile, prefill_s=prompts + 2.0, **how)
     assert apart.done_s.tolist() == [15, 15, 30, 30]
-    with pytest.raises(UsageError, match="prefill by tokens needs prompt_tokens"):
-        run(trace, None, profile, batch=2, prefill_s=lambda tokens: tokens)
 
 
 def test_a_server_reads_prompts_that_wait_together(files):
@@ -144,8 +143,6 @@ def test_a_server_reads_prompts_that_wait_together(files):
     how = {"rows": 3, "prefill_s": lambda tokens: tokens + 2.0}
     found = serve(trace, work, Switching((None,)), profile, **how).timeline
     assert found.done_s.tolist() == [11, 11 + 14 + 1, 26, 26]
-    with pytest.raises(UsageError, match="prefill by tokens needs prompt_tokens"):
-        serve(trace, replace(work, prompt_tokens=None), Switching((None,)), profile, **how)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.profiles.basis import Basis
 from simulate.profiles.profile import BETWEEN_RUNS, SCHEMA, BatchTimes, Profile, load_profile, save_profile
 from simulate.profiles.step_tables import Growing

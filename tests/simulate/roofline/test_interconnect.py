@@ -9,7 +9,7 @@ from executor.drafters.eagle import eagle_shape
 from executor.drafters.medusa import medusa_shape
 from simulate.model_sizes.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile
 from simulate.roofline.data_sheets import Link, find_hardware, own_hardware, stated_error

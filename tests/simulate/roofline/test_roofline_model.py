@@ -25,7 +25,7 @@ from simulate.whatif.unmeasured_profiles import transfer
 from tests.benchmarks.published_speedups import published_speedups
 from tests.simulate.model_sizes.test_device_memory import sequence, weights
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B
-from tests.simulate.model_sizes.test_mixture_of_experts import MIXTRAL
+from tests.simulate.model_sizes.test_layer_weights_and_kv import MIXTRAL
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.tree import Tree

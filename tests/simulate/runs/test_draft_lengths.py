@@ -28,7 +28,9 @@ def decoding_of(trace, text, *, rows, times=None, survival=None, **rule):
     depth = rule.pop("depth", trace.depth)
     make = partial(length_rule, text, depth=depth, lengths=lambda: [depth] * rows, **rule)
     known = survivals(trace, text, make().depth)[0] if survival is None else survival
-    return LengthDecoding(trace, make, known, PROFILE, rows=rows, pad=True, times=times)
+    decoding = LengthDecoding(trace, make, known, PROFILE, rows=rows, pad=True)
+    decoding.times = times or decoding.times
+    return decoding
 
 
 @settings(deadline=None)

@@ -5,16 +5,16 @@ import pytest
 from simulate.runs.server_load import LOADS, read_running
 from treeopt.errors import UsageError
 
-HISTOGRAM = """# TYPE vllm:iteration_tokens_total histogram
-vllm:iteration_tokens_total_bucket{engine="0",le="1.0"} 10.0
-vllm:iteration_tokens_total_bucket{engine="0",le="8.0"} 30.0
-vllm:iteration_tokens_total_bucket{engine="0",le="+Inf"} 40.0
+HISTOGRAM = """# TYPE x:running_requests histogram
+x:running_requests_bucket{engine="0",le="1.0"} 10.0
+x:running_requests_bucket{engine="0",le="8.0"} 30.0
+x:running_requests_bucket{engine="0",le="+Inf"} 40.0
 """
+TOKENS = HISTOGRAM.replace("x:running_requests", "vllm:iteration_tokens_total")
 FORMS = {
     "requests,share\n4, 1\n0,5\n16,3\n": {4: 0.25, 16: 0.75},
     "vllm:num_requests_running{m='a'} 8.0\nvllm:num_requests_running{m='a'} 2\n": {2: 0.5, 8: 0.5},
-    HISTOGRAM + "vllm:num_requests_running 4\n": {4: 1.0},  # steps that read prompts are in the histogram, too
-    HISTOGRAM + "vllm:num_requests_running 0\n": {1: 0.25, 5: 0.5, 8: 0.25},
+    TOKENS + "vllm:num_requests_running 4\n": {4: 1.0},  # steps that read prompts are in the histogram, too
     "ray_vllm_num_requests_running{ReplicaId='a'} 6\n": {6: 1.0},
     "sglang:num_running_reqs 3\nother 7\n": {3: 1.0},
     HISTOGRAM: {1: 0.25, 5: 0.5, 8: 0.25},
@@ -48,7 +48,7 @@ def test_many_loads_are_joined_to_a_few_with_the_same_mean(tmp_path):
         "requests,share\n1,-1\n2,1\n",
         "requests,time\n1,1\n",
         "vllm:num_requests_running 0\n",
-        HISTOGRAM + 'vllm:spec_decode_num_drafts_total{engine="0"} 12.0\n',  # its tokens are not its requests
+        TOKENS + "vllm:num_requests_running 0\n",  # tokens of prompts and drafts are no requests
     ],
 )
 def test_others_are_refused_with_what_is_wanted(tmp_path, text):

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.runs.run_costs import by_parabolas, price_steps
 from simulate.runs.server import Decoding, Switching, serve_day
-from simulate.runs.server_capacity import LEAST, MOST, NEAR, highest_rate, keeps_up
-from simulate.runs.server_figures import PILING
-from simulate.runs.server_load import draw_requests, poisson
+from simulate.runs.server_load import Load
+from simulate.runs.server_record import LEAST, MOST, NEAR, PILING, highest_rate, keeps_up
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.strategies import drawn_trace
@@ -109,8 +108,8 @@ def test_days_share_their_prices():
 
     decoding = Decoding(trace, Switching((Tree.chain(1), None), (3,), (1,)), Counted(), rows=4)
     for rate in (1.0, 10.0, 100.0):
-        rng = np.random.default_rng(1)
-        served = serve_day(decoding, draw_requests(trace, poisson(50, rate=rate, rng=rng), rng=rng), rows=4)
+        work = Load(requests=50).workload(trace, None, np.random.default_rng(1), rate=rate)
+        served = serve_day(decoding, work, rows=4)
         assert served.requests.done_s == pytest.approx(served.timeline.done_s, rel=1e-12)
     assert len(priced) == len(set(priced)) > 4
 

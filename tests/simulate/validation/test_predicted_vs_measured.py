@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulate.validation.predicted_vs_measured import Comparison, Figures, comparison_record
-from simulate.validation.predictions import ClosedForms
+from simulate.validation.predictions import FormsRecord
 from treeopt.errors import UsageError
 from treeopt.plans import Choice
 from treeopt.statistics import CONFIDENCE, Estimate, ratio, share
@@ -92,8 +92,8 @@ def test_a_run_of_few_requests_strays_as_their_mean_does():
 
 def test_errors_and_those_of_closed_forms():
     cells = [
-        cell(2.0, 1.6, forms=[ClosedForms(leviathan=3.2)]),
-        cell(0.9, 1.0, number=1, forms=[ClosedForms(leviathan=1.5, coral=0.5)]),
+        cell(2.0, 1.6, forms=[FormsRecord(3.2, None)]),
+        cell(0.9, 1.0, number=1, forms=[FormsRecord(1.5, 0.5)]),
     ]
     record = comparison_record(cells)
     assert record["mean_error"] == pytest.approx((0.25 + 0.1) / 2)

@@ -12,7 +12,7 @@ from simulate.paper_formulas import expected_tau
 from simulate.profiles.profile import load_profile
 from simulate.profiles.step_tables import Prefill
 from simulate.validation.predictions import (
-    ClosedForms,
+    FormsRecord,
     Predictions,
     Runs,
     acceptance,
@@ -133,4 +133,4 @@ def test_leviathan_s_cost_ratio_is_the_share_of_drafting():
     tau = expected_tau(alpha=acceptance(replay_tree(tree, a_trace())), gamma=3)
     assert form.leviathan == pytest.approx(tau / (1 + draft_s(tree, COST, batch) / plain))
     assert form.coral is None
-    assert closed_forms(plan)[batch, tree.id] == ClosedForms(None, None)
+    assert closed_forms(plan)[batch, tree.id] == FormsRecord(None, None)

@@ -295,6 +295,20 @@ def test_fit_compares_each_side_at_its_own_best_batch(tmp_path, files):
     assert f"H100 SXM holds {best['most']} sequences of 65536 tokens with this plan, not 16" in warned
 
 
+def test_where_a_tree_does_not_fit_the_fastest_smaller_one_is_planned():
+    """Each drafted token keeps 170 MB of states: six leave room for 14 sequences, one for 48; 93 fit without."""
+    target, figure = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", treeopt.acceptance("0.8,0.62,0.48,0.36,0.28")
+    asked = {"hardware": "h200", "target": target, "kind": "mtp", "batch": (14, 24, 48, 64), "context": (4096,)}
+    found = treeopt.whatif(figure, **asked, fit=True, max_tpot_s=(1.0,))
+    cells = {cell["batch"]: cell for cell in found["cells"]}
+    memory = found.scenarios[0].memory
+    assert all(cell["tree"]["nodes"] >= 1 for cell in cells.values())
+    assert [memory.batch(cells[size]["tree"]["nodes"]) >= size for size in (14, 24, 48, 64)] == [True] * 3 + [False]
+    assert found["limits"][0]["pays_up_to"] == 48
+    assert found["fits"][0]["speculating"]["most"] == 48
+    assert found["cheapest"][0]["plain"]["batch"] == 93
+
+
 def test_a_search_on_times_with_memory_says_what_fits(files, tmp_path):
     """Predicted times at two contexts: their plans say the same, and between them memory is interpolated."""
     asked = ["--context", "1k,8k", "--batch", "1,4", "--max-nodes", "4", "--kv-bytes", "1"]

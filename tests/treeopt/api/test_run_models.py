@@ -1,5 +1,6 @@
-"""Notes on loaded models, and on what is measured with them."""
+"""Notes on loaded models, and on what is measured with them; `auto` as device and number type."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from treeopt.api import profile_steps
-from treeopt.api.run_models import kernel_notes
+from treeopt.api.run_models import Models, kernel_notes
 from treeopt.errors import UsageError
 
 
@@ -34,3 +35,21 @@ def test_a_profile_of_graphs_says_which_policies_it_leaves_out(monkeypatch, capl
         profile_steps.profile("toy", "medusa:3", policies=policies)
     told = [message for message in caplog.messages if "no policy that asks the host" in message]
     assert len(told) == (graphs and policies)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "given", "due"),
+    [
+        (False, {}, ("cpu", "float32")),
+        (True, {}, ("cuda", "saved")),
+        (True, {"random_weights": True}, ("cuda", "bfloat16")),
+        (True, {"device": "cpu"}, ("cpu", "float32")),
+        (True, {"dtype": "float16"}, ("cuda", "float16")),
+        (False, {"dtype": "saved"}, ("cpu", "saved")),
+        (False, {"device": "cuda:1"}, ("cuda:1", "saved")),
+    ],
+)
+def test_the_machine_decides(monkeypatch, cuda, given, due):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    models = Models(target=Path("target"), **given).resolved()
+    assert (models.device, models.dtype) == due

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.command_line import done, refused, run, small_trace
 from treeopt.cli.commands.profile import profile
-from treeopt.cli.options.value_types import Numbers
+from treeopt.cli.options.value_types import numbers
 from treeopt.traces.trace_files import save_trace
 
 
@@ -46,7 +46,7 @@ def assert_parses(command):
     given, rest, _ = profile.make_parser(click.Context(profile)).parse_args(words[2:])
     assert rest == []
     assert all(option.name in given for option in profile.params if option.required)
-    return Numbers().convert(given["batch"], None, None)
+    return numbers().convert(given["batch"], None, None)
 
 
 def test_other_ways_on(small_plan, trace_file, profile_file, tmp_path):

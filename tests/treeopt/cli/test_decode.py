@@ -505,17 +505,11 @@ def test_another_command_is_not_gone_on_with(tiny, tmp_path, more, word):
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"dear diary\n",
-    ],
-)
-def test_other_files_are_not_gone_on_with(tiny, tmp_path, content):
+def test_other_files_are_not_gone_on_with(tiny, tmp_path):
     path = tmp_path / "out.jsonl"
-    path.write_bytes(content)
+    path.write_text("dear diary\n")
     refused(decode(tiny, "--output", path, "--resume"), "--resume", str(path), code=2)
-    assert path.read_bytes() == content
+    assert path.read_text() == "dear diary\n"
 
 
 def test_a_model_that_fails_leaves_whole_records(tiny, tmp_path, monkeypatch):

@@ -1,10 +1,13 @@
-"""Help, version, and the commands as a shell runs them."""
+"""Help, version, the commands as a shell runs them, and what it completes."""
 
 import re
 import sys
 
 import click
+import pytest
 import torch
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
 
 from executor.target.tensor_parallel import leave
 from tests.helpers.command_line import TREEOPT, done, one_line, ran, read_json, refused, run
@@ -95,3 +98,46 @@ def test_a_command_leaves_its_group_of_processes(trace_file, profile_file):
 def test_the_old_name_of_an_option_beside_the_new_one_is_refused():
     both = run("search", "--trace", "absent.npz", "--batch", "1", "--for", "sglang", "--engine", "vllm")
     assert refused(both, "--engine is --for: give it once", code=2)
+
+
+def completed(*words, incomplete=""):
+    shell = ShellComplete(main, {}, "treeopt", "_TREEOPT_COMPLETE")
+    return [item.value for item in shell.get_completions(list(words), incomplete)]
+
+
+def test_commands_and_options_complete():
+    assert completed() == list(COMMANDS)
+    assert completed(incomplete="tra") == ["trace", "train"]
+    assert completed("trace", incomplete="c") == ["collect"]
+    assert completed("search", incomplete="--max-") == ["--max-nodes", "--max-depth", "--max-tpot-ms"]
+    assert "--held-out" in completed("search", incomplete="--")  # an advanced one
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "due"),
+    [
+        (("search", "--for"), "vl", ["vllm"]),
+        (("profile", "--engine"), "o", ["openai", "openvino"]),
+        (("export", "--format"), "sg", ["sglang"]),
+        (("export", "--format", "llama.cpp", "--method"), "draft-e", ["draft-eagle3"]),
+        (("export", "--schedule-bounds"), "u", ["upper"]),
+        (("whatif", "--hardware"), "rtx", ["rtx-4090", "rtx-5090", "rtx-5060-ti", "rtx-pro-6000"]),
+        (("whatif", "--hardware"), "h100,l", ["h100,l40s", "h100,l4"]),
+        (("whatif", "--like"), "A100", ["a100-40", "a100-80"]),
+        (("whatif", "--measured-on"), "mi", ["mi300x", "mi355x"]),
+        (("whatif", "--target"), "8", ["8b", "8"]),
+        (("profile", "--target"), "7", ["70b", "7"]),
+        (("decode", "--drafter"), "prompt", ["prompt-lookup", "prompt"]),
+        (("decode", "--tree"), "medusa/mc", ["medusa/mc_sim_7b_63", "medusa/mc"]),
+        (("train", "--recipe"), "medusa", ["medusa1", "medusa2"]),
+    ],
+)
+def test_names_complete(words, incomplete, due):
+    """Where files may be given too, the last entry asks the shell for them."""
+    assert completed(*words, incomplete=incomplete) == due
+
+
+def test_a_shell_gets_completions():
+    asked = {"_TREEOPT_COMPLETE": "bash_complete", "COMP_WORDS": "treeopt tr", "COMP_CWORD": "1"}
+    result = CliRunner().invoke(main, [], prog_name="treeopt", env=asked)
+    assert result.stdout.splitlines() == ["plain,trace", "plain,train"]

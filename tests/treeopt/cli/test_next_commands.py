@@ -76,9 +76,11 @@ def test_simulate_leads_to_a_search_or_an_export(times, trace_file, profile_file
 
 
 def test_whatif_leads_to_an_export():
-    question = ("--target", "8b", "--kind", "eagle3", "--hardware", "h100", "--batch", 1, "--for", "vllm")
+    """One H100 does not hold the 70B: the plan of four is handed on."""
+    question = ("--target", "70b", "--kind", "eagle3", "--hardware", "h100,4xh100", "--batch", 1, "--for", "vllm")
     asked = ("whatif", "--acceptance", "0.75", *question)
     (command,) = printed(done(*asked).stdout)
+    assert command[1] == "plans/4-x-h100-sxm-512.json"
     done(*asked, "--plans", "plans")
     done(*command)
 

@@ -12,7 +12,7 @@ from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_pr
 from simulate.runs.batch_record import run
 from simulate.runs.run_costs import FREE
 from simulate.runs.server import Switching
-from simulate.runs.server_load import draw_requests, poisson
+from simulate.runs.server_load import Load
 from simulate.runs.timeline import speedup
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
@@ -140,7 +140,7 @@ def test_a_server_of_a_plan(files, tmp_path):
     trace, profile = load_trace(files / "t.npz"), load_profile(files / "p.json")
     switching = Switching.of(plan, switch_s=0.001)
     rng = np.random.default_rng(np.random.SeedSequence(0).spawn(3)[0])
-    work = draw_requests(trace, poisson(60, rate=5, rng=rng), rng=rng)
+    work = Load(requests=60).workload(trace, None, rng, rate=5)
     served = serve(trace, work, switching, profile, rows=4, pad=True)
     assert (
         record["configurations"][0]["first_day"]["running"]

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from tests.helpers.rules import kept, rules
 from treeopt.constraints import (
-    ChainOnly,
     Constraint,
-    ContiguousRanks,
-    DepthAtLeast,
-    DepthAtMost,
-    NodesAtMost,
-    RanksBelow,
     branching,
     broken,
+    chains_only,
+    contiguous_ranks,
+    depth_at_least,
+    depth_at_most,
     joined,
+    nodes_at_most,
     pool,
+    ranks_below,
 )
 from treeopt.tree import Tree
 
@@ -47,14 +47,14 @@ def first_ranks(ranks: list[int]) -> bool:
 
 
 STATEMENTS: dict[Constraint, Callable[[Tree], bool]] = {
-    NodesAtMost(5, SOURCE): lambda tree: len(tree.paths) <= 5,
-    DepthAtLeast(2, SOURCE): lambda tree: tree.nodes == 0 or any(len(path) >= 2 for path in tree.paths),
-    DepthAtMost(2, SOURCE): lambda tree: max(map(len, tree.paths), default=0) <= 2,
-    RanksBelow(2, SOURCE): lambda tree: all(rank < 2 for path in tree.paths for rank in path),
-    ChainOnly(SOURCE): lambda tree: tree == Tree.chain(tree.nodes),
-    ContiguousRanks(SOURCE): lambda tree: all(map(first_ranks, siblings(tree).values())),
+    nodes_at_most(5, SOURCE): lambda tree: len(tree.paths) <= 5,
+    depth_at_least(2, SOURCE): lambda tree: tree.nodes == 0 or any(len(path) >= 2 for path in tree.paths),
+    depth_at_most(2, SOURCE): lambda tree: max(map(len, tree.paths), default=0) <= 2,
+    ranks_below(2, SOURCE): lambda tree: all(rank < 2 for path in tree.paths for rank in path),
+    chains_only(SOURCE): lambda tree: tree == Tree.chain(tree.nodes),
+    contiguous_ranks(SOURCE): lambda tree: all(map(first_ranks, siblings(tree).values())),
 }
-NAMES = [type(rule).__name__ for rule in STATEMENTS]
+NAMES = [rule.name for rule in STATEMENTS]
 
 
 @pytest.mark.parametrize("rule", STATEMENTS, ids=NAMES)
@@ -71,7 +71,7 @@ def test_a_rule_refuses_just_what_breaks_it(rule: Constraint, tree: Tree) -> Non
 def test_a_rule_names_where_it_is_first_broken(rule: Constraint, tree: Tree) -> None:
     """Without the named path and all that come after it the tree breaks the rule no more."""
     reason = rule.check(tree)
-    if reason is None or isinstance(rule, DepthAtLeast):
+    if reason is None or rule.limits.min_depth:
         return
     before = tree.paths[: tree.paths.index(offender(reason))]
     assert rule.check(Tree.from_paths(before)) is None
@@ -118,7 +118,7 @@ def test_pool_ends_where_sglang_fails(width: int, depth: int, largest: int) -> N
 
 
 def test_broken_reports_the_first_rule_and_its_source() -> None:
-    rules = (DepthAtMost(2, source="depth.py"), RanksBelow(2, source="rank.py"))
+    rules = (depth_at_most(2, source="depth.py"), ranks_below(2, source="rank.py"))
     assert broken(Tree.from_paths([(1, 1)]), rules) is None
     assert broken(Tree.from_paths([(2,)]), rules) == "path [2] takes rank 2, ranks must be below 2 (rank.py)"
     both = broken(Tree.from_paths([(2, 0, 0)]), rules)
@@ -126,8 +126,8 @@ def test_broken_reports_the_first_rule_and_its_source() -> None:
 
 
 def test_rules_are_values() -> None:
-    rule = RanksBelow(10, source=SOURCE)
-    assert rule == RanksBelow(10, source=SOURCE)
-    assert len({rule, RanksBelow(10, source=SOURCE), RanksBelow(9, source=SOURCE)}) == 2
+    rule = ranks_below(10, source=SOURCE)
+    assert rule == ranks_below(10, source=SOURCE)
+    assert len({rule, ranks_below(10, source=SOURCE), ranks_below(9, source=SOURCE)}) == 2
     with pytest.raises(FrozenInstanceError):
-        rule.limit = 11  # type: ignore[misc]
+        rule.source = "other"  # type: ignore[misc]

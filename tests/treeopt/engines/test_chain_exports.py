@@ -83,6 +83,8 @@ def test_medusa_would_overflow_beyond_its_heads() -> None:
     with pytest.raises(EngineError, match=r"at most 2 can be drafted .*Medusa#63.*nearest: chain of 2"):
         exported("medusa", plan)
     assert json.loads(exported("medusa", plan, nearest="chain").text) == [[0], [0, 0]]
+    with pytest.raises(EngineError, match="nearest: no chain that the plan compared"):
+        exported("medusa", plan, nearest="chain", heads=1)
     assert len(json.loads(exported("medusa", plan, heads=3).text)) == 3
 
 

@@ -14,6 +14,7 @@ from treeopt.errors import UsageError
 from treeopt.planning.held_out_split import hold_out
 from treeopt.policies import DynamicTree
 from treeopt.searchers.choose_policy import best_policy
+from treeopt.searchers.step_prices import Prices
 from treeopt.storage.user_files import shipped
 from treeopt.traces.trace_files import load_trace
 
@@ -111,6 +112,6 @@ def test_every_beam_of_the_recording_is_tried():
     """The trace holds 8 nodes per level and 5 children of each: engines continue as many as they draft."""
     fit, held = hold_out(TRACE, held_out=0.5, seed=0)
     cannot_run = ENGINES["openvino"].cannot_run
-    found = best_policy(fit, held, CHEAP, kind="eagle2", max_nodes=12, max_depth=3, cannot_run=cannot_run)
+    found = best_policy(fit, held, Prices(CHEAP, 1), kind="eagle2", max_nodes=12, max_depth=3, cannot_run=cannot_run)
     assert {policy.beam for policy, _ in found.tried} == {1, 2, 3, 4, 5}
     assert all(policy.children == policy.beam for policy, _ in found.tried)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from executor.drafters.prompt_lookup.engine_rules import engine_rule
 from treeopt.cli import main
-from treeopt.constraints import DepthAtLeast, broken
+from treeopt.constraints import broken
 from treeopt.engines import ENGINES, GONE, engine_rules
 from treeopt.errors import UsageError
 from treeopt.traces.trace import Trace
@@ -66,10 +66,10 @@ def test_an_engine_that_is_gone_says_what_to_use(name: str) -> None:
 def test_llama_cpp_drops_drafts_that_are_shorter_than_the_match():
     meta = {"drafter": {"kind": "prompt-lookup:llama.cpp", "least": 2}}
     trace = Trace(np.int32([0, 0]), np.int32([0, 1]), np.int16([[0, 0], [0, -2]]), 1, meta=meta)
-    shortest = [rule for rule in engine_rules("llama.cpp", trace) if isinstance(rule, DepthAtLeast)]
-    assert [rule.limit for rule in shortest] == [2]
+    shortest = [rule for rule in engine_rules("llama.cpp", trace) if rule.limits.min_depth]
+    assert [rule.limits.min_depth for rule in shortest] == [2]
     assert broken(Tree.chain(1), shortest) is not None
     assert broken(Tree.chain(2), shortest) is None
-    assert not [rule for rule in engine_rules("vllm", trace) if isinstance(rule, DepthAtLeast)]
+    assert not [rule for rule in engine_rules("vllm", trace) if rule.limits.min_depth]
     assert engine_rule("prompt-lookup:llama.cpp:2-5").least == 2
     assert engine_rule("prompt-lookup:vllm:2-5").least == 1

@@ -26,7 +26,7 @@ from tests.helpers.small_plans import (
 from treeopt.cli.commands.export import export as command
 from treeopt.engines import ENGINES
 from treeopt.errors import EngineError, PlanError, UsageError
-from treeopt.plans import save_plan
+from treeopt.plans import Plan, save_plan
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
 
@@ -147,6 +147,17 @@ def test_every_format_has_a_launch_line(name: str) -> None:
     else:
         assert wanted <= {*words, *(json.loads(result.text).values() if name == "vllm" else ())}
         assert set(shlex.split(result.flags or result.text)) <= set(words)
+
+
+@every_engine
+def test_a_launch_takes_the_devices_that_were_priced(name: str) -> None:
+    """Step times of eight devices were handed to engines that start on one."""
+    for device in ("8 x H200", "8 x H200 tp1ep8", "H200"):
+        plan = Plan(plan_of(entry(1, Tree.chain(5))).entries, {"cost": {"device": device}})
+        result, option = exported(name, plan, batch=1, **NEEDED[name]), ENGINES[name].devices
+        assert result.launch.endswith(f" {option} 8") == bool(option and device == "8 x H200")
+        told = any(note.startswith(f"step times are those of {device}") for note in result.notes)
+        assert told == (device.startswith("8") and not result.launch.endswith(" 8"))
 
 
 def test_choices_of_medusa_are_in_its_lines() -> None:

@@ -13,7 +13,7 @@ from tests.helpers.command_line import done, read_json, refused, run
 from tests.helpers.fake_engine import steps_of
 from tests.helpers.small_plans import BUSHY, entry, plan_of
 from treeopt import registry
-from treeopt.constraints import DepthAtMost, broken
+from treeopt.constraints import broken, depth_at_most
 from treeopt.cost_model import StepShape
 from treeopt.engines import ENGINES, engine_rules
 from treeopt.engines.driver import DriverSettings, EngineStep
@@ -23,7 +23,7 @@ from treeopt.errors import EngineError, UsageError
 from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
-RULE = DepthAtMost(2, source="toy/limits.py")
+RULE = depth_at_most(2, source="toy/limits.py")
 
 
 def write(job: ExportJob) -> Export:

@@ -105,7 +105,7 @@ def test_a_worker_killed_in_the_middle_gives_one_line_and_leaves_nothing():
     with OpenVino(settings(PYTHON, TARGET, arguments=EXACT)) as engine:
         steps = engine.decode(asked(400), draft=0, concurrency=2)
         next(steps)
-        pid = engine._worker.pid
+        pid = engine._worker.process.pid
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineError, match=r"^the OpenVINO GenAI worker was killed by SIGKILL$"):
             list(steps)

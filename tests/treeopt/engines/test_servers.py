@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def pool_of(manner: str, **settings):
     """A pool of servers that behave in this manner, closed at the end."""
-    launch = Launch("fake engine", [sys.executable, fake_engine.__file__, manner])
-    return closing(ServerPool(lambda length: launch, **{"timeout_s": 30} | settings))
+    launch = Launch([sys.executable, fake_engine.__file__, manner])
+    return closing(ServerPool("fake engine", lambda length: launch, **{"timeout_s": 30} | settings))
 
 
 def marked() -> set[int]:
@@ -108,8 +108,8 @@ def test_a_killed_treeopt_leaves_nothing(tmp_path):
         "import sys, time\n"
         "from treeopt.engines.connections.servers import Launch, ServerPool\n"
         "from tests.helpers import fake_engine\n"
-        "launch = Launch('fake engine', [sys.executable, fake_engine.__file__, 'leaves children'])\n"
-        "ServerPool(lambda length: launch, timeout_s=30).server(0)\n"
+        "launch = Launch([sys.executable, fake_engine.__file__, 'leaves children'])\n"
+        "ServerPool('fake engine', lambda length: launch, timeout_s=30).server(0)\n"
         "print('up', flush=True)\n"
         "time.sleep(600)\n"
     )

@@ -4,18 +4,19 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
 from treeopt.engines.connections.step_worker import Waits
-from treeopt.engines.connections.worker_process import WorkerProcess
+from treeopt.engines.connections.worker_driver import WorkerProcess
 from treeopt.errors import EngineError
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 
 
-def child(script: str, grace_s: float = 5.0) -> WorkerProcess:
-    return WorkerProcess([sys.executable, "-I", "-c", script], name="the worker", grace_s=grace_s)
+def child(script: str, grace_s: float = 5.0) -> closing[WorkerProcess]:
+    return closing(WorkerProcess([sys.executable, "-I", "-c", script], name="the worker", grace_s=grace_s))
 
 
 def gone(group: int) -> bool:
@@ -35,9 +36,9 @@ def test_objects_pass_both_ways_and_nothing_is_left():
         worker.send({"a": [1, 2]})
         worker.send({"ä": None})
         assert [worker.receive(10), worker.receive(10)] == [{"a": [1, 2]}, {"ä": None}]
-        assert worker.running
-    assert not worker.running
-    assert gone(worker.pid)
+        assert worker.process.poll() is None
+    assert worker.process.poll() is not None
+    assert gone(worker.process.pid)
 
 
 def test_a_long_order_to_a_child_that_does_not_read_does_not_block():
@@ -45,7 +46,7 @@ def test_a_long_order_to_a_child_that_does_not_read_does_not_block():
         worker.send({"tokens": [1] * 1_000_000})
         with pytest.raises(EngineError, match=r"the worker has not answered for 0\.05 s"):
             worker.receive(0.05)
-    assert gone(worker.pid)
+    assert gone(worker.process.pid)
 
 
 def test_a_program_that_does_not_exist():
@@ -70,7 +71,7 @@ def test_a_child_that_misbehaves_is_named_and_gone(script, message):
         for _ in range(2 if "exited" in message else 1):  # the end is reported again
             with pytest.raises(EngineError, match=f"^the worker .*{message}$"):
                 worker.receive(10)
-    assert gone(worker.pid)
+    assert gone(worker.process.pid)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_a_child_that_misbehaves_is_named_and_gone(script, message):
 def test_nothing_is_left_of_a_child(script):
     with child(script, grace_s=0.05) as worker:
         assert worker.receive(10) == {}
-    assert gone(worker.pid)
+    assert gone(worker.process.pid)
 
 
 def test_time_in_which_other_programs_had_the_processor_is_no_time_of_a_step():

@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.strategies import with_lengths
 from tests.system.test_certificates import DEPTH, NODES, WIDTH, every_tree, kept, shapes, worth
 from tests.treeopt.planning.test_search_pipeline import Cost
-from treeopt.constraints import Constraint, DepthAtLeast, DepthAtMost, RanksBelow, joined
+from treeopt.constraints import Constraint, depth_at_least, depth_at_most, joined, ranks_below
 from treeopt.engines import ENGINES
 from treeopt.errors import EngineError
 from treeopt.planning.evaluator import Judge
@@ -78,9 +78,9 @@ def check_claims(trace: Trace, rules: tuple[Constraint, ...], rng: np.random.Gen
 
 
 MORE: dict[str, tuple[Constraint, ...]] = {
-    "ranks": (RanksBelow(2, "a.py"),),
-    "two levels exactly": (DepthAtLeast(2, "a.py"), DepthAtMost(2, "a.py")),
-    "three levels": (DepthAtLeast(3, "a.py"),),
+    "ranks": (ranks_below(2, "a.py"),),
+    "two levels exactly": (depth_at_least(2, "a.py"), depth_at_most(2, "a.py")),
+    "three levels": (depth_at_least(3, "a.py"),),
 }
 RULES = {name: ENGINES[name].rules for name in ENGINES.limiting()} | MORE
 
@@ -98,7 +98,7 @@ def test_no_tree_contradicts_a_proof_on_many_traces():
     rng = np.random.default_rng(32)
     rules = [RULES[list(RULES)[i % len(RULES)]] for i in range(SLOW)]
     claimed = [check_claims(small_trace(rng), each, rng) for each in rules]
-    enumerated = [not any(isinstance(rule, DepthAtLeast) for rule in each) for each in rules]
+    enumerated = [not any(rule.limits.min_depth for rule in each) for each in rules]
     assert sum(map(bool, claimed)) >= 0.9 * sum(enumerated)
     assert all(claim for claim, whole in zip(claimed, enumerated, strict=True) if whole)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.slow_params import examples, slow_unless
 from tests.helpers.strategies import drawn_trace, traces, with_lengths
-from treeopt.constraints import ChainOnly, DepthAtLeast, DepthAtMost, NodesAtMost, broken
+from treeopt.constraints import broken, chains_only, depth_at_least, depth_at_most, nodes_at_most
 from treeopt.cost_model import CostParts, StepShape, covered_limits
 from treeopt.engines import ENGINES
 from treeopt.errors import CostError, EngineError, InfeasibleError, TraceError, UsageError
@@ -220,7 +220,7 @@ def test_refining_is_not_believed_on_few_requests():
     limits = SearchSettings(max_nodes=31, max_depth=6, near=0.0, solver_work=0.0)
     proposals = Proposals(Judge(fit, held, Cost(draft=0.0), THROUGHPUT), limits, ())
     start = count_prefixes(fit, nodes=31, depth=6).tree(31, 6)
-    better = improve(fit, nodes=31, depth=6).tree
+    better = improve(fit, nodes=31, depth=6)
     assert replay_tree(better, fit).tau > 1.02 * replay_tree(start, fit).tau
     assert replay_tree(better, held).tau < replay_tree(start, held).tau
     assert better not in proposals.trees(1)
@@ -625,7 +625,7 @@ def test_what_an_engine_cannot_run_is_not_chosen(name):
 
 
 def test_the_price_of_a_rule_is_what_the_best_tree_without_it_gains():
-    rule = ChainOnly(source="engine.py")
+    rule = chains_only(source="engine.py")
     (entry,) = search(MIXED, Cost(), max_nodes=31, rules=[rule]).entries
     (best,) = search(MIXED, Cost(), max_nodes=31).entries
     (price,) = entry.prices
@@ -635,7 +635,7 @@ def test_the_price_of_a_rule_is_what_the_best_tree_without_it_gains():
 
 
 def test_rules_that_nothing_keeps_are_named():
-    rules = [NodesAtMost(3, source="a.py"), DepthAtLeast(4, source="b.py")]
+    rules = [nodes_at_most(3, source="a.py"), depth_at_least(4, source="b.py")]
     for method in ("renewal", "hydra"):
         with pytest.raises(EngineError, match=r"no tree .* keeps the rule `.*` \(b.py\) beside"):
             search(MIXED, Cost(), max_nodes=15, method=method, rules=rules)
@@ -651,7 +651,7 @@ def test_the_worst_domain_says_what_it_costs_on_average():
 @pytest.mark.parametrize("objective", [THROUGHPUT, LATENCY])
 def test_prices_compare_trees_that_are_not_refined(objective):
     trace = two_regimes(0.92, 0.3, requests=400)
-    rules = [NodesAtMost(20, source="a.py"), DepthAtMost(4, source="b.py")]
+    rules = [nodes_at_most(20, source="a.py"), depth_at_most(4, source="b.py")]
     found = [
         search(trace, Cost(), max_nodes=31, near=0, objective=objective, method=method, rules=rules).entries[0]
         for method in ("best-first", "renewal")
@@ -757,7 +757,7 @@ def test_forwards_of_one_shape_are_not_given_to_a_policy_that_changes_it():
 
 def test_rules_are_not_overridden_by_a_policy():
     trace, cost = sure_or_not(), Cost(token=0.05)
-    rules = [ChainOnly(source="engine.py")]
+    rules = [chains_only(source="engine.py")]
     for entry in search(trace, cost, batch=(1, 2), max_nodes=16, policies=("eagle2",), rules=rules).entries:
         assert entry.choice.grown is None
         (policy,) = [other for other in entry.compared if other.name == "eagle2"]

@@ -16,8 +16,7 @@ from tests.helpers.strategies import with_lengths
 from tests.treeopt.planning.test_search_pipeline import Cost
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.search_settings import Method, SearchSettings
-from treeopt.planning.tree_candidates import Proposals
-from treeopt.planning.tree_choice import choose
+from treeopt.planning.tree_candidates import Proposals, choose
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import THROUGHPUT
 from treeopt.traces.trace import Trace

@@ -127,6 +127,9 @@ def test_a_plan_as_a_frame():
 
 def test_what_graphs_are_captured_for():
     assert plan_of().captures == ((1, 5), (64, 1))
+    drawn = (Grown("eagle2", {}, nodes=2.4, depth=2.0, policy=policy) for policy in (DynamicTree(7, 2), None))
+    entries = [replace(entry(1, None), choice=replace(plan_of().entries[0].choice, tree=None, grown=g)) for g in drawn]
+    assert [Plan((each,)).captures for each in entries] == [((1, 8),), ((1, 4),)]
     assert plan_of().entries[0].tpot_s == pytest.approx(0.01)
 
 

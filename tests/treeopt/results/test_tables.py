@@ -12,7 +12,7 @@ from hypothesis import given
 from rich.console import Console
 
 from simulate.validation.predicted_vs_measured import Comparison, Figures, comparison_record
-from simulate.validation.predictions import ClosedForms
+from simulate.validation.predictions import FormsRecord
 from tests.helpers.strategies import trace_of, traces
 from treeopt.plans import Choice, Grown, Plan, PlanEntry, Price, Proof, Switch
 from treeopt.results.plan import ENTRY as PLAN_KIND
@@ -235,7 +235,7 @@ def test_no_share_is_shown_beyond_the_width_of_a_trace():
 PREDICTED = Figures(Estimate(2.0, 1.9, 2.1), 0.0200, Estimate(1.50, 1.4, 1.6))
 MEASURED = Figures(Estimate(2.2, 2.0, 2.4), 0.0190, Estimate(1.60, 1.5, 1.7))
 COMPARISONS = [
-    Comparison(4, "chosen tree", TREE, PREDICTED, MEASURED, 1.44, ClosedForms(1.28, 2.4)),
+    Comparison(4, "chosen tree", TREE, PREDICTED, MEASURED, 1.44, FormsRecord(1.28, 2.4)),
     Comparison(8, "best chain", CHAIN, MEASURED, PREDICTED, 0.98),
 ]
 RECORD = {

@@ -157,12 +157,6 @@ def test_nothing_to_find():
         assert frontier.paths == ()
 
 
-@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -1.0], [np.nan, 1.0], [np.inf, 1.0], [1.0]], ids=str)
-def test_weights_that_are_none_are_refused(weights):
-    with pytest.raises(UsageError, match="weights"):
-        count_prefixes(trace_of([[[0], [0]]], width=1), nodes=1, depth=1, weights=np.array(weights))
-
-
 # --- positional tables
 
 

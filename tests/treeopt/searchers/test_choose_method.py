@@ -10,16 +10,16 @@ from tests.helpers.slow_params import examples
 from tests.helpers.strategies import traces
 from tests.treeopt.searchers.test_knapsack import completed
 from treeopt.constraints import (
-    ChainOnly,
     Constraint,
-    ContiguousRanks,
-    DepthAtLeast,
-    NodesAtMost,
-    RanksBelow,
     broken,
+    chains_only,
+    contiguous_ranks,
+    depth_at_least,
     joined,
+    nodes_at_most,
+    ranks_below,
 )
-from treeopt.errors import EngineError, UsageError
+from treeopt.errors import EngineError
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.searchers.choose_method import Fitting, fitting
 from treeopt.tree import Path, Tree
@@ -71,11 +71,11 @@ def test_no_tree_that_keeps_the_rules_is_better(values, chosen, nodes, depth):
 
 FAMILIES: dict[str, list[Constraint]] = {
     "none": [],
-    "ranks": [RanksBelow(2, SOURCE)],
-    "nodes": [NodesAtMost(4, SOURCE)],
-    "chain": [ChainOnly(SOURCE)],
-    "long chain": [ChainOnly(SOURCE), DepthAtLeast(2, SOURCE)],
-    "contiguous": [ContiguousRanks(SOURCE)],
+    "ranks": [ranks_below(2, SOURCE)],
+    "nodes": [nodes_at_most(4, SOURCE)],
+    "chain": [chains_only(SOURCE)],
+    "long chain": [chains_only(SOURCE), depth_at_least(2, SOURCE)],
+    "contiguous": [contiguous_ranks(SOURCE)],
 }
 
 
@@ -114,24 +114,16 @@ def test_without_rules_it_is_the_most_frequent_prefixes(trace, nodes):
 
 def test_the_rule_that_cannot_be_kept_is_named():
     pool = pool_of({(0,): 0.5, (1,): 0.25})
-    rules = [RanksBelow(5, "a.py"), DepthAtLeast(4, "b.py"), ContiguousRanks("c.py")]
+    rules = [ranks_below(5, "a.py"), depth_at_least(4, "b.py"), contiguous_ranks("c.py")]
     with pytest.raises(EngineError) as caught:
         fitting(pool, rules, nodes=7, depth=3)
     assert str(caught.value) == (
         "no tree of at most 7 nodes and depth 3 keeps the rule `depth at least 4` (b.py) beside `ranks below 5`"
     )
-    with pytest.raises(UsageError, match="width"):
-        fitting(pool, [], nodes=3, depth=3, width=0)
 
 
 def test_nodes_without_value_reach_the_depth_that_a_rule_requires():
-    rules = [ChainOnly(SOURCE), DepthAtLeast(3, "a.py")]
+    rules = [chains_only(SOURCE), depth_at_least(3, "a.py")]
     found = fitting(pool_of({(0,): 0.5, (1,): 0.25}), rules, nodes=4, depth=4)
     assert [found.tree(i) for i in range(len(found.tokens))] == [Tree.chain(3)]
     assert (found.tokens.tolist(), found.exact) == ([1.5], True)
-
-
-@pytest.mark.parametrize(("nodes", "depth"), [(0, 1), (1, 0)])
-def test_sizes_without_meaning_are_refused(nodes, depth):
-    with pytest.raises(UsageError, match=f"got {nodes} and {depth}"):
-        fitting(pool_of({(0,): 0.5}), [], nodes=nodes, depth=depth)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import traces, trees
-from treeopt.errors import UsageError
 from treeopt.replay.many_trees import Replayer
 from treeopt.replay.objective import LATENCY, THROUGHPUT
 from treeopt.replay.static_tree import accepted_lengths, visit
@@ -64,8 +63,6 @@ def test_values_that_bar_nodes():
     pool = Tree.from_paths([(0, 0), (1,)])
     found = ClosedParts(pool).fill(np.array([[-np.inf, 1.0, 9.0]]), nodes=3)
     assert found.tolist() == [[False, True, False]]
-    with pytest.raises(UsageError):
-        ClosedParts(pool).fill(np.zeros((1, 3)), nodes=-1)
 
 
 # --- what nodes save

@@ -10,14 +10,14 @@ from tests.helpers.rules import SOURCE, rules
 from tests.helpers.slow_params import examples
 from tests.treeopt.searchers.test_choose_method import possible
 from treeopt.constraints import (
-    ChainOnly,
     Constraint,
-    ContiguousRanks,
-    DepthAtLeast,
-    DepthAtMost,
-    NodesAtMost,
-    RanksBelow,
     broken,
+    chains_only,
+    contiguous_ranks,
+    depth_at_least,
+    depth_at_most,
+    nodes_at_most,
+    ranks_below,
 )
 from treeopt.cost_model import CostParts
 from treeopt.errors import CostError, EngineError
@@ -28,13 +28,13 @@ from treeopt.tree import Path, Tree
 
 FAMILIES: dict[str, list[Constraint]] = {
     "none": [],
-    "ranks": [RanksBelow(2, SOURCE)],
-    "depth": [DepthAtMost(2, SOURCE)],
-    "deep enough": [DepthAtLeast(2, SOURCE)],
-    "chain": [ChainOnly(SOURCE)],
-    "contiguous": [ContiguousRanks(SOURCE)],
-    "nodes": [NodesAtMost(4, SOURCE)],
-    "few ranks, two deep": [DepthAtLeast(2, SOURCE), RanksBelow(3, SOURCE)],
+    "ranks": [ranks_below(2, SOURCE)],
+    "depth": [depth_at_most(2, SOURCE)],
+    "deep enough": [depth_at_least(2, SOURCE)],
+    "chain": [chains_only(SOURCE)],
+    "contiguous": [contiguous_ranks(SOURCE)],
+    "nodes": [nodes_at_most(4, SOURCE)],
+    "few ranks, two deep": [depth_at_least(2, SOURCE), ranks_below(3, SOURCE)],
 }
 
 seconds = st.integers(1, 40).map(lambda n: n / 8)
@@ -75,11 +75,9 @@ def check(values: dict[Path, float], chosen: list[Constraint], parts: CostParts)
     assert broken(found.tree, chosen) is None
     assert found.tokens == pytest.approx(1 + value, rel=1e-12)
     assert found.rate == pytest.approx(rate(found.tree, value, parts), rel=1e-12)
-    assert found.rate == pytest.approx(found.tokens / found.seconds, rel=1e-12)
     assert found.bound >= best * (1 - 1e-12)
     assert found.optimal
     assert found.rate >= best * (1 - 1e-5)
-    assert ("proved optimal" in found.statement) == found.optimal
     return found
 
 
@@ -131,7 +129,6 @@ def test_a_certificate_comes_also_when_the_work_is_cut_short():
     pool, parts = large(), profile_a(stairs=True)
     hurried = refine(pool, parts, [], nodes=63, depth=8, work=1e-9)
     assert not hurried.optimal
-    assert "within" in hurried.statement
     start = fitting(pool, [], nodes=63, depth=8)
     assert hurried.rate == pytest.approx((start.tokens / parts.step_s(start.nodes + 1, start.widths)).max())
     again = [refine(pool, parts, [], nodes=63, depth=8, work=0.1) for _ in range(2)]

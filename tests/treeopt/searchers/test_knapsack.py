@@ -12,7 +12,7 @@ from tests.helpers.rules import kept
 from tests.helpers.slow_params import examples
 from treeopt.constraints import Limits
 from treeopt.errors import TreeError
-from treeopt.searchers.node_pool import Nodes, select
+from treeopt.searchers.choose_method import Nodes, select
 from treeopt.tree import Path, Tree
 
 ORDERS = {"any": Limits(), "contiguous": Limits(contiguous=True)}
@@ -34,8 +34,8 @@ def completed(values: dict[Path, float], limits: Limits) -> dict[Path, float]:
 def test_no_tree_of_any_size_and_depth_is_better(order, values, size, depth):
     limits = ORDERS[order]
     nodes = Nodes.of(pool_of(values), limits, depth=depth)
-    found = select(nodes, limits, size=size, depth=depth)
-    assert found.value.shape == (depth, size + 1)
+    value, taken = select(nodes, limits, size=size, depth=depth)
+    assert value.shape == (depth, size + 1)
     every = completed(values, limits) if limits != Limits() else values
     best = np.full((depth, size + 1), -np.inf)
     for paths in all_trees(list(every), size):
@@ -44,10 +44,10 @@ def test_no_tree_of_any_size_and_depth_is_better(order, values, size, depth):
             total = sum(every[path] for path in paths)
             caps = slice(max(tree.depth, 1) - 1, None)
             best[caps, tree.nodes] = np.maximum(best[caps, tree.nodes], total)
-    np.testing.assert_array_equal(found.value, best)  # sixteenths add up exactly
+    np.testing.assert_array_equal(value, best)  # sixteenths add up exactly
     for cap in range(depth):
         for count in range(size + 1):
-            tree = nodes.tree(found.taken[:, cap, count])
+            tree = nodes.tree(taken[:, cap, count])
             if np.isfinite(best[cap, count]):
                 assert tree.nodes == count
                 assert tree.depth <= cap + 1
@@ -88,8 +88,7 @@ def test_a_pool_that_was_cut_off_says_what_may_be_missing():
 @given(pools(nodes=9), st.integers(1, 6))
 def test_fed_widths_are_those_of_the_trees(values, size):
     nodes = Nodes.of(pool_of(values), Limits(), depth=3)
-    found = select(nodes, Limits(), size=size, depth=3)
-    taken = found.taken.reshape(len(nodes.value), -1)
+    taken = select(nodes, Limits(), size=size, depth=3)[1].reshape(len(nodes.value), -1)
     fed = nodes.fed_widths(taken)
     for column, row in zip(taken.T, fed.tolist(), strict=True):
         due = nodes.tree(column).fed_widths

@@ -12,7 +12,6 @@ from tests.helpers.pools import all_trees
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, trace_of, traces
 from tests.treeopt.searchers.test_best_first import prefixes
-from treeopt.errors import UsageError
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, WORST_DOMAIN
 from treeopt.replay.static_tree import replay_tree
 from treeopt.searchers.best_first import count_prefixes
@@ -22,6 +21,11 @@ from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 small = traces(requests=(1, 3), length=7, depth=3, width=3)
+
+
+def improved(trace, **words):
+    """The counts of the improved tree."""
+    return replay_tree(improve(trace, **words), trace)
 
 
 def averaged(trace: Trace, nodes: int, depth: int) -> float:
@@ -49,13 +53,10 @@ def test_never_below_the_position_averaged_tree(trace, nodes, depth, name):
     objective = OBJECTIVES[name]
     found = improve(trace, nodes=nodes, depth=depth, objective=objective)
     average = count_prefixes(trace, nodes=nodes, depth=depth).tree(nodes, depth)
-    tokens = objective.tokens(found.counts.steps, trace)
+    tokens = objective.tokens(replay_tree(found, trace).steps, trace)
     assert tokens >= objective.tokens(replay_tree(average, trace).steps, trace) * (1 - 1e-12)
-    assert found.tree.nodes <= nodes
-    assert found.tree.depth <= min(depth, trace.depth)
-    again = replay_tree(found.tree, trace)
-    assert found.counts.steps.tolist() == again.steps.tolist()
-    assert found.counts.committed.tolist() == again.committed.tolist()
+    assert found.nodes <= nodes
+    assert found.depth <= min(depth, trace.depth)
 
 
 @given(traces(length=25), st.integers(0, 12), st.integers(0, 4))
@@ -63,28 +64,23 @@ def test_never_below_the_position_averaged_tree(trace, nodes, depth, name):
 def test_a_replayer_made_for_larger_trees_serves_smaller_ones(trace, nodes, depth):
     replayer = ready(trace, nodes=12, depth=4)
     found = improve(trace, nodes=nodes, depth=depth, replayer=replayer)
-    assert found.counts.tau >= averaged(trace, nodes, depth)
-    assert found.tree.nodes <= nodes
-    assert found.tree.depth <= min(depth, trace.depth)
+    assert replay_tree(found, trace).tau >= averaged(trace, nodes, depth)
+    assert found.nodes <= nodes
+    assert found.depth <= min(depth, trace.depth)
     for cap in range(1, 5):
         assert replayer.chosen(count_prefixes(trace, nodes=12, depth=cap).tree(nodes, cap)) is not None
 
 
-def test_a_replayer_of_another_trace_is_refused():
-    with pytest.raises(UsageError, match="must be made for the given trace"):
-        improve(two_regimes(0), nodes=1, depth=1, replayer=ready(two_regimes(0), nodes=1, depth=1))
-
-
 def test_effort_bounds_the_work():
     trace = two_regimes(2)
-    taus = [improve(trace, nodes=15, depth=8, effort=effort).counts.tau for effort in (0.0, 1e-3, 1.0)]
+    taus = [improved(trace, nodes=15, depth=8, effort=effort).tau for effort in (0.0, 1e-3, 1.0)]
     assert averaged(trace, 15, 8) <= taus[0] <= taus[1] <= taus[2]
     assert taus[0] < taus[2]
 
 
 def test_the_worst_domain_gains_what_the_others_lose():
     trace = with_domains(two_regimes(4))
-    common, fair = (improve(trace, nodes=15, depth=8, objective=each).counts for each in (THROUGHPUT, WORST_DOMAIN))
+    common, fair = (improved(trace, nodes=15, depth=8, objective=each) for each in (THROUGHPUT, WORST_DOMAIN))
     assert WORST_DOMAIN.tokens(fair.steps, trace) > 1.02 * WORST_DOMAIN.tokens(common.steps, trace)
     assert common.tau > fair.tau
 
@@ -94,8 +90,7 @@ def test_the_worst_domain_gains_what_the_others_lose():
 def test_never_above_the_best_of_all_trees(trace):
     some = all_trees(list(prefixes(trace)), 5)  # nodes that no anchor follows never match
     best = max(replay_tree(Tree.from_paths(paths), trace).tau for paths in some)
-    found = improve(trace, nodes=5, depth=trace.depth)
-    assert averaged(trace, 5, trace.depth) <= found.counts.tau <= best
+    assert averaged(trace, 5, trace.depth) <= improved(trace, nodes=5, depth=trace.depth).tau <= best
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -103,7 +98,7 @@ def test_never_above_the_best_of_all_trees(trace):
 def test_strictly_better_where_requests_differ(seed, nodes):
     # tree_search.md §3.4 finds 3-5 % for a tree of this kind; seeds are fixed, so the margin is a fact.
     trace = two_regimes(seed)
-    found = improve(trace, nodes=nodes, depth=8).counts.tau
+    found = improved(trace, nodes=nodes, depth=8).tau
     assert found > 1.015 * averaged(trace, nodes, 8)
 
 
@@ -135,12 +130,6 @@ def test_the_walk_takes_the_harmonic_mean_of_the_regimes():
     assert sum(expected) / 2 > 1.1 * harmonic  # what averaging over positions would promise
 
 
-@pytest.mark.parametrize(("nodes", "depth"), [(-1, 1), (1, -1)])
-def test_negative_sizes_are_refused(nodes, depth):
-    with pytest.raises(UsageError):
-        improve(trace_of([[[0]]], width=1), nodes=nodes, depth=depth)
-
-
 def test_nothing_to_improve():
     missed = trace_of([[[-1, -1], [-1, -2]]], width=1)
-    assert improve(missed, nodes=5, depth=2).tree == Tree.chain(0)
+    assert improve(missed, nodes=5, depth=2) == Tree.chain(0)

@@ -13,13 +13,12 @@ from scipy.optimize import isotonic_regression
 from tests.benchmarks.bench_small_data import accepted, difficult_trace, estimators
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import trace_of, traces, with_lengths
-from treeopt.errors import UsageError
 from treeopt.searchers.best_first import (
     KINDS,
     PRIOR,
     TRIED,
     UNKNOWN,
-    BackOff,
+    back_off_shares,
     count_prefixes,
     falling,
     fit_strength,
@@ -141,12 +140,6 @@ def test_without_shrinking_counts_are_what_they_were(trace):
             assert shrunk[path] == pytest.approx(value, rel=1e-6)
 
 
-@pytest.mark.parametrize("shrink", [-1.0, np.nan, np.inf])
-def test_shrinking_by_nonsense_is_refused(shrink):
-    with pytest.raises(UsageError, match="shrink must be 0 or more"):
-        count_prefixes(trace_of([[[0]]], width=1), nodes=1, depth=1, shrink=shrink)
-
-
 # --- the back-off
 
 
@@ -158,7 +151,7 @@ def test_falling_values_are_the_isotonic_regression(values):
 
 @given(traces(depth=4, width=4))
 def test_shares_fall_with_the_rank_and_add_up_to_at_most_one(trace):
-    share = BackOff.of(trace.rank, depth=trace.depth, width=trace.width).share
+    share = back_off_shares(trace.rank, depth=trace.depth, width=trace.width)
     assert share.shape == (trace.depth, KINDS, trace.width)
     assert (np.diff(share) <= 0).all()
     assert (share > 0).all()

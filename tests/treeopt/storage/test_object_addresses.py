@@ -10,8 +10,7 @@ from tests.helpers.command_line import done, refused, run
 from tests.helpers.command_line import trace_file as trace_file
 from treeopt.errors import TraceError, visible
 from treeopt.plans import load_plan
-from treeopt.storage.object_addresses import address_of
-from treeopt.storage.user_files import read_bytes, whole
+from treeopt.storage.user_files import address_of, read_bytes, whole
 from treeopt.traces.trace_files import load_trace, save_trace
 
 
@@ -52,7 +51,7 @@ def test_a_service_that_breaks_off_leaves_no_object(memory, tmp_path, monkeypatc
         goal.write(b"half")
         raise RuntimeError("reset: https://host/x?X-Amz-Signature=secret")
 
-    monkeypatch.setattr("treeopt.storage.object_addresses.shutil.copyfileobj", broken)
+    monkeypatch.setattr("treeopt.storage.user_files.shutil.copyfileobj", broken)
     for address in ("memory://bucket/x", f"file://{tmp_path}/x"):
         with (
             pytest.raises(OSError, match=r"RuntimeError: reset: https://host/x: '") as caught,

@@ -291,6 +291,7 @@ BAD = [
     ("rank", changed("rank", (1, 1), -2), r"rank\[1, 1\] must be -1 or more .*, found -2"),
     ("rank", changed("rank", (3, 1), 0), r"rank\[3, 1\] must be -2 .*, found 0"),
     ("accept", changed("accept", (2, 1, 0), np.nan), r"accept\[2, 1, 0\] must be in \[0, 1\], found nan"),
+    ("confidence", changed("confidence", (1, 0), 1.5), r"confidence\[1, 0\] must be in \[0, 1\], found 1\.5"),
     ("accept", changed("accept", (2, 1), [0.3, 0.8]), r"accept\[2, 1\] must sum to at most 1"),
     ("draft_entropy", changed("draft_entropy", (1, 1), -1), r"draft_entropy\[1, 1\] must be 0 or more and finite"),
     ("domain", np.int16([0, 2]), r"domain\[1\] must be an index of the 2 `domain_names`, found 2"),

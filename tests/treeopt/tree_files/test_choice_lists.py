@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from executor.checkpoints.tensors.find_tensor_files import read_saved
 from tests.helpers.strategies import rank_paths, trees
-from treeopt.cli.options.value_types import Static, load_tree
+from treeopt.cli.options.value_types import STATIC, load_tree
 from treeopt.errors import ExecutorError, TreeError
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import published_trees, read_tree, tree_of
@@ -236,7 +236,7 @@ def test_saved_values_are_read_as_numpy(tmp_path):
 def test_the_command_line_takes_files(tmp_path, caplog):
     (tmp_path / "choices.py").write_text(CHOICES)
     torch.save(growmap_of(Tree.full(2, 2)), tmp_path / "map.pt")
-    convert = Static().convert
+    convert = STATIC.convert
     caplog.set_level("INFO", "treeopt")
     assert convert(f"{tmp_path}/choices.py:stage2", None, None) == Tree.from_paths([(0, 0), (1,)])
     assert convert(f"{tmp_path}/map.pt", None, None) == Tree.full(2, 2)

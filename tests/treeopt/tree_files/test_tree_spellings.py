@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.strategies import trees
-from treeopt.cli.options.value_types import NamedTree, Static
+from treeopt.cli.options.value_types import NAMED_TREE, STATIC
 from treeopt.errors import TreeError
 from treeopt.tree import EMPTY, Tree
 from treeopt.tree_files.choice_lists import holds_a_tree, named_tree, published_trees, read_tree
@@ -83,7 +83,7 @@ def test_a_file_and_the_command_line_take_any_spelling(tmp_path: Path, spelling:
         (tmp_path / f"tree{suffix}").write_text(PLAIN[spelling])
         assert read_tree(tmp_path / f"tree{suffix}").tree == TREE
     if spelling != "leaves":  # there a list that lacks parents has them, as before
-        assert Static().convert(PLAIN[spelling], None, None) == TREE
+        assert STATIC.convert(PLAIN[spelling], None, None) == TREE
 
 
 def refused(tmp_path: Path, text: str, message: str) -> None:
@@ -93,7 +93,7 @@ def refused(tmp_path: Path, text: str, message: str) -> None:
         with pytest.raises(TreeError, match=message):
             read_tree(tmp_path / f"tree{suffix}")
     with pytest.raises(click.UsageError, match=message) as caught:
-        Static().convert(text, None, None)
+        STATIC.convert(text, None, None)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
 
@@ -137,21 +137,21 @@ def test_other_changes_do_not_matter(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["[]", "()", " []\n", '"[]"'])
 def test_the_empty_list_is_no_speculation_at_every_door(tmp_path: Path, text: str) -> None:
-    assert Static().convert(text, None, None) == EMPTY
-    assert NamedTree().convert(text, None, None) == (text, EMPTY)
+    assert STATIC.convert(text, None, None) == EMPTY
+    assert NAMED_TREE.convert(text, None, None) == (text, EMPTY)
     for suffix in (".txt", ".py", ".json", ".yaml"):
         (tmp_path / f"tree{suffix}").write_text(text)
         assert read_tree(tmp_path / f"tree{suffix}").tree == EMPTY
-        assert Static().convert(str(tmp_path / f"tree{suffix}"), None, None) == EMPTY
-        assert NamedTree().convert(str(tmp_path / f"tree{suffix}"), None, None)[1] == EMPTY
+        assert STATIC.convert(str(tmp_path / f"tree{suffix}"), None, None) == EMPTY
+        assert NAMED_TREE.convert(str(tmp_path / f"tree{suffix}"), None, None)[1] == EMPTY
 
 
 @pytest.mark.parametrize("given", [LISTS, TUPLES])
 def test_trees_to_compare_with_are_spelled_alike(given: str) -> None:
-    assert NamedTree().convert(given, None, None) == (given, TREE)
-    assert NamedTree().convert(YAML["block lists"], None, None)[1] == TREE
+    assert NAMED_TREE.convert(given, None, None) == (given, TREE)
+    assert NAMED_TREE.convert(YAML["block lists"], None, None)[1] == TREE
     name = "medusa/mc_sim_7b_63"
-    assert NamedTree().convert(name, None, None) == (name, published_trees()[name])
+    assert NAMED_TREE.convert(name, None, None) == (name, published_trees()[name])
 
 
 @pytest.mark.parametrize("spelling", YAML)
@@ -167,8 +167,8 @@ def test_yaml_is_read(tmp_path: Path, spelling: str, suffix: str) -> None:
     st.sampled_from(["{}", "t = {}", '--tree="{}"', '{{"a": {{"eagle_choices": "{}"}}}}']),
 )
 def test_every_tree_survives_every_form(tree: Tree, form: str) -> None:
-    assert Static().convert(form.format(list(tree.paths)), None, None) == tree
-    assert Static().convert(form.format([list(path) for path in tree.paths]), None, None) == tree
+    assert STATIC.convert(form.format(list(tree.paths)), None, None) == tree
+    assert STATIC.convert(form.format([list(path) for path in tree.paths]), None, None) == tree
 
 
 def test_names_lead_to_trees_at_any_depth(tmp_path: Path) -> None:

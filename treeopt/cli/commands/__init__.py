@@ -20,24 +20,7 @@
 * `whatif`: the best tree on devices, batch sizes and contexts that were not measured.
 """
 
-# Name of a command -> module that holds it, as an attribute of the same name.
-COMMANDS = {
-    "search": "treeopt.cli.commands.search",
-    "decode": "treeopt.cli.commands.decode",
-    "export": "treeopt.cli.commands.export",
-    "trace": "treeopt.cli.commands.trace",
-    "profile": "treeopt.cli.commands.profile",
-    "times": "treeopt.cli.commands.times",
-    "simulate": "treeopt.cli.commands.simulate",
-    "verdict": "treeopt.cli.commands.verdict",
-    "whatif": "treeopt.cli.commands.whatif",
-    "models": "treeopt.cli.commands.models",
-    "compare": "treeopt.cli.commands.compare",
-    "tune": "treeopt.cli.commands.tune",
-    "validate": "treeopt.cli.commands.validate",
-    "watch": "treeopt.cli.commands.watch",
-    "train": "treeopt.cli.commands.train",
-    "report": "treeopt.cli.commands.report",
-    "explore": "treeopt.cli.commands.explore",
-    "doctor": "treeopt.cli.commands.doctor",
-}
+NAMES = """search decode export trace profile times simulate verdict whatif models compare tune validate watch train
+    report explore doctor"""
+# Name of a command -> module that holds it, as an attribute of the same name; in the order of the main job.
+COMMANDS = {name: f"treeopt.cli.commands.{name}" for name in NAMES.split()}

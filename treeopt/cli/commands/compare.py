@@ -9,7 +9,7 @@ from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import options_of
-from treeopt.cli.options.trace_or_figure import FIGURE, LENGTH, Figure, options_of_source
+from treeopt.cli.options.trace_or_figure import FIGURE, FIGURE_TYPE, LENGTH, LENGTH_TYPE, options_of_source
 from treeopt.comparison.compare_drafters import CompareSettings
 from treeopt.traces.trace import Trace
 
@@ -26,8 +26,8 @@ EXAMPLES = examples(
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
 @click.argument("traces", type=general.FOLDER, nargs=-1)
-@click.option("--acceptance", "figures", type=Figure(), multiple=True, help=f"{FIGURE} May be given several times.")
-@click.option("--accepted-length", "lengths", type=Figure(length=True), multiple=True, help=LENGTH)
+@click.option("--acceptance", "figures", type=FIGURE_TYPE, multiple=True, help=f"{FIGURE} May be given several times.")
+@click.option("--accepted-length", "lengths", type=LENGTH_TYPE, multiple=True, help=LENGTH)
 @click.option(
     "--profile",
     "profiles",

@@ -8,7 +8,7 @@ import click
 from treeopt.api.compare_traces import names_of_figures
 from treeopt.cli.options import general
 from treeopt.cli.options.help_sections import Command, examples
-from treeopt.cli.options.trace_or_figure import FIGURE, LENGTH, Figure
+from treeopt.cli.options.trace_or_figure import FIGURE, FIGURE_TYPE, LENGTH, LENGTH_TYPE
 from treeopt.traces.trace import Trace
 from treeopt.traces.trace_files import save_trace
 
@@ -26,8 +26,8 @@ EXAMPLES = examples(
     multiple=True,
     help="A trace to choose from; may be given several times. Default: the shipped traces.",
 )
-@click.option("--acceptance", "figures", type=Figure(), multiple=True, help=f"{FIGURE} May be given several times.")
-@click.option("--accepted-length", "lengths", type=Figure(length=True), multiple=True, help=LENGTH)
+@click.option("--acceptance", "figures", type=FIGURE_TYPE, multiple=True, help=f"{FIGURE} May be given several times.")
+@click.option("--accepted-length", "lengths", type=LENGTH_TYPE, multiple=True, help=LENGTH)
 @click.option(
     "--profile",
     "profiles",

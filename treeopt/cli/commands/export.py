@@ -14,14 +14,12 @@ from treeopt.cli.options.settings_options import setup_options
 from treeopt.cli.options.value_types import EngineName, Whole
 from treeopt.comparison.mismatch_warnings import model_warnings, plan_rule_warnings
 from treeopt.engines import ENGINES
-from treeopt.engines.export import Export
 from treeopt.errors import TraceError, visible
-from treeopt.plans import Plan, load_plan
+from treeopt.plans import load_plan
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.storage.hub_models import HUB
 from treeopt.storage.provenance import look
 from treeopt.storage.user_files import write_text
-from treeopt.traces.trace import Trace
 from treeopt.traces.trace_files import load_trace
 
 SECTIONS = {
@@ -114,7 +112,9 @@ def export(
         given["file"] = str(output)
     loaded = load_plan(plan)
     if replay is not None:
-        given["replay"] = _replayed(replay, loaded)
+        given["replay"] = replayed = with_drawn_ranks(load_trace(replay), 0)
+        warn(model_warnings("plan and trace", look(loaded.meta, "trace"), replayed.meta))
+        warn(plan_rule_warnings(loaded, replayed.meta))
     try:
         result = ENGINES[engine].export(loaded, **given)
     except TraceError as error:
@@ -128,22 +128,9 @@ def export(
         click.echo(visible(result.script if output is None else result.launch, lines=True))
     elif output is None:
         click.echo(visible(result.text, lines=True))
-    _explain(result, loaded, launched=launch)
-
-
-def _explain(result: Export, plan: Plan, *, launched: bool) -> None:
-    """Print to stderr what the text does not hold; a launch line holds flags and environment itself."""
     for name, value in (("flags", result.flags), ("environment", result.environment)):
-        if value and not launched:
+        if value and not launch:  # a launch line holds them itself
             printing.say(f"{name}: {value}")
-    printing.warn(plan.warnings)
+    printing.warn(loaded.warnings)
     for note in result.notes:
         printing.say(f"note: {note}")
-
-
-def _replayed(path: Path, plan: Plan) -> Trace:
-    """Return the trace whose acceptance the engine reproduces, with ranks; warn if the plan is of other models."""
-    trace = with_drawn_ranks(load_trace(path), 0)
-    warn(model_warnings("plan and trace", look(plan.meta, "trace"), trace.meta))
-    warn(plan_rule_warnings(plan, trace.meta))
-    return trace

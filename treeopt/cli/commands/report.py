@@ -1,8 +1,6 @@
 """`treeopt report`: results that other commands wrote, as one HTML page."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -10,9 +8,6 @@ from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.errors import TreeoptError, UsageError, visible
 from treeopt.storage.user_files import is_special, write_text
-
-if TYPE_CHECKING:
-    from treeopt.report.html_page import Problem
 
 ENDINGS = (".html", ".htm")
 
@@ -40,7 +35,7 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, pl
         raise UsageError(f"--output {output}: a page ends in {' or '.join(ENDINGS)}; name such a file")
     output_files.check_output(output, force=force)
     from treeopt.api.report_files import report_page
-    from treeopt.report.html_page import as_html
+    from treeopt.report.html_page import KINDS, as_html
 
     page = report_page(files, title=title.strip() or "treeopt", plots=plots)
     if page.findings:
@@ -49,18 +44,9 @@ def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, pl
         printing.say(f"{results} written to {output}")
     for note in page.notes:
         printing.say(note)
-    if page.problems:
-        kind = TreeoptError if page.findings else UsageError
-        raise kind(_unread(page.problems))
-
-
-def _unread(problems: "Sequence[Problem]") -> str:
-    """Print why each of several files could not be read, and return the error; that of a single file names it."""
-    from treeopt.report.html_page import KINDS
-
-    lines = [f"{problem.file}: {problem.reason}" for problem in problems]
-    if len(lines) == 1:
-        return lines[0]
-    for line in lines:
+    lines = [f"{problem.file}: {problem.reason}" for problem in page.problems]
+    for line in lines if len(lines) > 1 else ():
         click.echo(visible(" ".join(line.split())), err=True)
-    return f"{len(lines)} files could not be read. {KINDS}"
+    if lines:
+        kind = TreeoptError if page.findings else UsageError
+        raise kind(lines[0] if len(lines) == 1 else f"{len(lines)} files could not be read. {KINDS}")

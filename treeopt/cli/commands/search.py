@@ -10,7 +10,7 @@ from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.trace_or_figure import trace_source
-from treeopt.cli.options.value_types import LIMITING, NamedTree
+from treeopt.cli.options.value_types import LIMITING, NAMED_TREE
 from treeopt.planning.search_pipeline import baselines
 from treeopt.plans import to_json
 from treeopt.traces.trace import Trace
@@ -38,7 +38,7 @@ EXAMPLES = examples(
 @click.option(
     "--compare",
     "compared",
-    type=NamedTree(),
+    type=NAMED_TREE,
     multiple=True,
     help="Also judge this tree: rank paths, FILE[:NAME] with these or a growmap, or the name of a published tree; may "
     "be given several times.",

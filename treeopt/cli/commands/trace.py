@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import click
-from click.shell_completion import CompletionItem
 from click_didyoumean import DYMGroup
 
 from treeopt.acceptance_rule_entries import takes_chains_only
@@ -21,7 +20,7 @@ from treeopt.api.record_trace import CollectSettings
 from treeopt.cli.options import general, output_files, printing
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.settings_options import MODELS, options_of, setup_options
-from treeopt.cli.options.value_types import Dynamic, EntryName, Numbers, Real, Tokens, Whole, numbers_text
+from treeopt.cli.options.value_types import EntryName, Real, Text, Tokens, Whole, dynamic, files, numbers, numbers_text
 from treeopt.defaults import INFO_NODES
 from treeopt.errors import TraceError, TreeoptError, UsageError, counted
 from treeopt.planning.learning_curve import learning_curves
@@ -50,27 +49,18 @@ WAIT_S = 10.0  # longest wait for a connection, and for the next piece of an ans
 TOTAL_S = 60.0  # longest time of a whole answer
 
 
-class TextSource(click.ParamType):  # type: ignore[type-arg]
-    """A file, `-` for standard input, or an address that begins with http:// or https://."""
+def _source(text: str) -> Path | str:
+    """Return a file, or the text of what is none: `-` for standard input, an address of http:// or https://."""
+    scheme, mark, _ = text.partition("://")
+    if mark and scheme.isalnum() and scheme.lower() not in SCHEMES:
+        raise ValueError(
+            f"{shown(text)}: an address begins with http:// or https://, not {scheme}://: save what it holds to a "
+            "file, or pipe it in as -"
+        )
+    return text if text == "-" or text.lower().startswith(("http://", "https://")) else Path(text)
 
-    name = "source"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
-        """Return a path, or the text of what is no file."""
-        text = str(value)
-        scheme, mark, _ = text.partition("://")
-        if mark and scheme.isalnum() and scheme.lower() not in SCHEMES:
-            self.fail(
-                f"{shown(text)}: an address begins with http:// or https://, not {scheme}://: save what it holds to a "
-                "file, or pipe it in as -",
-                param,
-                ctx,
-            )
-        return text if text == "-" or text.lower().startswith(("http://", "https://")) else Path(text)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return files."""
-        return [CompletionItem(incomplete, type="file")]
+SOURCE = Text("source", _source, Path, complete=files)
 
 
 @contextmanager
@@ -173,7 +163,7 @@ IMPORT_EXAMPLES = examples(
 
 
 @click.command("import", cls=Command, sections=IMPORT_SECTIONS, epilog=IMPORT_EXAMPLES)
-@click.argument("source", type=TextSource())
+@click.argument("source", type=SOURCE)
 @click.option(
     "--format",
     "kind",
@@ -187,7 +177,7 @@ IMPORT_EXAMPLES = examples(
 @click.option("--steps", type=Whole(min=1), help=meaning("steps"))
 @click.option("--column", type=click.Choice(COLUMNS), help=meaning("column"))
 @click.option("--depth", type=click.IntRange(1, MAX_DEPTH), help=meaning("depth"))
-@click.option("--before", type=TextSource(), help=meaning("before"))
+@click.option("--before", type=SOURCE, help=meaning("before"))
 @click.option("--model", help=meaning("model"))
 @click.option("--uneven", is_flag=True, default=None, help=meaning("uneven"))
 @click.option("--requests", type=Whole(min=1), help=meaning("requests"))
@@ -240,7 +230,7 @@ COLLECT_SECTIONS = {
 @click.command(cls=Command, sections=COLLECT_SECTIONS, epilog=COLLECT_EXAMPLES)
 @options_of(
     CollectSettings,
-    types={**MODELS, "candidates": Dynamic(nodes=1, min_probability=0.0)},
+    types={**MODELS, "candidates": dynamic(nodes=1, min_probability=0.0)},
     without=("random_weights", "texts", "prompt_tokens"),
     required=("prompts",),
 )
@@ -342,7 +332,7 @@ INFO_EXAMPLES = examples(
 )
 @click.option(
     "--nodes",
-    type=Numbers("tree sizes"),
+    type=numbers("tree sizes"),
     default=numbers_text(INFO_NODES),
     show_default=True,
     help="Tree sizes (nodes) to give advice about.",

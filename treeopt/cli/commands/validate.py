@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -13,6 +12,7 @@ from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import MODELS, options_of, setup_options
 from treeopt.cli.options.trace_or_figure import options_of_source
+from treeopt.cli.options.value_types import Text
 from treeopt.errors import UsageError
 from treeopt.storage import work_file
 from treeopt.traces.trace_files import load_trace
@@ -45,32 +45,31 @@ def _profile(settings: ValidateSettings) -> str:
 
 def _search(settings: ValidateSettings) -> str:
     """Return the command that writes the plan of the trace; empty without a trace."""
-    trace, profile = settings.trace, settings.profile
+    trace, profile = settings.sources.trace, settings.sources.profile
     if not isinstance(trace, Path):
         return ""
     named = options_of_source(trace, load_trace(trace).meta, profile if isinstance(profile, Path) else None)
-    return f"treeopt search {named} --batch {','.join(map(str, settings.batch)) or '1,4'} --output plan.json"
+    return f"treeopt search {named} --batch {','.join(map(str, settings.sources.batch)) or '1,4'} --output plan.json"
 
 
-class Acceptance(click.ParamType):  # type: ignore[type-arg]
-    """`live`, or the trace whose acceptance is replayed: `replay:TRACE.npz`."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | None:
-        """Return the trace; None for `live`."""
-        if value == "live":
-            return None
-        if not str(value).startswith(REPLAY) or value == REPLAY:
-            raise UsageError(f"--acceptance must be live or {REPLAY}TRACE.npz, got {value}")
-        return Path(value.removeprefix(REPLAY))
+def _acceptance(text: str) -> Path | None:
+    """Return the trace whose acceptance is replayed, `replay:TRACE.npz`; None for `live`."""
+    if text == "live":
+        return None
+    if not text.startswith(REPLAY) or text == REPLAY:
+        raise UsageError(f"--acceptance must be live or {REPLAY}TRACE.npz, got {text}")
+    return Path(text.removeprefix(REPLAY))
 
 
-TYPES = {**MODELS, **dict.fromkeys(("plan", "trace", "profile"), general.FILE), "replay": Acceptance()}
+TYPES = {
+    **MODELS,
+    **dict.fromkeys(("plan", "trace", "profile"), general.FILE),
+    "replay": Text("text", _acceptance, Path),
+}
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
-@options_of(ValidateSettings, types=TYPES, without=("texts",))
+@options_of(ValidateSettings, types={**TYPES, "replay": Text("text", _acceptance, Path)}, without=("texts",))
 @setup_options()
 @output_files.result_options("comparison")
 @general.force
@@ -91,18 +90,20 @@ def validate(settings: ValidateSettings, files: ResultFiles, *, force: bool) -> 
     """
     output = files.output
     work = None if output is None else work_file.beside(output)
-    written = settings.plan is not None or settings.trace is not None
-    if output and settings.predictions is None and written:
+    sources = settings.sources
+    written = sources.plan is not None or sources.trace is not None
+    if output and sources.predictions is None and written:
         settings = settings.changed(predictions=output.with_suffix(".predictions.json"))
-    reads = {"acceptance": settings.replay, "predictions": None if written else settings.predictions}
+        sources = settings.sources
+    reads = {"acceptance": sources.replay, "predictions": None if written else sources.predictions}
     files.check(reads=reads, force=force)
     if written:  # predictions of a validation that resumes are made again
         resumed = work is not None and work.exists()
-        output_files.check_output(settings.predictions, "--predictions", reads=reads, force=force or resumed)
+        output_files.check_output(sources.predictions, "--predictions", reads=reads, force=force or resumed)
     record = validate_plan.validate(settings=settings, work=work, progress=printing.progress)
     if not printing.is_main_process():
         return
-    plan = None if settings.plan is None else str(settings.plan)
+    plan = None if sources.plan is None else str(sources.plan)
     files.give("validation", record, plan=plan, profile=_profile(settings), search=_search(settings))
     if work is not None:
         work.unlink(missing_ok=True)

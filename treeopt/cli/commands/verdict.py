@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from simulate.runs.simulate_settings import VerdictSettings
-from treeopt.api import give_verdict
+from treeopt.api import simulate_requests
 from treeopt.cli.options import general, output_files
 from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
@@ -38,6 +38,6 @@ def verdict(trace_file: Path | Trace, profile_file: Path | None, settings: Verdi
     """
     files.check()
     output_files.check_output(settings.cost_table, "--cost-table")
-    record = give_verdict.verdict(trace_file, profile_file, settings=settings)
+    record = simulate_requests.verdict(trace_file, profile_file, settings=settings)
     source = options_of_source(trace_file, record["meta"]["trace"], profile_file)
     files.give("verdict", record, trace=None if settings.arms else source)  # `simulate` takes no arms

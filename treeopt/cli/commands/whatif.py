@@ -1,8 +1,8 @@
 """`treeopt whatif`: the best tree on devices, batch sizes and contexts that were not measured."""
 
 import math
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -15,7 +15,7 @@ from treeopt.cli.options.help_sections import Command, examples
 from treeopt.cli.options.output_files import ResultFiles
 from treeopt.cli.options.settings_options import options_of
 from treeopt.cli.options.trace_or_figure import trace_source
-from treeopt.cli.options.value_types import Devices, EngineName, Model
+from treeopt.cli.options.value_types import DEVICE, DEVICES, EngineName, Model, Text
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
 from treeopt.plans import SCHEMA as PLAN
@@ -39,52 +39,42 @@ EXAMPLES = examples(
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-class NamedNumbers(click.ParamType):  # type: ignore[type-arg]
-    """Numbers by name, such as `params=117e9,active=5.1e9` or `h100=2.5,l40s=0.9`."""
+def _named_numbers(text: str, example: str) -> dict[str, float]:
+    """Return numbers by name.
 
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the numbers by name.
-
-        >>> NamedNumbers().convert("params=8e9, kv_bytes=131072", None, None)
-        {'params': 8000000000.0, 'kv_bytes': 131072.0}
-        """
-        numbers: dict[str, float] = {}
-        for part in str(value).split(","):
-            name, _, text = (word.strip() for word in part.partition("="))
-            try:
-                number = float(text)
-            except ValueError:
-                number = math.nan
-            if not name or not math.isfinite(number) or name in numbers:
-                example = "params=8e9" if param is None or param.name == "sizes" else "h100=2.5"
-                said = f"{part.strip()!r:.80} is not NAME=NUMBER with a name of its own, such as {example}"
-                self.fail(said, param, ctx)
-            numbers[name] = number
-        return numbers
-
-
-class Pair(click.ParamType):  # type: ignore[type-arg]
-    """Two numbers such as `20,25`."""
-
-    name, whole = "text", True
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the two numbers."""
+    >>> _named_numbers("params=8e9, kv_bytes=131072", "params=8e9")
+    {'params': 8000000000.0, 'kv_bytes': 131072.0}
+    """
+    numbers: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = (word.strip() for word in part.partition("="))
         try:
-            return tuple(map(float, value.split(","))) if isinstance(value, str) else value
+            value = float(number)
         except ValueError:
-            self.fail(f"{value!r:.80} is not two numbers such as 20,25", param, ctx)
+            value = math.nan
+        if not name or not math.isfinite(value) or name in numbers:
+            form = "is not NAME=NUMBER with a name of its own, such as"
+            raise ValueError(f"{part.strip()!r:.80} {form} {example}")
+        numbers[name] = value
+    return numbers
+
+
+def _pair(text: str) -> tuple[float, ...]:
+    """Return the two numbers of such as `20,25`."""
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise ValueError(f"{text!r:.80} is not two numbers such as 20,25") from None
 
 
 TYPES = {
     **dict.fromkeys(("target", "drafter"), Model()),
-    **dict.fromkeys(("measured_on", "like"), Devices()),
-    "hardware": Devices(several=True),
+    **dict.fromkeys(("measured_on", "like"), DEVICE),
+    "hardware": DEVICES,
     "profile": general.FILE,
-    **dict.fromkeys(("prices", "sizes"), NamedNumbers()),
-    **dict.fromkeys(("link", "data_sheet"), Pair()),
+    "prices": Text("text", partial(_named_numbers, example="h100=2.5"), dict),
+    "sizes": Text("text", partial(_named_numbers, example="params=8e9"), dict),
+    **dict.fromkeys(("link", "data_sheet"), Text("text", _pair, tuple, whole=True)),
     "engine": EngineName(ENGINES.limiting, versions=True),
 }
 

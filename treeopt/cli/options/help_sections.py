@@ -41,7 +41,11 @@ class Command(cloup.Command):
         settings["params"] = [*settings.get("params", ()), general.quiet()]
         options = [param for param in settings["params"] if isinstance(param, click.Option)]
         for option in options:
-            _name_choices(option)
+            if isinstance(option.type, click.Choice) and option.metavar is None:
+                choices = [str(choice) for choice in option.type.choices]
+                if len("|".join(choices)) > WIDEST:  # too many for the column of names
+                    option.metavar = "NAME"
+                    option.help = f"{option.help} One of {', '.join(choices)}."
         by_name = {option.name: option for option in options}
         for heading, names in sections.items():
             group = cloup.OptionGroup(heading)
@@ -107,15 +111,6 @@ class Command(cloup.Command):
             else:
                 rows = ["" if line == "\b" else f"  {line}"]
             formatter.write("".join(f"{row}\n" for row in rows))
-
-
-def _name_choices(option: click.Option) -> None:
-    """Move the choices of an option into its help text where they are too many for the column of names."""
-    if isinstance(option.type, click.Choice) and option.metavar is None:
-        choices = [str(choice) for choice in option.type.choices]
-        if len("|".join(choices)) > WIDEST:
-            option.metavar = "NAME"
-            option.help = f"{option.help} One of {', '.join(choices)}."
 
 
 def _help_all() -> click.Option:

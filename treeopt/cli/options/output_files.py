@@ -16,27 +16,14 @@ import click
 from treeopt.cli.options import general, printing
 from treeopt.errors import UsageError
 from treeopt.registry import load
-from treeopt.storage.object_addresses import address_of, copy_object
 from treeopt.storage.table_files import save_table
-from treeopt.storage.user_files import is_special, open_regular, real_path
+from treeopt.storage.user_files import address_of, copy_object, is_special, open_regular, real_path
 
 if TYPE_CHECKING:
     from treeopt.results.kinds import ResultKind
 
 # Parameters that name what is written; others are read.
-WRITTEN = (
-    "output",
-    "rest",
-    "predictions",
-    "parts",
-    "write_setup",
-    "plans",
-    "tables",
-    "table_file",
-    "cost_table",
-    "textfile",
-    "state",
-)
+WRITTEN = "output rest predictions parts write_setup plans tables table_file cost_table textfile state"
 NOTHING: Mapping[str, Path | None] = {}
 # Schema of a file that takes minutes of a machine -> the word for it.
 COSTLY = {"profile": "a profile", "validation": "a validation", "decode": "decoded texts"}
@@ -125,7 +112,7 @@ def _read() -> Iterator[tuple[str, Path]]:
     """Yield the files that the command reads, by the words for them."""
     context = click.get_current_context(silent=True)
     for name, value in ({} if context is None else context.params).items():
-        if name not in WRITTEN:
+        if name not in WRITTEN.split():
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, Path):
                     yield name.removesuffix("_file").replace("_", " "), item
@@ -152,13 +139,9 @@ class ResultFiles:
         check_output(self.table, "--table", reads=reads, force=force)
 
     def give(self, kind: str, value: Any, *, json_text: str = "", **beside: Any) -> None:
-        """Write a result to its files, and print it.
+        """Write a result of a kind of `RESULTS` to its files, and print it; `beside`: see `ResultKind`.
 
-        Args:
-            kind: the kind of result, a name of `RESULTS`.
-            value: the result.
-            json_text: the result as JSON, where it is no JSON value itself.
-            beside: what is known beside it; see `ResultKind`.
+        `json_text` is the result as JSON, where it is no JSON value itself.
         """
         entry: ResultKind = load(f"treeopt.results.{kind}:ENTRY")
         if self.output is not None:

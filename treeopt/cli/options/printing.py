@@ -77,13 +77,7 @@ def _on_stderr(text: str) -> None:
 
 
 def show(kind: "ResultKind | str", value: Any, **beside: Any) -> None:
-    """Print a result on stdout, with its details if --verbose asks for them.
-
-    Args:
-        kind: the kind of result, or its name in `RESULTS`; its module is imported alone.
-        value: the result.
-        beside: what is known beside it, such as files; see `ResultKind`.
-    """
+    """Print a result of a kind, or of its name, with details if --verbose asks; `beside`: see `ResultKind`."""
     from treeopt.terminal import print_blocks
 
     entry: ResultKind = load(f"treeopt.results.{kind}:ENTRY") if isinstance(kind, str) else kind

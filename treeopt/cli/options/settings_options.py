@@ -10,53 +10,25 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_origin
 
 import click
 
 from treeopt.api.run_models import Models
 from treeopt.api.runners import EngineSetup
-from treeopt.cli.options.value_types import (
-    Address,
-    Duration,
-    Dynamic,
-    EngineName,
-    EntryName,
-    Model,
-    Names,
-    Numbers,
-    Real,
-    Static,
-    Tokens,
-    Whole,
-    numbers_text,
-)
+from treeopt.cli.options.value_types import ADDRESS, EngineName, Model, item_of, numbers_text, type_of
 from treeopt.engines import ENGINES
 from treeopt.errors import UsageError
-from treeopt.policies import Policy
-from treeopt.registry import Registry
 from treeopt.settings import Settings, bare_type, meaning_of, option_of, settings_of
-from treeopt.storage.object_addresses import address_of
 from treeopt.storage.user_files import read_text, write_text
-from treeopt.tree import Tree
 
 Decorator = Callable[[Any], Any]
 BY_MEANING: Mapping[str, Any] = {}
 MODELS: Mapping[str, Any] = {
     **dict.fromkeys(("target", "drafter"), Model()),
-    "urls": Address(),
+    "urls": ADDRESS,
     "engine": EngineName(ENGINES.driven),
 }
-
-
-class LocalFolder(click.Path):
-    """A file or folder of this machine, where a folder may be made."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuse addresses of objects, which have no folders."""
-        if address_of(value) is not None:
-            self.fail("must be on this machine: addresses are for single files", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 def options_of(
@@ -75,11 +47,15 @@ def options_of(
         required: fields that must be given on the command line, although they have a default.
     """
     own = [each for each in settings_of(kind) if meaning_of(each).option != "" and each.name not in without]
+    scales = {each.name: scale for each in own if (scale := meaning_of(each).scale) != 1}
 
     def decorate(command: Any) -> Any:
         @wraps(command)
         def asked(**values: Any) -> Any:
-            fields = {each.name: _scaled(values.pop(each.name), meaning_of(each).scale) for each in own}
+            fields = {each.name: values.pop(each.name) for each in own}
+            for name, scale in scales.items():  # an option's value in the unit of its field
+                value = fields[name]
+                fields[name] = tuple(v * scale for v in value) if isinstance(value, tuple) else value and value * scale
             return command(settings=kind.of(fields), **values)
 
         for each in reversed(own):
@@ -87,13 +63,6 @@ def options_of(
         return asked
 
     return decorate
-
-
-def _scaled(value: Any, scale: float) -> Any:
-    """Return an option's value in the unit of its field."""
-    if value is None or scale == 1:
-        return value
-    return tuple(number * scale for number in value) if isinstance(value, tuple) else value * scale
 
 
 def _option(each: "Field[Any]", type_: Any, *, required: bool) -> Decorator:
@@ -109,43 +78,8 @@ def _option(each: "Field[Any]", type_: Any, *, required: bool) -> Decorator:
         default: Any = each.default
         settings["default"] = numbers_text(default) if default and kind == tuple[int, ...] else default
         settings["show_default"] = default not in (None, (), "", frozenset())
-    several = get_origin(kind) is tuple and _item(kind) is not int and not getattr(type_, "whole", False)
-    return click.option(*names, type=type_ or _type(each, kind), multiple=several, **settings)
-
-
-def _item(kind: Any) -> Any:
-    """Return the type of the items of a tuple, or the type itself.
-
-    >>> _item(tuple[int, ...]), _item(str)
-    (<class 'int'>, <class 'str'>)
-    """
-    return get_args(kind)[0] if get_origin(kind) is tuple else kind
-
-
-def _type(each: "Field[Any]", kind: Any) -> Any:
-    """Return how the text of an option is read."""
-    meaning, item = meaning_of(each), _item(kind)
-    if get_origin(item) is Literal:
-        return click.Choice(get_args(item))
-    if get_origin(kind) is frozenset:
-        return Names(meaning.names(), meaning.form)
-    if isinstance(meaning.choices, Registry):
-        return EntryName(meaning.choices, otherwise=meaning.otherwise)
-    if names := meaning.names():
-        return click.Choice(names)
-    if item is int and get_origin(kind) is tuple:
-        return Numbers(meaning.form or "batch sizes")
-    if item is int:
-        least, most = (None if limit is None else int(limit) for limit in (meaning.least, meaning.most))
-        return (Tokens if meaning.form == "tokens" else Whole)(min=least, max=most)
-    if item is float:
-        if meaning.form == "duration":
-            return Duration()
-        low, high = (limit and limit / meaning.scale for limit in (meaning.lowest, meaning.highest))
-        return Real(low, high, min_open=meaning.above is not None, max_open=meaning.below is not None)
-    if item is Path:
-        return LocalFolder(path_type=Path) if meaning.form == "folder" else click.Path(path_type=Path, dir_okay=False)
-    return {Tree: Static(), Policy: Dynamic()}.get(item, click.STRING)
+    several = get_origin(kind) is tuple and item_of(kind) is not int and not getattr(type_, "whole", False)
+    return click.option(*names, type=type_ or type_of(each, kind), multiple=several, **settings)
 
 
 # Field -> its key.
@@ -215,8 +149,10 @@ def setup_options(*, renamed: Mapping[str, str] = NAMES) -> Callable[[Any], Any]
         def asked(**values: Any) -> Any:
             path, params = values.pop(WRITTEN), click.get_current_context().params
             if path is not None:
-                given = {name: params[renamed.get(name, name)] for name in KEYS if renamed.get(name, name) in params}
-                write_text(path, setup_text(_changed(given, renamed)))
+                defaults = {option.name: option.default for option in click.get_current_context().command.params}
+                names = {name: own for name in KEYS if (own := renamed.get(name, name)) in params}
+                changed = {name: params[own] for name, own in names.items() if params[own] != defaults[own]}
+                write_text(path, setup_text(changed))
             return command(**values)
 
         for option in (
@@ -241,9 +177,3 @@ def setup_options(*, renamed: Mapping[str, str] = NAMES) -> Callable[[Any], Any]
         return asked
 
     return decorate
-
-
-def _changed(values: Mapping[str, Any], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values that differ from their options' defaults."""
-    defaults = {option.name: option.default for option in click.get_current_context().command.params}
-    return {name: value for name, value in values.items() if value != defaults.get(renamed.get(name, name))}

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from treeopt.cli.options import general
+from treeopt.cli.options.value_types import Text, items
 from treeopt.errors import CostError, UsageError
+from treeopt.registry import load
 from treeopt.storage.provenance import from_figure
 from treeopt.traces.trace import Trace
 
@@ -21,27 +22,14 @@ FIGURE = (
 LENGTH = "Accepted length in place of a trace: 3.2@5 is 3.2 tokens per step, bonus counted, of 5 draft tokens."
 
 
-class Figure(click.ParamType):  # type: ignore[type-arg]
-    """A figure of acceptance, or an accepted length; completed to the names of published curves."""
-
-    def __init__(self, *, length: bool = False) -> None:
-        """Take an accepted length, or a figure of acceptance."""
-        self.name, self.length = "length@K" if length else "figure", length
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the trace that the figure stands for."""
-        from treeopt.traces.importers.acceptance_curves import acceptance
-
-        if isinstance(value, Trace):
-            return value
-        return acceptance(accepted_length=value) if self.length else acceptance(value)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the names of published curves."""
-        from treeopt.traces.importers.acceptance_curves import published_acceptance
-
-        names = [] if self.length else list(published_acceptance())
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+CURVES = "treeopt.traces.importers.acceptance_curves:"
+FIGURE_TYPE = Text(
+    "figure",
+    lambda text: load(f"{CURVES}acceptance")(text),
+    Trace,
+    complete=lambda text: items(load(f"{CURVES}published_acceptance")(), text),
+)
+LENGTH_TYPE = Text("length@K", lambda text: load(f"{CURVES}acceptance")(accepted_length=text), Trace)
 
 
 def options_of_source(source: Path | Trace, meta: Any, profile: Path | None = None) -> str:
@@ -87,8 +75,8 @@ def trace_source(kind: click.Path, text: str, *, times: str = "") -> Callable[[C
 
         for option in (
             *([profile] if times else []),
-            click.option("--accepted-length", type=Figure(length=True), help=LENGTH),
-            click.option("--acceptance", type=Figure(), help=FIGURE),
+            click.option("--accepted-length", type=LENGTH_TYPE, help=LENGTH),
+            click.option("--acceptance", type=FIGURE_TYPE, help=FIGURE),
             click.option("--trace", "trace_file", type=kind, help=text),
         ):
             call = option(call)

@@ -4,8 +4,9 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import Field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import click
 from click.shell_completion import CompletionItem
@@ -13,11 +14,13 @@ from click.shell_completion import CompletionItem
 from treeopt.api.file_loading import load_tree
 from treeopt.engines import ENGINES, GONE, replacement
 from treeopt.errors import TreeError, TreeoptError, UsageError
-from treeopt.policies import DynamicTree, OptTree
+from treeopt.policies import DynamicTree, OptTree, Policy
 from treeopt.policies.policy import setting_names
 from treeopt.registry import Registry
+from treeopt.settings import meaning_of
 from treeopt.storage.json_records import LARGEST_NUMBER
 from treeopt.storage.table_files import check_table_file
+from treeopt.storage.user_files import address_of
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import holds_a_tree, named_tree, published_trees
 from treeopt.tree_files.tree_text import value_in_text
@@ -83,82 +86,109 @@ def count(text: str) -> int:
     return int(digits) * unit
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]  # which click takes from 8.4 on
-    """A time above 0 in seconds, or such as 90s, 15m or 1h."""
+class Text(click.ParamType):  # type: ignore[type-arg]  # which click takes from 8.4 on
+    """A text that a function reads."""
 
-    name = "time"
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[str], Any],
+        made: Any,
+        *,
+        complete: Callable[[str], list[CompletionItem]] = lambda text: [],
+        whole: bool = False,
+    ) -> None:
+        """Take a function that reads texts.
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds."""
-        text = str(value).strip()
-        scale = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
+        Args:
+            name: of the value in help texts.
+            read: returns the value of a text; raises ValueError with what is wrong.
+            made: the class of its values; those that are given, such as defaults, stay.
+            complete: returns what a shell offers for the beginning of a text.
+            whole: one text holds all values of a field.
+        """
+        self.name, self.read, self.made, self.complete, self.whole = name, read, made, complete, whole
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value."""
         try:
-            seconds = float(text[:-1] if scale else text) * (scale or 1)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < math.inf:
-            self.fail(f"{text[:40]!r} is not a time such as 900, 15m or 1h", param, ctx)
-        return seconds
+            return value if isinstance(value, self.made) else self.read(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return what begins as typed."""
+        return self.complete(incomplete)
 
 
-class Numbers(click.ParamType):  # type: ignore[type-arg]  # which click takes from 8.4 on
-    """Whole numbers such as `1,2,8`, `512,8k` (k: 1024) or `1-64`, which doubles from 1 to 64."""
+def files(incomplete: str) -> list[CompletionItem]:
+    """Return the completion by files."""
+    return [CompletionItem(incomplete, type="file")]
 
-    name = "sizes"
 
-    def __init__(self, noun: str = "batch sizes") -> None:
-        """Name the numbers for errors."""
-        self.noun = noun
+def items(names: Iterable[str], incomplete: str, *, prefix: str = "") -> list[CompletionItem]:
+    """Return the completions of a text by names."""
+    return [CompletionItem(prefix + name) for name in names if name.lower().startswith(incomplete.lower())]
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Return the numbers and ranges between commas, each once."""
-        if isinstance(value, tuple):
-            return value
-        numbers: list[int] = []
+
+def _duration(text: str) -> float:
+    """Return the seconds of a time above 0, in seconds or such as 90s, 15m or 1h."""
+    text = text.strip()
+    scale = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
+    try:
+        seconds = float(text[:-1] if scale else text) * (scale or 1)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{text[:40]!r} is not a time such as 900, 15m or 1h")
+    return seconds
+
+
+DURATION = Text("time", _duration, float)
+
+
+def numbers(noun: str = "batch sizes") -> Text:
+    """Return the type of whole numbers such as `1,2,8`, `512,8k` (k: 1024) or `1-64`, which doubles; each once."""
+
+    def read(text: str) -> tuple[int, ...]:
+        found: list[int] = []
         try:
-            for part in str(value).split(","):
+            for part in text.split(","):
                 first, dash, last = part.partition("-")
-                numbers += _doubled(_number(first), _number(last)) if dash else [_number(first)]
+                found += _doubled(_number(first), _number(last)) if dash else [_number(first)]
         except ValueError:
             form = f"whole numbers in 1..{LARGEST} such as 1,2,8 or 512,8k or 1-64"
-            self.fail(f"{value!r} is not a list of {self.noun}, {form}", param, ctx)
-        return tuple(dict.fromkeys(numbers))
+            raise ValueError(f"{text!r} is not a list of {noun}, {form}") from None
+        return tuple(dict.fromkeys(found))
+
+    return Text("sizes", read, tuple)
 
 
-class Address(click.ParamType):  # type: ignore[type-arg]
-    """A server's address with the draft length that it runs, such as `3=http://127.0.0.1:8000`."""
-
-    name = "k=url"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, str]:
-        """Return the draft length and the address."""
-        if isinstance(value, tuple):
-            return value
-        length, equals, url = str(value).partition("=")
-        if not equals or not (length.isascii() and length.isdigit()) or len(length) > 3:
-            self.fail(f"{value!r} must be like 3=http://127.0.0.1:8000, the draft length and the address", param, ctx)
-        return int(length), url
+def _address(text: str) -> tuple[int, str]:
+    """Return the draft length of a server and its address."""
+    length, equals, url = text.partition("=")
+    if not equals or not (length.isascii() and length.isdigit()) or len(length) > 3:
+        raise ValueError(f"{text!r} must be like 3=http://127.0.0.1:8000, the draft length and the address")
+    return int(length), url
 
 
-class Names(click.ParamType):  # type: ignore[type-arg]
-    """Names between commas, each of them one of several."""
+ADDRESS = Text("k=url", _address, tuple)
 
-    def __init__(self, choices: Collection[str], noun: str) -> None:
-        """Take these names; the noun stands for them in help texts."""
-        self.choices, self.name = choices, noun
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[str]:
-        """Return the names."""
-        if isinstance(value, frozenset):
-            return value
-        names = frozenset(name.strip() for name in str(value).split(",") if name.strip())
-        if unknown := sorted(names - set(self.choices)):
-            self.fail(f"{unknown[0]!r} is none of {', '.join(self.choices)}", param, ctx)
+def names_of(choices: Collection[str], noun: str) -> Text:
+    """Return the type of names between commas, each of them a choice; the noun stands for them in help texts."""
+
+    def read(text: str) -> frozenset[str]:
+        names = frozenset(name.strip() for name in text.split(",") if name.strip())
+        if unknown := sorted(names - set(choices)):
+            raise ValueError(f"{unknown[0]!r} is none of {', '.join(choices)}")
         return names
+
+    return Text(noun, read, frozenset)
 
 
 def numbers_text(numbers: tuple[int, ...]) -> str:
-    """Return numbers as `Numbers` reads them, for defaults.
+    """Return numbers as `numbers` reads them, for defaults.
 
     >>> numbers_text((1, 2, 4))
     '1,2,4'
@@ -213,26 +243,7 @@ class Model(click.Path):
 
         kinds = [kind.name for kind in DRAFTERS.values() if kind.named]
         names = kinds if param.name == "drafter" else [*SHAPES, *known_models()]
-        return [*_items(names, incomplete), CompletionItem(incomplete, type="file")]
-
-
-class Devices(click.ParamType):  # type: ignore[type-arg]
-    """The name of a device; or several between commas, such as `h100,4xh100`."""
-
-    name = "text"
-
-    def __init__(self, *, several: bool = False) -> None:
-        """Take one name, or several between commas."""
-        self.several = self.whole = several
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the name, or the names."""
-        return tuple(value.split(",")) if self.several and isinstance(value, str) else value
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return devices whose names begin as the last one that was typed."""
-        before, comma, last = incomplete.rpartition(",") if self.several else ("", "", incomplete)
-        return _items(device_names(), last, prefix=before + comma)
+        return [*items(names, incomplete), *files(incomplete)]
 
 
 class EntryName(click.Choice):  # type: ignore[type-arg]
@@ -308,109 +319,117 @@ def device_names() -> list[str]:
     ]
 
 
-def _items(names: Iterable[str], incomplete: str, *, prefix: str = "") -> list[CompletionItem]:
-    return [CompletionItem(prefix + name) for name in names if name.lower().startswith(incomplete.lower())]
+def _devices(incomplete: str) -> list[CompletionItem]:
+    """Return devices whose names begin as the last one that was typed."""
+    before, comma, last = incomplete.rpartition(",")
+    return items(device_names(), last, prefix=before + comma)
 
 
+DEVICE = Text("text", str, str, complete=lambda text: items(device_names(), text))
+DEVICES = Text("text", lambda text: tuple(text.split(",")), tuple, complete=_devices, whole=True)
 SETTINGS = {kind: setting_names(kind) for kind in (DynamicTree, OptTree)}
 SPELLED = frozenset("[({\n")  # characters of a tree that is given itself: of lists, and of YAML over several lines
 
 
-class TreeFile(click.ParamType):  # type: ignore[type-arg]
-    """A tree in a file, FILE or FILE:NAME."""
+def static_tree(text: str) -> Tree:
+    """Return the tree of `5`, `[[0,0],[1]]`, `[(0,), (1,)]`, `FILE`, `FILE:NAME` or `medusa/mc_sim_7b_63`.
 
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tree:
-        """Return the tree of such as `choices.py:mc_sim_7b_63`, or the only tree of a file."""
-        if isinstance(value, Tree):
-            return value
-        path, _, name = value.rpartition(":")
-        whole = os.path.exists(value) or not path
-        try:
-            return load_tree(Path(value)) if whole else load_tree(Path(path), name=name)
-        except TreeoptError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Static(click.ParamType):  # type: ignore[type-arg]
-    """A static tree: the length of a chain, rank paths, a file of them, or the name of a published tree."""
-
-    name = "tree"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the published trees that begin as typed, and files."""
-        names = [CompletionItem(name) for name in published_trees() if name.startswith(incomplete)]
-        return [*names, CompletionItem(incomplete, type="file")]
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tree:
-        """Return the tree of `5`, `[[0,0],[1]]`, `[(0,), (1,)]`, `FILE`, `FILE:NAME` or `medusa/mc_sim_7b_63`.
-
-        Whatever a file may hold may also be given itself: an assignment, an option, an engine's configuration.
-        """
-        if isinstance(value, Tree):
-            return value
-        try:
-            content = json.loads(value)
-        except (ValueError, RecursionError):
-            if any(os.path.isfile(word) for word in (value, value.rpartition(":")[0])):
-                return TreeFile().convert(value, param, ctx)
-            if value in published_trees():
-                return published_trees()[value]
-            if not set(value) & SPELLED:
-                forms = "the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published tree"
-                self.fail(f"{value[:80]!r} is neither {forms} ({', '.join(published_trees())})", param, ctx)
-            content = ""
-        try:
-            if type(content) is int:
-                return Tree.chain(content)
-            text, suffix = (content or value, "") if isinstance(content, str) else (value, ".json")
-            content = value_in_text(text, suffix, fits=holds_a_tree)
-            return named_tree(content).tree
-        except (TreeError, TypeError) as error:
-            self.fail(f"{value[:80]!r}: {error}", param, ctx)
+    Whatever a file may hold may also be given itself: an assignment, an option, an engine's configuration.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        path, _, name = text.rpartition(":")
+        if any(map(os.path.isfile, (text, path))):
+            try:
+                return load_tree(text) if os.path.exists(text) else load_tree(path, name=name)
+            except TreeoptError as error:
+                raise ValueError(error) from error
+        if text in published_trees():
+            return published_trees()[text]
+        if not set(text) & SPELLED:
+            forms = "the length of a chain, rank paths such as [[0,0],[1]], a file of them, nor a published tree"
+            raise ValueError(f"{text[:80]!r} is neither {forms} ({', '.join(published_trees())})") from None
+        content = ""
+    try:
+        if type(content) is int:
+            return Tree.chain(content)
+        inner, suffix = (content or text, "") if isinstance(content, str) else (text, ".json")
+        return named_tree(value_in_text(inner, suffix, fits=holds_a_tree)).tree
+    except (TreeError, TypeError) as error:
+        raise ValueError(f"{text[:80]!r}: {error}") from error
 
 
-class NamedTree(click.ParamType):  # type: ignore[type-arg]
-    """A static tree, with the name that it was given by."""
-
-    name = "tree"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Tree]:
-        """Return FILE, FILE:NAME, rank paths or the name of a published tree as it was given, and the tree."""
-        if isinstance(value, tuple):
-            return value
-        return value, Static().convert(value, param, ctx)
+STATIC = Text("tree", static_tree, Tree, complete=lambda text: [*items(published_trees(), text), *files(text)])
+NAMED_TREE = Text("tree", lambda text: (text, static_tree(text)), tuple)  # with the name that it was given by
 
 
-class Dynamic(click.ParamType):  # type: ignore[type-arg]
-    """Settings of a dynamic policy, except for those that are fixed; with a threshold they are `OptTree`'s."""
+def dynamic(**fixed: Any) -> Text:
+    """Return the type of settings of a dynamic policy but those `fixed`; with a threshold they are `OptTree`'s."""
+    required = [name for name in ("nodes", "depth") if name not in fixed]
 
-    name = "settings"
-
-    def __init__(self, **fixed: Any) -> None:
-        """Fix some settings; the user gives the others, nodes and depth always."""
-        self.fixed = fixed
-        self.required = [name for name in ("nodes", "depth") if name not in fixed]
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DynamicTree | OptTree:
-        """Return the policy of `nodes=60,depth=6,beam=10`."""
-        if isinstance(value, DynamicTree | OptTree):
-            return value
-        words = [part.partition("=") for part in value.split(",")]
+    def read(text: str) -> DynamicTree | OptTree:
+        words = [part.partition("=") for part in text.split(",")]
         names = [name for name, _, _ in words]
-        kind: type[DynamicTree | OptTree] = OptTree if "threshold" in names and not self.fixed else DynamicTree
-        optional = [name for name in SETTINGS[kind] if name not in (*self.fixed, *self.required)]
-        if not set(self.required) <= set(names) <= {*self.required, *optional} or len(set(names)) < len(names):
-            required = ",".join(f"{name}=N" for name in self.required)
-            self.fail(f"{value!r} must be {required} and may add {', '.join(optional)}, each once", param, ctx)
-        given: dict[str, Any] = dict(self.fixed)
+        kind: type[DynamicTree | OptTree] = OptTree if "threshold" in names and not fixed else DynamicTree
+        optional = [name for name in SETTINGS[kind] if name not in (*fixed, *required)]
+        if not set(required) <= set(names) <= {*required, *optional} or len(set(names)) < len(names):
+            form = ",".join(f"{name}=N" for name in required)
+            raise ValueError(f"{text!r} must be {form} and may add {', '.join(optional)}, each once")
+        given: dict[str, Any] = dict(fixed)
         for name, _, number in words:
             try:
                 given[name] = float(number) if name in ("min_probability", "threshold") else int(number)
             except ValueError:
-                self.fail(f"{name} must be a number, got {number!r}", param, ctx)
+                raise ValueError(f"{name} must be a number, got {number!r}") from None
         try:
             return kind(**given)
         except TreeError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
+            raise ValueError(f"{text!r}: {error}") from error
+
+    return Text("settings", read, DynamicTree | OptTree)
+
+
+class LocalFolder(click.Path):
+    """A file or folder of this machine, where a folder may be made."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse addresses of objects, which have no folders."""
+        if address_of(value) is not None:
+            self.fail("must be on this machine: addresses are for single files", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def item_of(kind: Any) -> Any:
+    """Return the type of the items of a tuple, or the type itself.
+
+    >>> item_of(tuple[int, ...]), item_of(str)
+    (<class 'int'>, <class 'str'>)
+    """
+    return get_args(kind)[0] if get_origin(kind) is tuple else kind
+
+
+def type_of(each: "Field[Any]", kind: Any) -> Any:
+    """Return how the text of an option is read."""
+    meaning, item = meaning_of(each), item_of(kind)
+    if get_origin(item) is Literal:
+        return click.Choice(get_args(item))
+    if get_origin(kind) is frozenset:
+        return names_of(meaning.names(), meaning.form)
+    if isinstance(meaning.choices, Registry):
+        return EntryName(meaning.choices, otherwise=meaning.otherwise)
+    if names := meaning.names():
+        return click.Choice(names)
+    if item is int and get_origin(kind) is tuple:
+        return numbers(meaning.form or "batch sizes")
+    if item is int:
+        least, most = (None if limit is None else int(limit) for limit in (meaning.least, meaning.most))
+        return (Tokens if meaning.form == "tokens" else Whole)(min=least, max=most)
+    if item is float:
+        if meaning.form == "duration":
+            return DURATION
+        low, high = (limit and limit / meaning.scale for limit in (meaning.lowest, meaning.highest))
+        return Real(low, high, min_open=meaning.above is not None, max_open=meaning.below is not None)
+    if item is Path:
+        return LocalFolder(path_type=Path) if meaning.form == "folder" else click.Path(path_type=Path, dir_okay=False)
+    return {Tree: STATIC, Policy: dynamic()}.get(item, click.STRING)

@@ -4,6 +4,5 @@
 * `servers`: servers' processes, a few alive at a time by draft length, and what drivers share that launch them.
 * `completions_client`: the OpenAI completions API, streamed: times of chunks, steps of chunks, requests in flight.
 * `step_worker`: the program that decodes by single steps under an engine's own Python.
-* `worker_driver`: what drivers of such workers share.
-* `worker_process`: a child process that speaks JSON lines.
+* `worker_driver`: what drivers of such workers share, and the child process that speaks JSON lines.
 """

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from treeopt.engines.connections import engine_supervisor
 from treeopt.engines.connections.completions_client import CompletionsClient, in_flight
-from treeopt.engines.connections.worker_process import kept_log
+from treeopt.engines.connections.worker_driver import kept_log
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
 from treeopt.errors import EngineError, EngineStartError, UsageError, root_cause
 
@@ -112,13 +112,11 @@ class Launch:
     """How a server is started.
 
     Attributes:
-        name: the engine's name, for messages.
         command: program and arguments, without the port's.
         environment: variables beside those of this process.
         ready: path that the server answers once it can decode.
     """
 
-    name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     ready: str = "/v1/models"
@@ -135,15 +133,16 @@ class Running:
 class ServerPool:
     """Running servers by the draft that they were launched for; the one unused for longest gives way."""
 
-    def __init__(self, launch: Callable[[Draft], Launch], *, alive: int = 1, timeout_s: float) -> None:
+    def __init__(self, name: str, launch: Callable[[Draft], Launch], *, alive: int = 1, timeout_s: float) -> None:
         """Start nothing yet.
 
         Args:
+            name: the engine's name, for messages.
             launch: how the server of a draft is started.
             alive: servers at a time; a GPU rarely holds two.
             timeout_s: longest time that a server may take to start, and then to send anything.
         """
-        self._launch, self._alive, self._timeout_s = launch, alive, timeout_s
+        self._name, self._launch, self._alive, self._timeout_s = name, launch, alive, timeout_s
         self._running: OrderedDict[Draft, Running] = OrderedDict()
 
     def close(self) -> None:
@@ -173,7 +172,7 @@ class ServerPool:
 
     def _start(self, launch: Launch) -> Running:
         port = free_port()
-        process = ServerProcess(launch.name, [*launch.command, "--port", str(port)], environment=launch.environment)
+        process = ServerProcess(self._name, [*launch.command, "--port", str(port)], environment=launch.environment)
         try:
             client = CompletionsClient(f"http://127.0.0.1:{port}", timeout_s=self._timeout_s)
             process.wait_until(lambda: client.answers(launch.ready), timeout_s=self._timeout_s)
@@ -207,7 +206,7 @@ class LaunchedServers(ABC):
         self._arguments = settings.words
         self.meta = {"name": settings.engine, **meta, "arguments": self._arguments}
         self.alive = settings.servers or 1
-        self._servers = ServerPool(self._launch, alive=self.alive, timeout_s=settings.timeout_s)
+        self._servers = ServerPool(self.title, self._launch, alive=self.alive, timeout_s=settings.timeout_s)
 
     def launch(self, draft: Draft) -> Draft:
         """See `Driver.launch`."""

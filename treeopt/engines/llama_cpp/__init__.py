@@ -15,7 +15,7 @@ Imposed acceptance takes exactly as many rates P(the first i are accepted) as th
 import shlex
 from collections.abc import Mapping
 
-from treeopt.constraints import ChainOnly, Constraint, DepthAtLeast, DepthAtMost
+from treeopt.constraints import Constraint, chains_only, depth_at_least, depth_at_most
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
 from treeopt.engines.export import DIGITS, DRAFTER, Export
 from treeopt.storage.provenance import look
@@ -37,7 +37,7 @@ HOST_SAMPLING: Mapping[str, str] = {"draft-eagle3": "--no-spec-draft-backend-sam
 of these types in the drafter's compute graph; with several slots far fewer are then accepted (docs/results/engines.md).
 """
 
-LONGEST_NGRAM = DepthAtMost(1024, source="--spec-ngram-*-size-m in common/arg.cpp")
+LONGEST_NGRAM = depth_at_most(1024, source="--spec-ngram-*-size-m in common/arg.cpp")
 CLAMPED = frozenset({"draft-mtp", "draft-dflash", "draft-dspark"})
 
 
@@ -85,7 +85,7 @@ def _method_notes(method: str, length: int, kind: object) -> list[str]:
 def _shortest_draft(trace: Trace) -> tuple[Constraint, ...]:
     """Return the rule of `ngram-simple`, which drops drafts that are shorter than the tokens that must match."""
     least = look(trace.meta, "drafter", "least")
-    return (DepthAtLeast(least, source="common/ngram-map.cpp drops shorter drafts"),) if type(least) is int else ()
+    return (depth_at_least(least, source="common/ngram-map.cpp drops shorter drafts"),) if type(least) is int else ()
 
 
 def _ngram(*kinds: str) -> Method:
@@ -97,7 +97,7 @@ ENTRY = Engine(
     name="llama.cpp",
     title=TITLE,
     metrics=CounterNames("llamacpp:spec_decode_", cuts=CUTS),
-    rules=(ChainOnly(source="llama-server takes only lengths, common/arg.cpp"),),
+    rules=(chains_only(source="llama-server takes only lengths, common/arg.cpp"),),
     rules_of_trace=_shortest_draft,
     methods={  # values of `--spec-type` whose length can be set
         "draft-simple": Method.of("language-model"),

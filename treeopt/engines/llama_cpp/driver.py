@@ -60,7 +60,7 @@ class LlamaCpp(LaunchedServers):
             command += ["--spec-type", method, *draft_options(method, length, slots=slots).split()]
             command += [] if self._match is None else ["--spec-ngram-simple-size-n", str(self._match)]
             command += [] if self._drafter is None else ["-md", self._drafter]
-        return Launch(SERVER, [*command, *self._arguments], ready="/health")
+        return Launch([*command, *self._arguments], ready="/health")
 
     def _version(self, server: Running) -> str | None:
         """Return the version that the program prints; None if it prints none."""

@@ -14,10 +14,10 @@ Settings belong to one call of `generate`, so a batch size can have its own: exp
 import json
 from collections.abc import Mapping
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.engines.dynamic_trees import DynamicTrees
 from treeopt.engines.engine import Engine, ExportJob, Method
-from treeopt.engines.export import DRAFTER, Export
+from treeopt.engines.export import DRAFTER, LONGEST_MATCH, NOTHING_MATCHES, Export, match_note
 
 TITLE = "OpenVINO GenAI 2026.4.1"
 TREES = DynamicTrees(
@@ -30,7 +30,6 @@ TREES = DynamicTrees(
     source="src/cpp/src/generation_config.cpp",
     requests=1,
 )
-LONGEST_MATCH = 3  # tokens that treeopt's prompt lookup matches at most, by default
 
 
 def write(job: ExportJob) -> Export:
@@ -60,8 +59,8 @@ def _method_notes(method: str, kind: object) -> list[str]:
         return ["set max_ngram_size to MAX of the drafter's name; OpenVINO matches that many tokens, down to 1"]
     if method == "prompt-lookup":
         return [
-            f"max_ngram_size {LONGEST_MATCH} is that of the drafter prompt-lookup; set it to N for prompt-lookup:N",
-            f"{TITLE} drafts nothing where nothing matches, treeopt's prompt lookup always drafts something",
+            match_note("max_ngram_size"),
+            f"{TITLE} {NOTHING_MATCHES}",
         ]
     return []
 
@@ -86,7 +85,7 @@ print(pipeline.generate("PROMPT", config))"""
 ENTRY = Engine(
     name="openvino",
     title=TITLE,
-    rules=(ChainOnly(source="GenerationConfig has no static tree"),),
+    rules=(chains_only(source="GenerationConfig has no static tree"),),
     trees=TREES,
     methods={
         "draft-model": Method.of("language-model"),

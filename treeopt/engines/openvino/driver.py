@@ -21,10 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treeopt.constraints import pool
-from treeopt.engines.connections.worker_driver import StepWorker
-from treeopt.engines.connections.worker_process import GRACE_S
+from treeopt.engines.connections.worker_driver import GRACE_S, StepWorker
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep, model_name
+from treeopt.engines.export import LONGEST_MATCH
 from treeopt.engines.openvino import ENTRY, TREES
 from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree
@@ -32,7 +31,6 @@ from treeopt.policies import DynamicTree
 NAME = "OpenVINO GenAI"
 DEVICE = "CPU"  # OpenVINO's name
 LOOKUP = re.compile(r"prompt-lookup(?::([1-9]\d?))?")
-LONGEST = 3  # tokens that prompt lookup matches, where the method does not say
 PLAIN, DRAFTING = "plain", "drafting"
 
 
@@ -165,7 +163,7 @@ def _longest_match(settings: DriverSettings) -> int | None:
     words = () if settings.method is None else (settings.method,)
     rule = settings.lookup_rule("vllm", methods=words, method=settings.method)
     if rule is None:
-        return None if given is None else int(given[1] or LONGEST)
+        return None if given is None else int(given[1] or LONGEST_MATCH)
     if rule["shortest"] != 1 or (given is not None and given[1] and int(given[1]) != rule["longest"]):
         method = settings.method or "prompt-lookup"
         raise UsageError(
@@ -188,10 +186,4 @@ def _tree_settings(tree: DynamicTree) -> dict[str, int]:
     ):
         if given != only:
             raise EngineError(f"{NAME} has no setting for {name} of a dynamic tree; it must be {only}")
-    candidates = pool(depth=tree.depth, width=tree.beam)
-    if tree.nodes > candidates:
-        raise EngineError(
-            f"a tree of depth {tree.depth} and branching {tree.beam} has {candidates} candidates; "
-            f"{NAME} cannot verify {tree.nodes} of them"
-        )
     return {"num_assistant_tokens": tree.nodes, "tree_depth": tree.depth, "branching_factor": tree.beam}

@@ -18,10 +18,10 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.engines.dynamic_trees import DynamicTrees, Triple
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
-from treeopt.engines.export import DRAFTER, Export, Fit, batch_sizes, origin, tiers
+from treeopt.engines.export import DRAFTER, Export, batch_sizes, origin, tiers
 from treeopt.errors import EngineError
 
 TITLE = "SGLang 0.5.23"
@@ -60,13 +60,15 @@ def write(job: ExportJob) -> Export:
         return Export(" ".join([*words, tree]), ".txt", launch=f"{start} {tree}")
     fits = job.static()
     steps = tiers(fits)
-    longest = max(length for _, length in steps)
+    longest = max(length for *_, length in steps)
     environment = ""
     if job.replay is not None:
         if len(steps) > 1:
             reason = f"{TITLE} imposes one acceptance on all batch sizes ({SIMULATED}), but the chains differ"
             raise EngineError(f"{reason}; nearest: one batch size of {batch_sizes([at for at in fits if at.tree])}")
-        environment = acceptance_variables(1 + sum(job.imposed_rates(longest)))
+        tokens = 1 + sum(job.imposed_rates(longest))  # that steps commit on average, the bonus counted
+        settings = {"LEN": f"{tokens:.3f}", "METHOD": "match-expected", "TOKEN_MODE": "real-draft-token"}
+        environment = " ".join(f"SGLANG_SIMULATE_ACC_{name}={value}" for name, value in settings.items())
         job.notes.append(ONE_LENGTH)
     if len(steps) == 1:
         chain = flags(Triple(longest, 1, longest), job.method)
@@ -82,9 +84,10 @@ def write(job: ExportJob) -> Export:
         f"--speculative-adaptive-config {shlex.quote(job.file)}"
     )
     job.notes += _adaptive_notes(steps, longest)
-    return Export(
-        adaptive_config(fits), ".json", " ".join([*words, adaptive]), launch=f"{start} {adaptive}", file=job.file
-    )
+    config: dict[str, object] = {str(first): {"candidate_steps": [length]} for first, _, length in steps}
+    lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in (config | {"treeopt": origin(fits)}).items())
+    text = "{\n" + ",\n".join(lines) + "\n}"
+    return Export(text, ".json", " ".join([*words, adaptive]), launch=f"{start} {adaptive}", file=job.file)
 
 
 def flags(triple: Triple, method: str | None) -> str:
@@ -98,28 +101,6 @@ def flags(triple: Triple, method: str | None) -> str:
     if method in BLOCKS:
         return f"--speculative-{method.lower()}-block-size {triple.nodes + BLOCKS[method]}"
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in TREES.settings(triple).items())
-
-
-def acceptance_variables(tokens: float) -> str:
-    """Return variables that make steps commit this many tokens on average, the bonus counted.
-
-    >>> acceptance_variables(2.5).split()[:2]
-    ['SGLANG_SIMULATE_ACC_LEN=2.500', 'SGLANG_SIMULATE_ACC_METHOD=match-expected']
-    """
-    settings = {"LEN": f"{tokens:.3f}", "METHOD": "match-expected", "TOKEN_MODE": "real-draft-token"}
-    return " ".join(f"SGLANG_SIMULATE_ACC_{name}={value}" for name, value in settings.items())
-
-
-def adaptive_config(fits: Sequence[Fit]) -> str:
-    """Return the JSON of `--speculative-adaptive-config`: one candidate per tier, the first from batch 1.
-
-    >>> list(json.loads(adaptive_config([Fit(4, None), Fit(16, None)])))
-    ['1', 'treeopt']
-    """
-    config: dict[str, object] = {str(start): {"candidate_steps": [length]} for start, length in tiers(fits)}
-    config["treeopt"] = origin(fits)
-    lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in config.items())
-    return "{\n" + ",\n".join(lines) + "\n}"
 
 
 def _start(target: str, algorithm: str | None, model: str | None) -> str:
@@ -142,9 +123,9 @@ def _note_launch(job: ExportJob) -> None:
         )
 
 
-def _adaptive_notes(steps: Sequence[tuple[int, int]], longest: int) -> list[str]:
+def _adaptive_notes(steps: Sequence[tuple[int, int, int]], longest: int) -> list[str]:
     """Return notes on when tiers begin early (a batch is padded to the next key), and when SGLang drops them."""
-    before = ", ".join(str(start - 1) for start, _ in steps[1:])
+    before = ", ".join(str(start - 1) for start, *_ in steps[1:])
     return [
         f"{TITLE} pads a batch to the next CUDA-graph size before it selects a tier, so tiers begin early unless "
         f"--cuda-graph-bs holds {before}",
@@ -157,7 +138,7 @@ ENTRY = Engine(
     name="sglang",
     title=TITLE,
     never_ran=True,
-    rules=(ChainOnly(source="no tree option in srt/arg_groups/fields/spec.py"),),
+    rules=(chains_only(source="no tree option in srt/arg_groups/fields/spec.py"),),
     trees=TREES,
     methods={  # NEXTN is another name for EAGLE
         "EAGLE": Method.of("eagle", trees=True),
@@ -169,6 +150,7 @@ ENTRY = Engine(
     },
     default_method="optional",
     write=write,
+    devices="--tp-size",
     checked=f"the code of {TITLE}",
     takes=(*SHARED, "replay"),
     file="treeopt_sglang.json",

@@ -49,7 +49,7 @@ class SGLang(LaunchedServers):
             command += ["--speculative-algorithm", str(settings.method)]
             command += [] if settings.drafter is None else ["--speculative-draft-model-path", settings.drafter]
             command += flags(triple, settings.method).split()
-        return Launch("SGLang", [*command, *CHUNKS, *self._arguments])
+        return Launch([*command, *CHUNKS, *self._arguments])
 
     def _version(self, server: Running) -> str | None:
         """Return the version that the server states; None if it states none."""

@@ -19,13 +19,11 @@ Synthetic acceptance takes `num_speculative_tokens` rates P(the first i are acce
 
 import json
 import shlex
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
-from treeopt.constraints import ChainOnly
+from treeopt.constraints import chains_only
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
-from treeopt.engines.export import Export, Fit, tiers
+from treeopt.engines.export import Export, tiers
 from treeopt.storage.provenance import look
 from treeopt.traces.importers.sources.prometheus_counters import CounterNames
 
@@ -42,7 +40,7 @@ def write(job: ExportJob) -> Export:
 
     Acceptance is imposed on the longest chain's walk (vllm#40662).
     """
-    ranges = schedule(job.static())
+    ranges = [list(tier) for tier in tiers(job.static())]
     longest = max(tokens for _, _, tokens in ranges)
     config: dict[str, Any] = {"method": job.method}
     if job.model is not None:
@@ -87,19 +85,6 @@ def write(job: ExportJob) -> Export:
     return Export(text, ".json", flags, launch=f"vllm serve {shlex.quote(job.target)} {flags}")
 
 
-def schedule(fits: Sequence[Fit]) -> list[list[int]]:
-    """Return inclusive ranges [start, end, K] from batch 1 to the largest planned, without gaps.
-
-    >>> from treeopt.tree import Tree
-    >>> schedule([Fit(1, Tree.chain(5)), Fit(8, Tree.chain(3)), Fit(32, None)])
-    [[1, 7, 5], [8, 31, 3], [32, 32, 0]]
-    """
-    steps = tiers(fits)
-    ends = [start - 1 for _, (start, _) in pairwise(steps)]
-    ends.append(max(at.batch for at in fits))
-    return [[start, end, tokens] for (start, tokens), end in zip(steps, ends, strict=True)]
-
-
 def _lookup_notes(kind: object) -> list[str]:
     """Return what to set for vLLM's prompt lookup, and how the plan's drafter differs from it."""
     if kind == "prompt-lookup:vllm":
@@ -122,7 +107,7 @@ ENTRY = Engine(
         generated="vllm:generation_tokens_total",
         ended="vllm:request_success_total",
     ),
-    rules=(ChainOnly(source="static trees removed in 0.21.0, vllm#42121"),),
+    rules=(chains_only(source="static trees removed in 0.21.0, vllm#42121"),),
     methods={  # vllm/config/speculative.py; it fills in `model` itself where none is required (`__post_init__`)
         "custom_class": Method.of("custom_class", model="required"),
         "dflash": Method.of("dflash", model="required"),
@@ -138,6 +123,7 @@ ENTRY = Engine(
     default_method="required",
     removed=dict.fromkeys(("medusa", "mlp_speculator"), "was removed after 0.32.0"),
     write=write,
+    devices="--tensor-parallel-size",
     checked=f"the code of {TITLE}, and vLLM 0.32.0 itself, its SpeculativeConfig",
     takes=(*SHARED, "replay"),
     driver="treeopt.engines.vllm.in_process:start",

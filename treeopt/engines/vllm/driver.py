@@ -10,7 +10,6 @@ import json
 import os
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +54,7 @@ class VLLM(LaunchedServers):
         if length:
             config = {**(self._speculation or {}), LENGTH: length}
             command += ["--speculative-config", json.dumps(config), *METRICS]
-        return Launch("vLLM", [*command, *self._arguments], environment=environment())
+        return Launch([*command, *self._arguments], environment=environment())
 
     def _version(self, server: Running) -> str | None:
         try:
@@ -66,9 +65,10 @@ class VLLM(LaunchedServers):
     def _steps(
         self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
     ) -> Generator[EngineStep, None, None]:
-        client, chunks = server.client, list[Chunk]()
-        kept = _chunks_into(client.stream(request, model=client.model()), chunks)
-        steps = list(steps_of(kept, number, draft=MERGED * (draft + 1), began_s=began_s, where=client.url))
+        client = server.client
+        chunks, most = list(client.stream(request, model=client.model())), MERGED * (draft + 1)
+        answer = (chunk for chunk in chunks)
+        steps = list(steps_of(answer, number, draft=most, began_s=began_s, where=client.url))
         statistics = statistics_of(chunks, where=client.url) if draft else ([], [])
         if statistics is not None and max(statistics[1], default=0) > draft:
             raise EngineError(f"{client.url} drafted {max(statistics[1])} tokens in a step, not {draft} as stated")
@@ -109,14 +109,6 @@ def _config(method: str | None) -> dict[str, Any] | None:
     if LENGTH in config:
         raise UsageError(f"--method: leave out {LENGTH}: draft lengths are set by --depth or --max-depth")
     return dict(config)
-
-
-def _chunks_into(chunks: Generator[Chunk, None, None], held: list[Chunk]) -> Generator[Chunk, None, None]:
-    """Yield the chunks, and append each to `held`."""
-    with closing(chunks):
-        for chunk in chunks:
-            held.append(chunk)
-            yield chunk
 
 
 def statistics_of(chunks: Sequence[Chunk], *, where: str) -> tuple[list[int], list[int]] | None:

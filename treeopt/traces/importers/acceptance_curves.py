@@ -59,12 +59,7 @@ class Curves:
     slower: Floats
 
 
-@dataclass(frozen=True, eq=False)
-class AcceptanceFigure:
-    """A figure in one sentence, and the curves that it stands for."""
-
-    meaning: str
-    curves: Curves
+AcceptanceFigure = tuple[str, Curves]  # a figure in one sentence, and the curves that it stands for
 
 
 @cache
@@ -107,7 +102,7 @@ def _acceptance(text: str) -> AcceptanceFigure:
     if (name := text.lower()) in published_acceptance():
         rates = _falling(np.diff([1.0, *published_acceptance()[name]]))
         meaning = f"acceptance is the published curve {name}, one run of {len(rates)} lengths"
-        return AcceptanceFigure(meaning, from_positions(rates, max(len(rates), LENGTH)))
+        return meaning, from_positions(rates, max(len(rates), LENGTH))
     if re.search(r"[^\d\W]", re.sub(r"(?<=\d)[eE](?=[-+\d])", "", text)):
         raise UsageError(f"--acceptance {text!r}: no such curve; published are {', '.join(published_acceptance())}")
     value, drafted = _at(text.strip("[]()"), "--acceptance", FORMS)
@@ -127,10 +122,10 @@ def _acceptance(text: str) -> AcceptanceFigure:
         total = rates[0] * drafted
         shown = f"{drafted} drafted a step: {1 + total:.3g} tokens per step, bonus counted"
         meaning = f"{rates[0]:.3g} of the drafted tokens are accepted, {shown}"
-        return AcceptanceFigure(meaning, _of_sum(total, drafted))
+        return meaning, _of_sum(total, drafted)
     if len(rates) == 1 and not value.endswith(","):
         meaning = f"a token is accepted with {rates[0]:.3g} given the one before, on average over the first {REFERENCE}"
-        return AcceptanceFigure(meaning, from_sum(_given_the_one_before, rates[0], LENGTH))
+        return meaning, from_sum(_given_the_one_before, rates[0], LENGTH)
     for place, (before, rate) in enumerate(pairwise(rates), 1):
         if rate > before or 0 < rates[0] == rates[-1] < 1:
             products = ",".join(f"{product:.3g}" for product in np.cumprod(rates))
@@ -141,7 +136,7 @@ def _acceptance(text: str) -> AcceptanceFigure:
     if rates[0] == 1 > rates[-1]:
         raise UsageError(f"--acceptance {text}: position 0 is always accepted: leave out the 1 of the step itself")
     meaning = f"{len(rates)} positions are as given, shares of all steps"
-    return AcceptanceFigure(meaning, from_positions(rates, max(len(rates), LENGTH)))
+    return meaning, from_positions(rates, max(len(rates), LENGTH))
 
 
 def _accepted_length(text: str) -> AcceptanceFigure:
@@ -154,9 +149,8 @@ def _accepted_length(text: str) -> AcceptanceFigure:
             f"--accepted-length {text}: {drafted} draft tokens and the bonus give 1 to {drafted + 1} tokens per step; "
             "without the bonus, add 1"
         )
-    return AcceptanceFigure(
-        f"{length:.4g} tokens per step with {drafted} draft tokens, bonus counted", _of_sum(length - 1, drafted)
-    )
+    meaning = f"{length:.4g} tokens per step with {drafted} draft tokens, bonus counted"
+    return meaning, _of_sum(length - 1, drafted)
 
 
 def _at(text: str, option: str, forms: str) -> tuple[str, int | None]:
@@ -193,19 +187,19 @@ def _falling(rates: Floats) -> Sequence[float]:
 
 
 def _trace(text: str, figure: AcceptanceFigure, name: str) -> Trace:
-    expected, length = figure.curves.expected, len(figure.curves.expected)
+    (meaning, curves), length = figure, len(figure[1].expected)
     # Half-width of Student's interval of GROUPS means that lie `apart` from their mean on either side.
-    half = (figure.curves.slower - figure.curves.faster) / 2
+    half = (curves.slower - curves.faster) / 2
     apart = half * np.sqrt(GROUPS - 1) / quantile(GROUPS)
-    curves = [np.minimum.accumulate(np.clip(expected + sign * apart, 0.0, 1.0)) for sign in (1, -1)]
-    shares = -np.diff([[1.0, *curve, 0.0] for curve in curves])
+    ends = [np.minimum.accumulate(np.clip(curves.expected + sign * apart, 0.0, 1.0)) for sign in (1, -1)]
+    shares = -np.diff([[1.0, *end, 0.0] for end in ends])
     group = np.repeat(np.arange(GROUPS), TEXTS_PER_GROUP)
     rng = np.random.default_rng(0)
     accepted = drawn_by_text(shares[group % 2], [TOKENS] * len(group), rng)
     rank = np.where(np.arange(length) < accepted[:, None], np.int16(0), np.int16(MISSED))
-    given = f"{figure.meaning}; what it leaves open is as in published curves, 95 % interval included"
+    given = f"{meaning}; what it leaves open is as in published curves, 95 % interval included"
     meta = {
-        "imported": {"format": "acceptance", name: text, "survival": np.round(expected, 4).tolist()},
+        "imported": {"format": "acceptance", name: text, "survival": np.round(curves.expected, 4).tolist()},
         "assumed": [given],
         "provenance": this_run(),
     }

@@ -386,8 +386,10 @@ def _texts(
     number, notes = _steps(chain, steps)
     if FEWEST_TEXTS <= len(chain.windows) <= number / STEPS_PER_TEXT and not notes:
         return [np.array(window) for window in chain.windows], [BY_WINDOW.format(len(chain.windows))]
-    shares = -np.diff([1.0, *chain.survival, 0.0])
-    return dealt(shares, number, requests, rng), [*notes, BY_STEP]
+    texts = max(min(requests, max(number // STEPS_PER_TEXT, min(number, FEWEST_TEXTS))), 1)
+    outcomes = shuffled_outcomes(-np.diff([1.0, *chain.survival, 0.0]), number, rng)
+    parts = np.array_split(outcomes, texts)
+    return [np.bincount(part, minlength=len(chain.survival) + 1) for part in parts], [*notes, BY_STEP]
 
 
 def _steps(chain: Chain, requested: int | None) -> tuple[int, list[str]]:
@@ -414,24 +416,6 @@ def survival_counts(accepted: NDArray[np.int64], depth: int) -> NDArray[np.int64
     counts = np.bincount(accepted, minlength=depth + 1)
     at_least: NDArray[np.int64] = np.cumsum(counts[::-1])[::-1][1:]
     return at_least
-
-
-def dealt(shares: NDArray[np.float64], steps: int, texts: int, rng: np.random.Generator) -> list[Histogram]:
-    """Deal counted steps to at most `texts` texts at random; return the histogram of each.
-
-    Args:
-        shares: share of the steps that accept 0, 1, ... drafts.
-        steps: steps that were counted.
-        texts: largest number of texts.
-        rng: deals.
-
-    >>> texts = dealt(np.array([0.25, 0.75]), 100, 200, np.random.default_rng(0))
-    >>> len(texts), sum(texts).tolist()
-    (10, [25, 75])
-    """
-    number = max(min(texts, max(steps // STEPS_PER_TEXT, min(steps, FEWEST_TEXTS))), 1)
-    parts = np.array_split(shuffled_outcomes(shares, steps, rng), number)
-    return [np.bincount(part, minlength=len(shares)) for part in parts]
 
 
 def repetitions(texts: Sequence[Histogram]) -> int:

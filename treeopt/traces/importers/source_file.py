@@ -16,7 +16,6 @@ from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import checksum, why
 
 LIMIT = 2**28  # most bytes of a text
-LONGEST_COUNT = 20  # characters of a count, spaces among them
 _JSON = re.compile(r'\s*(\{(?!\s*\')|\[\s*[\[{"]|data:|event:)')
 SAVED = (".pt", ".pth", ".bin")
 
@@ -45,16 +44,6 @@ def read_text(path: Path) -> str:
     if "\0" in text or 20 * text.count("\ufffd") > len(text):
         raise TraceError("cannot be read: it is no text in UTF-8, nor in UTF-16 with a byte order mark")
     return text
-
-
-def counts_in(text: str) -> list[int | str]:
-    """Return the counts of a printed list; what is none of them stays text, for the check that names the list.
-
-    >>> counts_in(" 400, 0 400, 800,")
-    [400, ' 0 400', 800]
-    """
-    words = [word for word in text.split(",") if word.strip()]
-    return [int(word) if word.strip().isdecimal() and len(word) <= LONGEST_COUNT else word for word in words]
 
 
 def drafts_of_steps(committed: Any, where: str, key: str) -> list[int]:

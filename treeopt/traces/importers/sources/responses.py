@@ -23,7 +23,7 @@ from treeopt.traces.importers.chain_counts import (
     survival_counts,
     with_undrafted,
 )
-from treeopt.traces.importers.source_file import counts_in, is_json, parsed
+from treeopt.traces.importers.source_file import is_json, parsed
 from treeopt.traces.importers.trace_source import Content, Output, TraceSource
 from treeopt.traces.trace import MAX_DEPTH
 
@@ -36,6 +36,7 @@ LONGEST = "num_spec_tokens"
 PER_STEP = ("per_step_accepted", "per_step_drafted")
 WRITTEN = "completion_tokens"  # of the `usage` of a response with one choice
 MAX_RESPONSE_STEPS = 10**6
+LONGEST_COUNT = 20  # characters of a printed count, spaces among them
 SHORT = (
     "a histogram of SGLang ends with the most drafts that a step accepted: this is taken to be the length of the chain "
     "and of all its drafts"
@@ -145,17 +146,12 @@ def _responses(values: Sequence[Any]) -> Iterator[_Placed]:
             if any(value.get(key) for key in HISTOGRAM):
                 yield place, {**more, **value}
         elif isinstance(value, list):
-            inner = [(_index(part, number), part) for number, part in enumerate(value)]
+            indices = [part.get("index") if isinstance(part, dict) else None for part in value]  # of choices
+            inner = [(i if type(i) is int else n, part) for n, (i, part) in enumerate(zip(indices, value, strict=True))]
         elif isinstance(value, str) and "_histogram" in value:
             with suppress(TraceError):
                 yield from _responses(parsed(value))
         stack.extend((part, None if place is None else (*place, key), more) for key, part in reversed(inner))
-
-
-def _index(part: Any, number: int) -> int:
-    """Return the index of a choice, which may be alone in its chunk, or else the place in the list."""
-    index = part.get("index") if isinstance(part, dict) else None
-    return index if type(index) is int else number
 
 
 def _logged(text: str) -> list[_Placed]:
@@ -188,7 +184,8 @@ def _logged(text: str) -> list[_Placed]:
                         record,
                     )
                 )
-            record[match[2]] = counts_in(match[3])
+            parts = [part for part in match[3].split(",") if part.strip()]  # what is no count is for the check
+            record[match[2]] = [int(p) if p.strip().isdecimal() and len(p) <= LONGEST_COUNT else p for p in parts]
             end = match.end()
     return records
 

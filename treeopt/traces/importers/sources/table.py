@@ -55,7 +55,8 @@ def read_table(
     if table.shape[1] == 1 and len(table) > 1:
         shares = ", ".join(f"{share:.3g}" for share in table[:, 0])
         assumed.insert(0, f"{shares} are each given the one before; if they are shares of all steps: --column survival")
-    if column == "rank" and rises(table):
+    rises = (np.diff(table, axis=1) >= 0).all() and (table[:, -1] > table[:, 0]).all()
+    if column == "rank" and table.shape[1] > 2 and rises:
         assumed.insert(0, "ranks do get better from left to right, as recall does: was --column recall meant?")
     if depth is not None and len(table) > 1:
         raise UsageError(f"--depth is for a single row, the table has {len(table)}")
@@ -104,11 +105,6 @@ def rank_table(values: NDArray[np.float64], *, column: str) -> NDArray[np.float6
         )
     scaled: NDArray[np.float64] = table / np.maximum(sums, 1.0)[:, None]
     return scaled
-
-
-def rises(table: NDArray[np.float64]) -> bool:
-    """Return True if every row of a table of ranks rises, as recall does and ranks do not."""
-    return table.shape[1] > 2 and bool((np.diff(table, axis=1) >= 0).all() and (table[:, -1] > table[:, 0]).all())
 
 
 def drawn_trace(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulate.model_sizes.mixture_of_experts import Experts
+from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.model_sizes.model_shape import Shape
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B
 from treeopt.errors import CostError
