@@ -70,6 +70,8 @@ def write(job: ExportJob) -> Export:
         settings = {"LEN": f"{tokens:.3f}", "METHOD": "match-expected", "TOKEN_MODE": "real-draft-token"}
         environment = " ".join(f"SGLANG_SIMULATE_ACC_{name}={value}" for name, value in settings.items())
         job.notes.append(ONE_LENGTH)
+    if job.method == "DFLASH":
+        job.note_block(longest)
     if len(steps) == 1:
         chain = flags(Triple(longest, 1, longest), job.method)
         launch = f"{environment} {start} {chain}".strip()
@@ -137,7 +139,6 @@ def _adaptive_notes(steps: Sequence[tuple[int, int, int]], longest: int) -> list
 ENTRY = Engine(
     name="sglang",
     title=TITLE,
-    never_ran=True,
     rules=(chains_only(source="no tree option in srt/arg_groups/fields/spec.py"),),
     trees=TREES,
     methods={  # NEXTN is another name for EAGLE
