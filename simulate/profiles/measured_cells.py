@@ -234,20 +234,15 @@ def fit_drafting(cells: Sequence[Cell], like: Points | None = None) -> tuple[Poi
     all_trees = tuple((depth, float(np.median(by_depth[depth]))) for depth in sorted(by_depth))
     chains = tuple(sorted({len(cell.widths): cell.draft_s for cell in cells if max(cell.widths) == 1}.items()))
     branching = [cell for cell in cells if max(cell.widths) > 1]
-    knots = _width_knots(branching)
+    powers = {width for cell in branching for width in cell.widths if width & (width - 1) == 0} | {1}
+    widest = max((max(cell.widths) for cell in branching), default=1)
+    knots = [*(power for power in sorted(powers) if power < widest), widest]
     if not chains:
         return all_trees, like
     if len(knots) == 1 or len(branching) <= len(knots):
         return (chains, like) if like else (all_trees, like)
     widths = _width_seconds(branching, chains, knots)
     return (chains, widths) if widths else (all_trees, ())
-
-
-def _width_knots(trees: Sequence[Cell]) -> list[int]:
-    """Return 1, the powers of two among the trees' level widths, and the widest level."""
-    powers = sorted({width for cell in trees for width in cell.widths if width & (width - 1) == 0} | {1})
-    widest = max((max(cell.widths) for cell in trees), default=1)
-    return [*(knot for knot in powers if knot < widest), widest] if widest > 1 else [1]
 
 
 def _width_seconds(trees: Sequence[Cell], chains: Points, knots: Sequence[int]) -> Points:

@@ -42,7 +42,6 @@ def run(
     prefill_s: float | Floats | Together = 0.0,
     prompt_tokens: int | Ints | None = None,
     by_context: bool = True,
-    accepted: Ints | None = None,
     piece: int | Sequence[int] | None = None,
     pad: bool = False,
     fixed_shape: bool = False,
@@ -60,7 +59,6 @@ def run(
         prompt_tokens: prompt length of every request, or of each, (R,): a step is priced at its mean sequence length.
             None leaves the context to the cost model.
         by_context: False leaves the context to the cost model even so.
-        accepted: drafted tokens that a step from each anchor accepts, int64 (P,); default: from the ranks.
         piece: number of requests that begin when all before them have ended, or the sizes of such pieces, repeated in
             turn; None: rows are refilled to the end. `batch` makes a batch that drains.
         pad: a step of a batch size that the cost model lacks costs what the nearest one above does, up to `PAD` times
@@ -84,10 +82,8 @@ def run(
     prompts = (
         None if prompt_tokens is None else np.broadcast_to(np.asarray(prompt_tokens, dtype=np.float64), trace.requests)
     )
-    if accepted is None:
-        accepted = accepted_lengths(tree or EMPTY, trace)
     ends = piece_ends(trace.requests if piece is None else piece, trace.requests)
-    emissions = schedule(accepted, trace, batch=batch, ends=ends, late=late)
+    emissions = schedule(accepted_lengths(tree or EMPTY, trace), trace, batch=batch, ends=ends, late=late)
     occupancy = np.bincount(emissions.step)
     written, context = _written(emissions), None
     if prompts is not None and by_context:  # in the cache, mean over a step's sequences

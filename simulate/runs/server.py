@@ -214,7 +214,6 @@ class Decoding:
         self.trace, self.switching = trace, switching
         by_tree = {tree: accepted_lengths(tree or EMPTY, trace) for tree in {*switching.trees}}
         self._advance = np.array([by_tree[tree] + 1 for tree in switching.trees])
-        self._cut: dict[tuple[bytes, bytes], Texts] = {}
         self.read_s: dict[int, float] = {}  # prefill seconds by tokens that are read together
         pad_to = PAD * rows if pad else 0
         self.seconds = [_seconds_along(t, by_tree[t], trace, cost, pad_to=pad_to) for t in switching.trees]
@@ -234,14 +233,10 @@ class Decoding:
         """Return texts that hold those of a workload, and the first anchor of each request, (n,)."""
         if (work.tokens == self.trace.lengths[work.request]).all():
             return self.whole, self.whole.begins[work.request]
-        key = work.request.tobytes(), work.tokens.tobytes()  # the same at all rates of a day
-        if key not in self._cut:
-            ends = np.cumsum(work.tokens)
-            places = np.repeat(self.trace.starts[work.request] - (ends - work.tokens), work.tokens) + np.arange(
-                ends[-1]
-            )
-            self._cut = {key: Texts.of(self._advance[:, places], work.tokens)}
-        return self._cut[key], self._cut[key].begins
+        ends = np.cumsum(work.tokens)
+        moved = np.repeat(self.trace.starts[work.request] - (ends - work.tokens), work.tokens)
+        cut = Texts.of(self._advance[:, moved + np.arange(ends[-1])], work.tokens)
+        return cut, cut.begins
 
     def faster(self, error: Callable[[Tree, int], float], side: int) -> "Decoding":
         """Return the same with steps that are faster (`side` 1) or slower (−1) by an error, those of plain decoding as

@@ -120,18 +120,24 @@ def _serving(decodings: Mapping[str, Decoding], load: Load, day: Day, *, rows: i
             return figures(served, load, warmup_s=warmup_s)
 
         values = replicate(simulated, replications=load.settings["replications"], seed=seed)
-        if piles_up(values["piled"]):
-            growth = f"the queue grows by {values['piled'].value:.1%} of the arrivals"
+        piled = values["piled"]
+        if piled.value > PILING and piled.low > 0:
+            growth = f"the queue grows by {piled.value:.1%} of the arrivals"
             warnings.append(f"requests pile up with {name} ({growth}): waiting times grow with the length of a day")
         elif values["running"].value >= FULL * rows:
             taken = f"{values['running'].value:.2f} of {rows} rows are taken"
             warnings.append(f"{name} is near its limit ({taken}): waiting times depend on the length of a day")
+        times = np.linspace(0, float(days[0].requests.arrived_s[-1]), MOMENTS)
         records.append(
             {
                 "name": name,
                 **_changes(decoding.switching),
                 "figures": {key: None if math.isnan(e.value) else asdict(e) for key, e in values.items()},
-                "first_day": _over_time(days[0]),
+                "first_day": {
+                    "times_s": times.tolist(),
+                    "running": days[0].running(times).tolist(),
+                    "waiting": days[0].waiting(times).tolist(),
+                },
             }
         )
     return {"slo": load.slo, "configurations": records, "warnings": warnings}
@@ -143,19 +149,10 @@ def _changes(switching: Switching) -> dict[str, Any]:
     return {"trees": trees, "up": list(switching.up), "down": list(switching.down)}
 
 
-def _over_time(served: Served) -> dict[str, list[float]]:
-    times = np.linspace(0, float(served.timeline.arrived_s[-1]), MOMENTS)
-    return {
-        "times_s": times.tolist(),
-        "running": served.running(times).tolist(),
-        "waiting": served.waiting(times).tolist(),
-    }
-
-
 def figures(served: Served, load: Load, *, warmup_s: float) -> dict[str, float]:
     """Return means and percentiles from `warmup_s` until the last arrival; latencies of the requests that arrive then.
 
-    * `tokens_s`, `requests_s` (ended), `goodput_s` (ended within the load's limits): per second.
+    * `tokens_s`, `requests_s` (ended), `goodput_s` (arrived, and kept the load's limits): per second.
     * `within`: share of arrivals within the limits; `piled`: share of arrivals by which the queue is longer at the end.
     * `running`, `waiting`: mean numbers of requests; `busy`: share of time.
     * `tree_0`, ...: share of the steps' time with each tree; `switches`: changes of tree per second.
@@ -183,7 +180,7 @@ def figures(served: Served, load: Load, *, warmup_s: float) -> dict[str, float]:
     values = {
         "tokens_s": float(run.committed[inside(step_end)].sum() / length),
         "requests_s": float(ending.sum() / length),
-        "goodput_s": float((met & ending).sum() / length),
+        "goodput_s": float((met & arriving).sum() / length),
         **kept(served, load, warmup_s),
         "running": float(share(run.admitted_s, run.done_s).sum()),
         "waiting": float(share(run.arrived_s, run.admitted_s).sum()),
@@ -211,11 +208,6 @@ def kept(served: Served, load: Load, warmup_s: float) -> dict[str, float]:
     }
 
 
-def piles_up(piled: Estimate) -> bool:
-    """Return whether requests pile up: more than `PILING`, and with an interval above 0."""
-    return piled.value > PILING and piled.low > 0
-
-
 def replicate(
     simulation: Callable[[np.random.Generator], Mapping[str, float]], *, replications: int, seed: int = 0
 ) -> dict[str, Estimate]:
@@ -229,15 +221,13 @@ def replicate(
     seeds = np.random.SeedSequence(seed).spawn(replications)
     runs = [simulation(np.random.default_rng(seed_of_run)) for seed_of_run in seeds]
     names, ones = dict.fromkeys(name for run in runs for name in run), np.ones(replications)
-    return {name: _possible(name, ratio(np.array([run.get(name, 0.0) for run in runs]), ones)) for name in names}
-
-
-def _possible(name: str, estimate: Estimate) -> Estimate:
-    """Return the estimate with its interval clipped to possible values: only the growth of a queue can be below 0."""
-    if name == "piled":
-        return estimate
-    maximum = 1.0 if name in ("within", "busy") or name.startswith("tree_") else math.inf
-    return Estimate(estimate.value, max(0.0, estimate.low), min(maximum, estimate.high))
+    estimates = {}
+    for name in names:
+        mean = ratio(np.array([run.get(name, 0.0) for run in runs]), ones)
+        least = -math.inf if name == "piled" else 0.0  # a queue may also become shorter
+        most = 1.0 if name in ("within", "busy") or name.startswith("tree_") else math.inf
+        estimates[name] = Estimate(mean.value, max(least, mean.low), min(most, mean.high))
+    return estimates
 
 
 def _percentiles(run: Timeline, latency: str, chosen: NDArray[np.bool_]) -> list[float]:

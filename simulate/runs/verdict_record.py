@@ -117,7 +117,8 @@ def compare_lengths(
         texts["adaptive"] = f"adaptive@{longest}"
         if assumed:
             texts |= {"oracle": f"oracle@{longest}"}
-        some, arms = _evenly(held, MOST * n), dict[str, _Arm]()
+        arms, number = dict[str, _Arm](), min(max(2, math.ceil(MOST * n / held.lengths.mean())), held.requests)
+        some = held.select(np.linspace(0, held.requests - 1, number).round().astype(np.int64))  # evenly spaced
         for name, text in texts.items():
             decoding, _ = length_decoding(some, text, profile, rows=n, **how)
             number = some.requests * math.ceil(TURNS * n / some.requests)
@@ -139,12 +140,6 @@ def compare_lengths(
         "warnings": warnings,
         "conditions": conditions,
     }
-
-
-def _evenly(trace: Trace, tokens: int) -> Trace:
-    """Return requests with about so many tokens together, at least two, evenly spaced."""
-    number = min(max(2, math.ceil(tokens / trace.lengths.mean())), trace.requests)
-    return trace.select(np.linspace(0, trace.requests - 1, number).round().astype(np.int64))
 
 
 def _first(timeline: Timeline, requests: int) -> Timeline:

@@ -126,10 +126,10 @@ def explore(
         for nodes, sizes in _smaller(plan, memory).items():
             fewer = asked.changed(batch=sizes, max_nodes=nodes)
             entries = search_pipeline.search(trace, place.cost, settings=fewer, context=place.context).entries
-            kept = (entry for entry in plan.entries if entry.batch not in sizes)
-            plan = replace(plan, entries=(*kept, *entries), switches=())
+            both = (*(entry for entry in plan.entries if entry.batch not in sizes), *entries)
+            plan = replace(plan, entries=tuple(sorted(both, key=attrgetter("batch"))), switches=())
         plan = held(plan, memory, device=place.device, context=place.context)
-        for entry in sorted(plan.entries, key=attrgetter("batch")):
+        for entry in plan.entries:
             size = {"batch": entry.batch, "context": place.context}
             tree = entry.choice.tree
             scenario = Scenario(

@@ -52,10 +52,8 @@ def joined(profiles: Sequence[Profile]) -> Profile:
     """Join profiles of one device at single contexts into one, with the first one's provenance.
 
     Raises:
-        CostError: no profiles, or two at one batch size and context.
+        CostError: two at one batch size and context.
     """
-    if not profiles:
-        raise CostError("there is no profile to join")
     tables = sorted(
         (t for profile in profiles for t in profile.batches), key=lambda times: (times.batch, times.context)
     )

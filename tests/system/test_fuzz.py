@@ -35,6 +35,7 @@ from simulate.profiles.profile import load_profile, save_profile
 from simulate.runs.server_load import read_requests
 from simulate.validation.predictions import _hash, load_predictions
 from tests.executor.prompts.test_tools_and_thoughts import QWEN, SPELLINGS, WEATHER, called
+from tests.executor.train.test_token_rows import byte_tokenizer
 from tests.helpers.command_line import done, small_profile, small_trace
 from tests.helpers.drafters import random_drafter
 from tests.helpers.fuzzing import (
@@ -49,7 +50,6 @@ from tests.helpers.fuzzing import (
 )
 from tests.helpers.models import small_target
 from tests.helpers.source_texts import LOG, META, PROMETHEUS, RESPONSE
-from tests.system.test_data import byte_tokenizer
 from treeopt.api.report_files import report_page
 from treeopt.cli.options.value_types import STATIC
 from treeopt.cost_model import StepShape

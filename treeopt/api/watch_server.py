@@ -22,7 +22,7 @@ from treeopt.storage.work_file import check_same_settings
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile
     from treeopt.engines.connections.completions_client import CompletionsClient
-    from treeopt.monitoring.prometheus_watch import PlanWatch, Reference
+    from treeopt.monitoring.prometheus_watch import PlanWatch
 
 SCRAPE_S = 10.0  # longest wait for an answer
 
@@ -50,7 +50,7 @@ class WatchSettings(Settings):
         help="Relative difference that counts as no change; for acceptance the plan's own interval where that is "
         "wider.",
     )
-    reference: "Reference" = setting(
+    reference: str = setting(
         "plan",
         choices=("plan", "start"),
         help="Compare with the plan's figures, or with those of the first 30 blocks (start), where the plan's are off "
@@ -98,7 +98,7 @@ def watch(plan: Plan | Path | str, *, settings: WatchSettings) -> Iterator[dict[
         same = [{"plan": each.plan, **each.settings} for each in (before, state)]
         check_same_settings(settings.state, *same)
         state = before
-    compared = PlanWatch(plan, state, hours=settings.hours, tolerance=settings.tolerance, reference=settings.reference)
+    compared = PlanWatch(plan, state)
     if compared.tolerance[0] > settings.tolerance:
         warn([f"the plan knows its tau within {compared.tolerance[0]:.1%}: smaller changes go unnoticed"])
     clients = {url: CompletionsClient(url, timeout_s=SCRAPE_S) for url in settings.urls}

@@ -72,7 +72,10 @@ class Commands(DYMGroup):  # type: ignore[misc]
         except TreeoptError as error:
             fail(str(error), error.exit_code)
         except OSError as error:  # a full disk, a closed pipe
-            drop_stdout()
+            try:
+                sys.stdout.flush()
+            except OSError:  # closed: what is buffered is dropped, Python would try to write it again at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             fail(f"{error.filename or 'output'}: {error.strerror or error}", 1)
         except ImportError as error:
             if (package := (error.name or "").partition(".")[0]) in OWN:
@@ -109,14 +112,6 @@ def messages_on_stderr() -> Iterator[None]:
         log.removeHandler(handler)
         log.setLevel(before[0])
         log.propagate = before[1]
-
-
-def drop_stdout() -> None:
-    """If standard output is closed, discard what is buffered; Python would try to write it again at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _with_suggestions(message: str) -> str:

@@ -32,7 +32,7 @@ MACHINES: dict[str, Same] = {
     "processors": lambda one, other: look(one, "provenance", "processor") == look(other, "provenance", "processor"),
     "use of CUDA graphs": lambda one, other: bool(look(one, "graphs")) == bool(look(other, "graphs")),
     "targets": lambda one, other: look(one, "predicted", "target") == look(other, "predicted", "target"),
-    "contexts": lambda one, other: not _far(look(one, "priced_at"), look(other, "priced_at")),
+    "contexts": lambda *both: None in (at := [look(one, "priced_at") for one in both]) or not far(*at),
 }
 PARTS = ("target", "drafter")
 # How tokens are chosen, with the value that a file means when it does not record one.
@@ -42,10 +42,6 @@ CHOOSING = {"verification": None, "temperature": None, "top_k": 0, "top_p": 1.0}
 def device_of(meta: Any) -> Any:
     """Return the device that steps are priced for."""
     return look(meta, "transfer", "to") or look(meta, "device")
-
-
-def _far(context: Any, other: Any) -> bool:
-    return None not in (context, other) and far(context, other)
 
 
 def _origin(meta: Any, key: str) -> Any:

@@ -227,6 +227,10 @@ class Engine:
         kinds = frozenset().union(*(each.kinds for each in methods))
         drafter = drafter_notes(plan, engine=job.label, kinds=kinds)
         written = self._on_devices(str(look(plan.meta, "cost", "device")), written, job.notes)
+        holds = look(plan.meta, "holds")
+        if isinstance(holds, Mapping) and len(job.entries) > 1 and job.entries[-1].batch > holds["batch"]:
+            said = "{device} holds {batch} sequences of {context} tokens with the longest draft of this plan"
+            job.notes.append(f"{said.format_map(holds)}, not {job.entries[-1].batch}: export one size with --batch")
         checked = f"format checked against {self.checked}"
         closing = [coverage_note(job.fits)] if job.fits and self.sequences is None else []
         closing += [origin_note(job.fits)] if job.fits else []

@@ -211,16 +211,11 @@ class Question:
     search: SearchSettings
 
 
-def question_of(controls: Mapping[str, Any], *, deepest: int, policies: bool = False) -> Question:
-    """Return the question of the controls' values, by their names in `treeopt.explore.controls`.
-
-    Args:
-        controls: the values.
-        deepest: the depth of the trace; the sliders' right ends stand for the library's defaults.
-        policies: dynamic trees can be tried.
+def question_of(controls: Mapping[str, Any], offer: Offer) -> Question:
+    """Return the question of the controls' values, by their names; right ends of sliders are the library's defaults.
 
     Raises:
-        UsageError: batch sizes that are none.
+        UsageError: batch sizes that are none, or a file that is not offered.
     """
     measured, engine, dynamic = controls["source"] == MEASURED, controls["engine"], controls["dynamic"]
     kinds = {NO_POLICIES: (), ALL_POLICIES: ("all",)}.get(dynamic, (dynamic,))
@@ -229,10 +224,10 @@ def question_of(controls: Mapping[str, Any], *, deepest: int, policies: bool = F
         batch=batch_sizes(controls["batches"]),
         engine=None if engine == ANY_TREE else engine,
         max_nodes=controls["nodes"] if controls["nodes"] < NODES else None,
-        max_depth=controls["depth"] if controls["depth"] < deepest else None,
+        max_depth=controls["depth"] if controls["depth"] < offer.trace(controls["trace"]).depth else None,
         max_tpot_s=controls["tpot"] / 1e3 if controls["tpot"] else None,
         objective=controls["objective"],
-        policies=kinds if measured and policies else (),
+        policies=kinds if takes_policies(controls, offer) else (),
     )
     return Question(controls["trace"], controls["profile"] if measured else Device(*device), search)
 
@@ -316,8 +311,7 @@ def answer(question: Question, offer: Offer) -> Answer:
 def attempt(controls: Mapping[str, Any], offer: Offer) -> Answer | TreeoptError:
     """Ask the library what the controls say; an error is returned."""
     try:
-        deepest = offer.trace(controls["trace"]).depth
-        return answer(question_of(controls, deepest=deepest, policies=takes_policies(controls, offer)), offer)
+        return answer(question_of(controls, offer), offer)
     except TreeoptError as error:
         return error
 

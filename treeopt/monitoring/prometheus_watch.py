@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +35,6 @@ REACH = 1.1  # ratio to the smallest or largest planned batch up to which step t
 TAU = "tau"
 BEGUN = "process_start_time_seconds"  # tells replicas behind one address apart, and a restart
 BEGAN = "began="  # before it in the name of a worker
-Reference = Literal["plan", "start"]
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,9 @@ class WatchState:
 
     Attributes:
         plan: checksum of the plan's file.
-        settings: settings of the tests, which must not change.
+        settings: settings of the tests, which must not change: `hours`, least mean time between false alarms;
+            `tolerance`, half-width of the band of a ratio that counts as unchanged; `reference`, what ratios are
+            compared with: the plan, or the servers' own first blocks (start).
         servers: by address.
         tests: by name: `position 1`, ..., `tau`, `step time at batch 4`, ...
         open_s: seconds of the block that is not full yet.
@@ -186,22 +187,14 @@ class PlanWatch:
         tolerance: half-widths of the bands of acceptance and of step time, around a ratio of 1.
     """
 
-    def __init__(
-        self, plan: Plan, state: WatchState, *, hours: float, tolerance: float, reference: Reference = "plan"
-    ) -> None:
-        """Compare with a plan.
-
-        Args:
-            plan: the plan.
-            state: of an earlier run, or a new one.
-            hours: least mean time between false alarms.
-            tolerance: half-width of the band of a ratio that counts as unchanged.
-            reference: what the ratios are compared with: the plan, or the servers' own first blocks.
+    def __init__(self, plan: Plan, state: WatchState) -> None:
+        """Compare with a plan, from the state of an earlier run or a new one.
 
         Raises:
             PlanError: the plan drafts at no batch size.
         """
-        self.state, self._plan, self._hours, self._own = state, plan, hours, reference == "start"
+        self.state, self._plan, tolerance = state, plan, state.settings["tolerance"]
+        self._hours, self._own = state.settings["hours"], state.settings["reference"] == "start"
         drafting = [entry for entry in plan.entries if not entry.choice.plain]
         if not drafting:
             raise PlanError("the plan drafts at no batch size: its acceptance cannot be compared")

@@ -103,11 +103,14 @@ def as_html(page: Page, *, static: bool = False) -> str:
     ]
     charts = [chart for section in sections for finding in section["findings"] for chart in finding["charts"]]
     sliders = None if static else page.sliders
+    results = ", ".join(finding.title for finding in page.findings[:3])
+    more = f" and {len(page.findings) - 3} more" if len(page.findings) > 3 else ""
     scripts = [] if static else ["page.js"] if sliders is None else ["page.js", "sliders.js"]
     template = _environment().get_template("page.html.j2")
     return template.render(
         page=page,
-        description=_description(page),
+        # The content in one sentence, as search engines and previews show it.
+        description=f"Results of treeopt: {results}{more}." if results else "No results.",
         kinds=KINDS.replace("`", ""),
         sections=sections,
         css=_colours() + (FOLDER / "page.css").read_text("utf-8"),
@@ -166,13 +169,6 @@ def _answers(page: Page, kind: ResultKind) -> list[str]:
             texts[-1] += f" ({left} more below)"
         lines += [f"{finding.source.split(',')[0]}: {text}" if several else text for text in texts]
     return lines
-
-
-def _description(page: Page) -> str:
-    """Return the page's content in one sentence, as search engines and previews show it."""
-    results = ", ".join(finding.title for finding in page.findings[:3])
-    more = len(page.findings) - 3
-    return f"Results of treeopt: {results}{f' and {more} more' if more > 0 else ''}." if results else "No results."
 
 
 def _finding(place: int, finding: Finding, *, interactive: bool) -> dict[str, Any]:

@@ -116,11 +116,10 @@ class ResultKind:
 
     def blocks(self, value: Any, **known: Any) -> Blocks:
         """Return a value as every medium shows it: answers, what to do next, tables, warnings and conditions."""
-        tables = self.tables or self._table
         return (
             *(Line("answer", text) for text in self.answers(value)),
             *self.next_lines(value, **known),
-            *tables(value, **known),
+            *(self.tables(value, **known) if self.tables else [Table.of("", self.columns, self.rows(value))]),
             *(self.remarks or self._remarks)(value, **known),
         )
 
@@ -170,9 +169,6 @@ class ResultKind:
             return list(load(self.page_charts)(value, **known))
         drawn = (load(chart)(value) for chart in self.charts.values())
         return [chart for chart in drawn if chart is not None]
-
-    def _table(self, value: Any, **known: Any) -> Iterator[Table]:
-        yield Table.of("", self.columns, self.rows(value))
 
     def _remarks(self, value: Any, **known: Any) -> Iterator[Line]:
         yield from warnings_of(look(value, "warnings") or ())

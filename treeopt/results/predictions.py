@@ -1,7 +1,7 @@
 """Predictions: the plan that was written before anything was measured, with its hash."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from treeopt.plans import Plan, from_json
@@ -14,11 +14,6 @@ from treeopt.storage.provenance import look
 def plan_of(record: Mapping[str, Any]) -> Plan:
     """Return the plan that predictions are of."""
     return from_json(json.dumps(record["plan"]))
-
-
-def _remarks(record: Mapping[str, Any], **_: Any) -> Iterator[Line]:
-    yield from plans.remarks(plan_of(record))
-    yield Line("condition", f"Written before measuring: sha256 {record['sha256'][:16]}.")
 
 
 ENTRY = ResultKind(
@@ -35,7 +30,10 @@ ENTRY = ResultKind(
     answers=lambda record: plans.answers(plan_of(record)),
     summary=lambda record, **_: plans.summary(plan_of(record)),
     tables=lambda record, **_: plans.tables(plan_of(record)),
-    remarks=_remarks,
+    remarks=lambda record, **_: [
+        *plans.remarks(plan_of(record)),
+        Line("condition", f"Written before measuring: sha256 {record['sha256'][:16]}."),
+    ],
     charts={
         "speedup": "treeopt.charts.trace_charts:predicted_speedups",
         "latency": "treeopt.charts.trace_charts:predicted_latencies",

@@ -63,9 +63,14 @@ COLUMNS = (
 def answers(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield whether the best trees were found, the errors, and how many intervals hold."""
     yield from _best(record)
+    errors: dict[int, list[float]] = {}
+    for cell in record["cells"]:
+        errors.setdefault(cell["batch"], []).append(cell["error"])
+    mean = math.fsum(cell["error"] for cell in record["cells"]) / len(record["cells"])
+    fast = [f"{sum(e > 0 for e in of)} of {len(of)} at batch {batch}" for batch, of in errors.items()]
     yield (
         f"Error of the predicted speedup: mean {record['mean_error']:.1%}, largest {record['max_error']:.1%}; "
-        f"{_signed(record)}."
+        f"with signs {mean:+.1%}, too fast in {', '.join(fast)}."
     )
     coverage = record["coverage"]
     covered = coverage["covered"]
@@ -125,16 +130,6 @@ def _best(record: Mapping[str, Any]) -> Iterator[str]:
             predicted, measured = (ranged(found[side]["speedup"]).text for side in SIDES)
             line += f"; {predicted} times plain decoding predicted, {measured} measured"
         yield f"{line}."
-
-
-def _signed(record: Mapping[str, Any]) -> str:
-    """Return the mean error with its sign, and the share of cells that are predicted too fast, by batch size."""
-    errors: dict[int, list[float]] = {}
-    for cell in record["cells"]:
-        errors.setdefault(cell["batch"], []).append(cell["error"])
-    everything = [error for of_batch in errors.values() for error in of_batch]
-    fast = [f"{sum(e > 0 for e in of)} of {len(of)} at batch {batch}" for batch, of in errors.items()]
-    return f"with signs {math.fsum(everything) / len(everything):+.1%}, too fast in {', '.join(fast)}"
 
 
 def _named(name: str, cell: Mapping[str, Any] | None) -> str:

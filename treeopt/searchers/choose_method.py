@@ -164,14 +164,7 @@ def _with_better_siblings(parent: list[int], rank: list[int]) -> tuple[NDArray[n
 
 Values = NDArray[np.float64]  # (caps, m + 1): values of trees of 0, 1, ..., m nodes, −inf where there is none
 Counts = NDArray[np.int64]  # (caps, nodes + 1): nodes left to take, for each tree that is being read off
-
-
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """The part of a sibling: `below`, the nodes given to its children, and `chosen`, True where it is taken."""
-
-    below: NDArray[np.int16]
-    chosen: NDArray[np.bool_]
+Split = tuple[NDArray[np.int16], NDArray[np.bool_]]  # nodes given to a sibling's children; True where it is taken
 
 
 def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> tuple[Values, NDArray[np.bool_]]:
@@ -195,7 +188,7 @@ def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> tuple[Valu
     caps = np.arange(1, depth + 1)
     values = np.where(nodes.depth[:, None] <= caps, nodes.value[:, None], -np.inf)
     lists: dict[int, Values] = {}
-    steps: dict[int, _Step] = {}
+    splits: dict[int, Split] = {}
     none = np.zeros((depth, 1))
     for above in range(len(nodes.value) - 1, -2, -1):
         start, end = nodes.first[above + 1 : above + 3].tolist()
@@ -203,15 +196,15 @@ def select(nodes: Nodes, limits: Limits, *, size: int, depth: int) -> tuple[Valu
         for node in range(end - 1, start - 1, -1):
             below = lists.pop(node, none)
             other = none if limits.contiguous else after
-            after, steps[node] = _take(values[node][:, None], below, after, other, size)
+            after, splits[node] = _take(values[node][:, None], below, after, other, size)
         if above < 0 or end > start:
             lists[above] = after
     value = np.full((depth, size + 1), -np.inf)
     value[:, : lists[-1].shape[1]] = lists[-1]
-    return value, _read_off(nodes, steps, np.where(np.isfinite(value), np.arange(size + 1), 0))
+    return value, _read_off(nodes, splits, np.where(np.isfinite(value), np.arange(size + 1), 0))
 
 
-def _take(value: Values, below: Values, after: Values, other: Values, size: int) -> tuple[Values, _Step]:
+def _take(value: Values, below: Values, after: Values, other: Values, size: int) -> tuple[Values, Split]:
     """Return X(i, m) from its parts, and the split that reaches it."""
     length = min(size + 1, max(below.shape[1] + after.shape[1], other.shape[1]))
     best = np.full((len(value), length), -np.inf)
@@ -228,10 +221,10 @@ def _take(value: Values, below: Values, after: Values, other: Values, size: int)
     without = np.full_like(best, -np.inf)
     without[:, : other.shape[1]] = other[:, :length]
     chosen = best > without
-    return np.where(chosen, best, without), _Step(split, chosen)
+    return np.where(chosen, best, without), (split, chosen)
 
 
-def _read_off(nodes: Nodes, steps: dict[int, _Step], wanted: Counts) -> NDArray[np.bool_]:
+def _read_off(nodes: Nodes, splits: dict[int, Split], wanted: Counts) -> NDArray[np.bool_]:
     """Return the nodes of the best trees of the wanted sizes, for all trees at once."""
     taken = np.zeros((len(nodes.value), *wanted.shape), dtype=np.bool_)
     left = {-1: wanted}
@@ -242,10 +235,10 @@ def _read_off(nodes: Nodes, steps: dict[int, _Step], wanted: Counts) -> NDArray[
         if now is None or not now.any():
             continue
         for node in range(start, end):
-            step = steps[node]
-            at = np.minimum(now, step.chosen.shape[1] - 1)
-            chosen = (now > 0) & step.chosen[caps, at]
-            below = np.where(chosen, step.below[caps, at], 0)
+            given, kept = splits[node]
+            at = np.minimum(now, kept.shape[1] - 1)
+            chosen = (now > 0) & kept[caps, at]
+            below = np.where(chosen, given[caps, at], 0)
             taken[node] = chosen
             left[node] = below
             now = np.where(chosen, now - 1 - below, now)

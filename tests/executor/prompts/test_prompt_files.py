@@ -8,9 +8,9 @@ from transformers import AutoTokenizer
 
 from executor.prompts.prompt_files import Prompt, encode, read_prompts
 from executor.train.count_ngrams import read_texts
+from tests.executor.train.test_token_rows import CHATML, byte_tokenizer
 from tests.helpers.command_line import collect, read_json, refused, run
 from tests.helpers.command_line import tiny as tiny
-from tests.system.test_data import CHATML, byte_tokenizer
 from treeopt.errors import ExecutorError
 from treeopt.traces.trace_files import load_trace
 

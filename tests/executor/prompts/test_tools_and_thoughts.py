@@ -10,7 +10,7 @@ from executor.prompts.prompt_files import encode, encoded, messages_of, read_pro
 from executor.train.self_distill import Writing, _prompts, before_tools
 from executor.train.token_rows import Text, read_texts
 from executor.train.token_rows import encode as encode_rows
-from tests.system.test_data import CHATML, byte_tokenizer, learnt
+from tests.executor.train.test_token_rows import CHATML, byte_tokenizer, learnt
 from treeopt.errors import ExecutorError
 
 # As Qwen's: tools in front, calls as JSON, thoughts of the last answer alone.

@@ -19,9 +19,9 @@ from executor.target.packed_linears import plain_tensors, quantization_of
 from executor.target.target_model import Target
 from executor.target.tokenizer import load_tokenizer
 from executor.verification.tree_tensors import Topology
+from tests.executor.train.test_token_rows import byte_tokenizer
 from tests.helpers.models import CONFIGS, SMALL, random_heads, random_prompts, small_model
 from tests.helpers.sharded import TREE, decoded
-from tests.system.test_data import byte_tokenizer
 from treeopt.errors import ExecutorError
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent

@@ -12,8 +12,8 @@ from executor.prompts.prompt_files import up_to_answer
 from executor.target.target_model import Target
 from executor.train.self_distill import Writing, rewrite
 from executor.train.token_rows import Text, encode, read_texts, tokenizer_hash
+from tests.executor.train.test_token_rows import CHATML, byte_tokenizer
 from tests.helpers.models import SMALL, generated
-from tests.system.test_data import CHATML, byte_tokenizer
 from treeopt.errors import ExecutorError, UsageError
 
 # As Qwen3's: earlier answers are shown otherwise than they were written.

@@ -18,7 +18,7 @@ from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
 from simulate.roofline.data_sheets import Fitted, Hardware, find_hardware, own_hardware, stated_error
-from simulate.roofline.forward_time import Kernels, tiled_rows
+from simulate.roofline.forward_time import Kernels
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.unmeasured_profiles import transfer
@@ -128,15 +128,6 @@ def test_one_token_is_bound_by_bytes_and_many_by_arithmetic():
     # no attention to speak of: products alone, and the logits of 65536 rows, which are read and written
     products = 2 * Forward.of(L3).weights * rows / cost.kernels.flop_rate
     assert products < short < 1.25 * products  # activations go through memory between products
-
-
-def test_tiles_make_a_staircase():
-    assert tiled_rows(np.arange(1, 17)).tolist() == [16.0] * 16
-    cost = roofline(L3, device="a100-80")
-    at = cost.verify([64, 65, 128, 129], batch=1).total_s
-    # one more token at an edge against 63 between edges, whose activations alone are more
-    assert at[1] - at[0] > 2 * (at[2] - at[1])
-    assert at[3] - at[2] > 2 * (at[2] - at[1])
 
 
 # Published or predicted by the reference study with a layer's fixed time that it does not state: milliseconds of the

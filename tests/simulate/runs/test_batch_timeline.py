@@ -163,40 +163,21 @@ def test_steps_are_priced_with_what_the_tree_commits():
     assert dearly.step_s - plainly.step_s == pytest.approx(0.5 * (replay_tree(tree, trace).tau - 1))
 
 
-@pytest.mark.parametrize("batch", [1, 4, 16])
-def test_long_runs_come_to_the_renewal_reward_ratio(batch):
-    """Tokens a second tend to batch * tau / step time: what is missing is that the last rows run dry.
-
-    A run of S row-steps is at most one longest request longer than a full one of S / batch steps.
-    """
-    trace = drawn_trace([[0.7, 0.1], [0.3, 0.2]], [40] * 600, depth=4, rng=np.random.default_rng(3))
-    tree = Tree.from_paths([(0, 0, 0), (1, 0)])
-    found = run(trace, tree, COST, batch=batch)
-    full = batch * replay_tree(tree, trace).tau / COST.price(batch, tree.nodes + 1, None)
-    row_steps, longest = found.steps.sum(), found.steps.max()
-    assert found.rate().value <= full * (1 + 1e-12) or batch > 1
-    steps = len(found.step_s)
-    assert row_steps / batch <= steps <= row_steps / batch + longest
-    assert found.rate().value == pytest.approx(full, rel=2 * batch * longest / row_steps)
-
-
 @pytest.mark.slow
 def test_the_interval_of_the_rate_is_as_wide_as_reruns_with_resampled_requests():
     """400 reruns: their spread is known to 3.5 % (one standard error), and the linearised one must be within 15 %."""
     rng = np.random.default_rng(11)
     trace = drawn_trace([[0.8], [0.2], [0.5]], rng.integers(10, 60, 150).tolist(), depth=3, rng=rng)
     found = run(trace, Tree.chain(3), COST, batch=4).rate()
-    tokens, accepted = trace.lengths, accepted_lengths(Tree.chain(3), trace)
     rates = []
     for _ in range(400):
         drawn = rng.integers(0, trace.requests, trace.requests)
         again = with_lengths(
             np.concatenate([trace.rank[trace.starts[r] : trace.stops[r]] for r in drawn]),
-            tokens[drawn].tolist(),
+            trace.lengths[drawn].tolist(),
             width=1,
         )
-        kept = np.concatenate([accepted[trace.starts[r] : trace.stops[r]] for r in drawn])
-        rates.append(run(again, Tree.chain(3), COST, batch=4, accepted=kept).rate().value)
+        rates.append(run(again, Tree.chain(3), COST, batch=4).rate().value)
     assert (found.high - found.value) / 1.976 == pytest.approx(np.std(rates), rel=0.15)
 
 

@@ -1,4 +1,4 @@
-"""A server against an event loop written a second time, queueing theory's closed forms, and runs of a batch."""
+"""A server against an event loop written a second time, and queueing theory's closed forms."""
 
 import json
 import math
@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.runs.batch_record import run
 from simulate.runs.server import Switching
 from simulate.runs.server_load import Load, Workload, read_requests
 from simulate.runs.server_record import figures, replicate
@@ -147,18 +146,6 @@ def test_requests_tokens_and_time_are_conserved(case):
     assert served.running(times[-1:]).tolist() == [0]
 
 
-@given(traces(requests=(1, 8)), st.integers(1, 4), st.sampled_from([0.0, 0.5]))
-def test_a_saturated_server_is_a_run_of_a_batch(trace, rows, prefill_s):
-    """All are there from the beginning: the same times, exactly (prices are multiples of 1/8)."""
-    tree, everyone = Tree.chain(min(2, trace.depth)), np.arange(trace.requests)
-    work = Workload(np.zeros(trace.requests), everyone, trace.lengths)
-    found = serve(trace, work, Switching((tree,)), COST, rows=rows, prefill_s=prefill_s).timeline
-    due = run(trace, tree, COST, batch=rows, prefill_s=prefill_s)
-    for name in ("started_s", "step_s", "occupancy", "committed", "admitted_s", "first_s", "done_s", "tokens", "steps"):
-        assert getattr(found, name).tolist() == getattr(due, name).tolist(), name
-    assert found.rate().value == due.rate().value
-
-
 # --- queueing theory
 
 
@@ -191,20 +178,6 @@ def test_one_row_and_constant_texts_are_m_d_1():
     assert close(found["waiting"], 0.7 * 0.7 / (2 * 0.3))
     assert close(found["requests_s"], 0.7)
     assert close(found["tokens_s"], 1.4)
-
-
-@pytest.mark.slow
-def test_one_row_and_speculation_are_m_g_1():
-    """Wait rate E[S^2] / (2 (1 - rho)), S the seconds of a request's own walk."""
-    rng = np.random.default_rng(8)
-    lengths = rng.integers(1, 20, 40).tolist()
-    trace = with_lengths(rng.integers(-1, 2, (sum(lengths), 2)), lengths, width=2)
-    tree = Tree.from_paths([(0, 0), (1,)])
-    service = replay_tree(tree, trace).steps * 0.1
-    rate = 0.6 / service.mean()
-    found = waits(trace, tree, rate=rate, rows=1, step_s=0.1)
-    assert close(found["wait"], rate * (service**2).mean() / (2 * 0.4))
-    assert close(found["busy"], 0.6)
 
 
 # --- changes
@@ -277,6 +250,8 @@ def test_figures_by_hand():
     late = figures(served, Load(), warmup_s=2.0)
     assert late["tokens_s"] == 4 / 6
     assert late["within"] == 1
+    limited = figures(served, Load(ttft_s=2.0), warmup_s=1.0)  # of those at 2.5 and 8, the second
+    assert (limited["within"], limited["goodput_s"]) == (1 / 2, 1 / 7)
     with pytest.raises(UsageError, match="warm-up must end before the last arrival at 8 s, got 8 s"):
         figures(served, Load(), warmup_s=8.0)
 

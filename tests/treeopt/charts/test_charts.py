@@ -30,6 +30,7 @@ from treeopt.charts.trace_charts import (
     acceptance_by_domain,
     accepted_shares,
     calibration,
+    plan_charts,
     tau_by_nodes,
     tree_picture,
 )
@@ -136,6 +137,13 @@ def test_nodes_of_a_tree_are_all_drawn(charts):
     nodes = rows(charts["tree"], "circle")
     assert len({(row["depth"], row["row"]) for row in nodes}) == tree.nodes
     assert [row["rank"] for row in nodes] == list(tree.ranks)
+
+
+def test_chosen_trees_are_drawn_once_with_their_batch_sizes():
+    sizes = {1: Tree.chain(2), 4: Tree.chain(1), 8: Tree.chain(2), 16: None, 32: Tree.chain(3), 64: Tree.chain(4)}
+    _, _, *pictures = plan_charts(plan_of(*(entry(batch, tree) for batch, tree in sizes.items())))
+    titles = [Figure.of(picture).title for picture in pictures]
+    assert titles == ["Chosen tree, batch 1, 8", "Chosen tree, batch 4", "Chosen tree, batch 32"]
 
 
 def test_the_batch_size_is_marked_from_which_speculation_does_not_pay():

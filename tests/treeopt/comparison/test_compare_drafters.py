@@ -320,6 +320,7 @@ REFUSED = (
     (["--profile", "p.json"], "give --batch"),
     (["--batch", "1", "--profile", "worse.json"], "once for each trace, 2 times, got 1"),
     (["--shapes", "ladder:4"], "chain:N or best:N"),
+    (["--requests", "41"], "worse.npz has 40: give fewer"),
 )
 
 
@@ -334,7 +335,9 @@ def test_files_of_one_name_are_told_apart_by_their_folders(files, two):
     for name in ("one", "two"):
         (files / name).mkdir()
         save_trace(two["worse"], files / name / "trace.npz")
-    record = json.loads(done("compare", *(files / n / "trace.npz" for n in ("one", "two")), "--json").stdout)
+    given = (files / name / "trace.npz" for name in ("one", "two"))
+    record = json.loads(done("compare", *given, "--requests", "20", "--json").stdout)
+    assert record["meta"]["requests_judged_on"] == 10
     assert [each["drafter"] for each in record["contests"][0]["standings"]] == ["one/trace", "two/trace"]
 
 

@@ -160,6 +160,14 @@ def test_a_launch_takes_the_devices_that_were_priced(name: str) -> None:
         assert told == (device.startswith("8") and not result.launch.endswith(" 8"))
 
 
+def test_a_schedule_that_its_longest_draft_leaves_no_memory_for_is_noted() -> None:
+    entries = plan_of(entry(16, Tree.chain(5)), entry(32, Tree.chain(2))).entries
+    plan = Plan(entries, {"holds": {"device": "H200", "context": 4096, "share": 0.92, "batch": 16}})
+    note = "H200 holds 16 sequences of 4096 tokens with the longest draft of this plan, not 32: export one size with "
+    assert any(said.startswith(note) for said in exported("vllm", plan, **EAGLE3).notes)
+    assert not any("H200 holds" in said for said in exported("vllm", plan, batch=32, **EAGLE3).notes)
+
+
 def test_choices_of_medusa_are_in_its_lines() -> None:
     result = exported("medusa", batch=1)
     calls = [node for node in ast.walk(ast.parse(result.launch)) if isinstance(node, ast.Call)]

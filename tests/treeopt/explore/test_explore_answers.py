@@ -45,7 +45,7 @@ def offer(folder):
 
 @pytest.fixture(scope="module")
 def answered(offer):
-    return answers.answer(question_of(CONTROLS, deepest=3), offer)
+    return answers.answer(question_of(CONTROLS, offer), offer)
 
 
 def random_controls(rng: np.random.Generator) -> dict:
@@ -157,7 +157,7 @@ def test_what_has_no_answer_is_one_line(offer, control, value, words):
 
 def test_what_the_library_reports_stands_on_the_page_and_nowhere_else(folder, capfd):
     offer = Offer.of_files([folder / "trace.npz"], [folder / "profile.json"])
-    found = answers.answer(question_of(CONTROLS | {"batches": "1"}, deepest=3), offer)
+    found = answers.answer(question_of(CONTROLS | {"batches": "1"}, offer), offer)
     assert any("interval" in line or "request" in line for line in found.warnings), found.warnings
     assert capfd.readouterr() == ("", "")
 
@@ -185,7 +185,7 @@ def test_the_plan_s_file_is_what_search_writes_apart_from_provenance(answered, f
 
 
 def test_the_configuration_is_what_export_writes(offer, folder, tmp_path):
-    found = answers.answer(question_of(CONTROLS | {"engine": "vllm"}, deepest=3), offer)
+    found = answers.answer(question_of(CONTROLS | {"engine": "vllm"}, offer), offer)
     (tmp_path / "plan.json").write_text(answers.plan_text(found))
     words = ("--format", "vllm", "--method", "eagle", "--model", "heads", "--output", tmp_path / "vllm.json")
     done("export", tmp_path / "plan.json", *words)
@@ -206,7 +206,7 @@ def test_the_report_is_what_report_writes(answered, folder, tmp_path):
 
 
 def test_an_export_that_lacks_a_setting_is_one_line(offer):
-    found = answers.answer(question_of(CONTROLS | {"engine": "vllm"}, deepest=3), offer)
+    found = answers.answer(question_of(CONTROLS | {"engine": "vllm"}, offer), offer)
     for choices, option in (({}, "--method"), ({"method": "eagle"}, "--model")):
         failed = answers.attempt_export(found, **choices)
         assert isinstance(failed, TreeoptError)
@@ -238,7 +238,7 @@ def test_a_plan_without_speculation_has_a_page_too(offer, folder, tmp_path):
     slow = replace(slow, batches=tuple(replace(times, rest=((2, 1.0), (64, 2.0))) for times in slow.batches))
     save_profile(slow, tmp_path / "slow.json")
     offer = Offer.of_files([folder / "trace.npz"], [tmp_path / "slow.json"])
-    found = answers.answer(question_of(CONTROLS | {"profile": "slow.json"}, deepest=3), offer)
+    found = answers.answer(question_of(CONTROLS | {"profile": "slow.json"}, offer), offer)
     assert "do not speculate" in answer_parts.headline(found, 1).text
     assert len(list(answer_parts.charts_of(found, 1))) == 3
 
@@ -249,7 +249,7 @@ def test_without_profiles_step_times_come_from_data_sheets(offer, answered):
     assert list(controls.source(alone).options) == ["from a data sheet"]
     values = {"trace": controls.trace(alone).value, "source": controls.source(alone).value, "depth": 3}
     values |= {**controls.predicted(alone).value, **controls.limits().value}
-    assert question_of(values, deepest=3) == Question("trace.npz", Device("H100 SXM"), SearchSettings(batch=(1, 4)))
+    assert question_of(values, alone) == Question("trace.npz", Device("H100 SXM"), SearchSettings(batch=(1, 4)))
     assert isinstance(answers.attempt(values, alone), answers.Answer)
     assert controls.handover("vllm", answered.plan).value == {"method": None, "model": "", "batch": None}
 

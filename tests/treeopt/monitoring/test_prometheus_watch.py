@@ -54,8 +54,8 @@ class Served:
         return {"": Totals(tuple(self.sums[:3]), *self.sums[3:])}
 
 
-def watched(hours=10_000.0, **settings):
-    return PlanWatch(plan(), WatchState("plan", {}), hours=hours, tolerance=0.02, **settings)
+def watched(hours=10_000.0, reference="plan", of=None):
+    return PlanWatch(of or plan(), WatchState("plan", {"hours": hours, "tolerance": 0.02, "reference": reference}))
 
 
 def verdicts(watch):
@@ -232,7 +232,7 @@ def test_an_idle_server_changes_nothing():
 
 
 def test_step_times_outside_the_planned_batch_sizes_are_not_compared():
-    watch = PlanWatch(plan((4,)), WatchState("plan", {}), hours=100, tolerance=0.02)
+    watch = watched(of=plan((4,)))
     watch.add("a", {"": Totals((0, 0, 0), 0, 0, 0, 0, 0)}, 0.0)
     watch.add("a", {"": Totals((70, 42, 21), 100, 2.0, 200, 100, 1)}, 30.0)  # 2 run together
     assert "step time at batch 4" not in watch.state.tests
@@ -241,7 +241,7 @@ def test_step_times_outside_the_planned_batch_sizes_are_not_compared():
 
 def test_a_plan_that_drafts_nothing_is_refused():
     with pytest.raises(PlanError, match="drafts at no batch size"):
-        PlanWatch(plan_of(entry(4, None)), WatchState("plan", {}), hours=100, tolerance=0.02)
+        watched(of=plan_of(entry(4, None)))
 
 
 def test_a_state_survives(tmp_path):

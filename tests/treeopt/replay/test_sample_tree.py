@@ -45,9 +45,9 @@ def test_the_page_draws_a_sample_of_a_dynamic_choice():
     plain = Choice("no speculation", None, one, 0.01, one)
     meta = {"trace": dict(trace.meta), "cost": {}, "search": {"objective": "throughput"}}
     plan = Plan((PlanEntry(1, choice, None, (plain,), {}, Proof("tokens", False, "Searched: one")),), meta, best=1)
-    charts = plan_charts(plan, trace=trace)
+    charts = list(plan_charts(plan, trace=trace))
     spec = charts[-1].to_dict()
     assert spec["title"]["text"] == "Dynamic tree, batch 1, a sample"
     (nodes,) = (layer for layer in spec["layer"] if layer["mark"]["type"] == "circle")
     assert len(spec["datasets"][nodes["data"]["name"]]) == 8
-    assert len(plan_charts(plan)) == len(charts) - 1
+    assert len(list(plan_charts(plan))) == len(charts) - 1

@@ -57,7 +57,10 @@ def profile(settings: ProfileSettings, output: Path, *, force: bool) -> None:
     work.unlink(missing_ok=True)
     printing.warn(_rarely_drafted(measured.meta))
     sizes = ", ".join(dict.fromkeys(str(times.batch) for times in measured.batches))
-    errors = _size_errors(measured.relative_error, **measured.meta["left_out_sizes"]) + _policy_errors(measured.meta)
+    growths = measured.meta.get("growths", {}).items()
+    policies = ", ".join(f"{growth} {record['median_error']:.1%}" for growth, record in growths)
+    errors = _size_errors(measured.relative_error, **measured.meta["left_out_sizes"])
+    errors += f"; median error of left-out dynamic trees: {policies}" if policies else ""
     printing.say(f"profile of batch {sizes} written to {output}; {errors}")
 
 
@@ -89,10 +92,3 @@ def _size_errors(error: float, *, cells: int, median_error: float | None) -> str
         few = f"only {cells} sizes could be left out, too few for a 95 % interval"
         return f"{few}{median}: other sizes are assumed to have an error of {error:.1%}"
     return f"a left-out size is predicted within {error:.1%} in 95 % of cases{median}"
-
-
-def _policy_errors(meta: Mapping[str, Any]) -> str:
-    """Return how well steps of dynamic policies are predicted, in words."""
-    known = meta.get("growths", {}).items()
-    errors = ", ".join(f"{growth} {record['median_error']:.1%}" for growth, record in known)
-    return f"; median error of left-out dynamic trees: {errors}" if errors else ""

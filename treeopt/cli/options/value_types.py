@@ -148,7 +148,11 @@ DURATION = Text("time", _duration, float)
 
 
 def numbers(noun: str = "batch sizes") -> Text:
-    """Return the type of whole numbers such as `1,2,8`, `512,8k` (k: 1024) or `1-64`, which doubles; each once."""
+    """Return the type of whole numbers such as `1,2,8`, `512,8k` (k: 1024) or `1-64`, which doubles; each once.
+
+    >>> numbers().read("4,1-10,8k")
+    (4, 1, 2, 8, 10, 8192)
+    """
 
     def read(text: str) -> tuple[int, ...]:
         found: list[int] = []

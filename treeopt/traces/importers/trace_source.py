@@ -5,7 +5,7 @@ Outputs of engines are recognised by their content, whatever the file is called.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -122,11 +122,11 @@ class ImportedFile:
     requests: int | None = None
     length: int = IMPORTED_LENGTH
     seed: int = 0
-    rng: np.random.Generator = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Make the generator of its texts."""
-        object.__setattr__(self, "rng", np.random.default_rng(self.seed))
+    @property
+    def rng(self) -> np.random.Generator:
+        """A new generator of its texts."""
+        return np.random.default_rng(self.seed)
 
     def of_chain(self, chain: Chain, kind: str, *, steps: int | None = None, **recorded: Any) -> Trace:
         """Return a trace with the acceptance of a chain from this kind of output; `recorded` goes to its provenance."""
@@ -179,7 +179,7 @@ def import_trace(file: ImportedFile, settings: Mapping[str, Any]) -> Trace:
     check_settings(file.kind, settings)
     try:
         if file.kind in (RECOGNISED, *ALIASES):
-            return _of_output(file, **settings)
+            return _of_output(file, settings)
         reader = SOURCES[file.kind].trace
         assert reader is not None
         return reader(file, **settings)
@@ -187,15 +187,15 @@ def import_trace(file: ImportedFile, settings: Mapping[str, Any]) -> Trace:
         raise TraceError(f"{file.path}: {error}") from error
 
 
-def _of_output(file: ImportedFile, *, before: Path | None = None, steps: int | None = None, **settings: Any) -> Trace:
-    named = settings | {name: value for name, value in {"before": before, "steps": steps}.items() if value is not None}
+def _of_output(file: ImportedFile, settings: Mapping[str, Any]) -> Trace:
+    before = settings.get("before")
     try:
         earlier = None if before is None else read_text(before)
     except TraceError as error:
         raise TraceError(f"--before {before}: {error}") from error
-    source, chain = read_output(read_text(file.path), named, before=earlier)
+    source, chain = read_output(read_text(file.path), settings, before=earlier)
     recorded = {} if before is None else {"before": {"file": before.name, "sha256": checksum(before)}}
-    return file.of_chain(chain, source.name, steps=steps, **recorded)
+    return file.of_chain(chain, source.name, steps=settings.get("steps"), **recorded)
 
 
 def read_output(text: str, settings: Mapping[str, Any], *, before: str | None = None) -> tuple[TraceSource, Chain]:

@@ -176,14 +176,8 @@ def _logged(text: str) -> list[_Placed]:
         for match in _LOGGED.finditer(line):
             if match[2] in record or not record:
                 record = {}
-                records.append(
-                    (
-                        _printed_place(
-                            line[max(end, match.start() - NEAR) : match.start()], line[match.end() :][:NEAR]
-                        ),
-                        record,
-                    )
-                )
+                before, after = line[max(end, match.start() - NEAR) : match.start()], line[match.end() :][:NEAR]
+                records.append((_printed_place(before, after), record))
             parts = [part for part in match[3].split(",") if part.strip()]  # what is no count is for the check
             record[match[2]] = [int(p) if p.strip().isdecimal() and len(p) <= LONGEST_COUNT else p for p in parts]
             end = match.end()
@@ -198,28 +192,24 @@ def _printed_place(before: str, after: str) -> _Place | None:
     return (name[2],) if name else None
 
 
-def _dense(value: Any, key: str, where: str) -> list[int]:
+def _histogram(record: Mapping[str, Any], where: str) -> list[int]:
     """Return a histogram as counts of 0, 1, ...; sparse ones have the numbers of drafts as keys."""
+    key = next(key for key in HISTOGRAM if record.get(key) is not None)
+    value = record[key]
     if isinstance(value, dict):
         if not all(isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 4 for name in value):
             raise TraceError(f"{where}: `{key}` must have numbers of drafts as keys, found {list(value)!r:.60}")
         sparse = {int(name): count for name, count in value.items()}
-        if max(sparse, default=0) > MAX_DEPTH:
-            raise TraceError(
-                f"{where}: `{key}` must have at most {MAX_DEPTH + 1} entries and {MAX_RESPONSE_STEPS} steps"
-            )
         value = [sparse.get(number, 0) for number in range(max(sparse, default=0) + 1)]
-    if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
-        raise TraceError(f"{where}: `{key}` must be a list of counts, found {value!r:.60}")
-    return value
-
-
-def _histogram(record: Mapping[str, Any], where: str) -> list[int]:
-    key = next(key for key in HISTOGRAM if record.get(key) is not None)
-    value = _dense(record[key], key, where)
+    _check_counts(value, key, where)
     if len(value) > MAX_DEPTH + 1 or sum(value) > MAX_RESPONSE_STEPS:
         raise TraceError(f"{where}: `{key}` must have at most {MAX_DEPTH + 1} entries and {MAX_RESPONSE_STEPS} steps")
-    return value
+    return list(value)
+
+
+def _check_counts(value: Any, key: str, where: str) -> None:
+    if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
+        raise TraceError(f"{where}: `{key}` must be a list of counts, found {value!r:.60}")
 
 
 def _lengths(record: Mapping[str, Any], where: str) -> tuple[int, ...]:
@@ -234,16 +224,14 @@ def _lengths(record: Mapping[str, Any], where: str) -> tuple[int, ...]:
     longest = record.get(LONGEST)
     if longest is not None and (type(longest) is not int or not lengths.max() <= longest <= MAX_DEPTH):
         raise TraceError(f"{where}: `{LONGEST}` must be in {lengths.max()}..{MAX_DEPTH}, found {longest!r:.40}")
-    accepted, drafted = (record.get(key) for key in PER_STEP)
-    if accepted is None and drafted is None:
+    if all(record.get(key) is None for key in PER_STEP):
         return tuple(lengths.tolist())
-    for key, value in zip(PER_STEP, (accepted, drafted), strict=True):
-        if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
-            raise TraceError(f"{where}: `{key}` must be a list of counts, found {value!r:.60}")
-    assert accepted is not None
-    if sorted(accepted) != lengths.tolist() or len(drafted or ()) != len(accepted):
+    for key in PER_STEP:
+        _check_counts(record.get(key), key, where)
+    accepted, drafted = (record[key] for key in PER_STEP)
+    if sorted(accepted) != lengths.tolist() or len(drafted) != len(accepted):
         raise TraceError(f"{where}: `{PER_STEP[0]}` and `{PER_STEP[1]}` do not fit the histogram")
-    if any(number > tried for number, tried in zip(accepted, drafted or (), strict=True)):
+    if any(number > tried for number, tried in zip(accepted, drafted, strict=True)):
         raise TraceError(f"{where}: a step accepted more than it drafted")
     return tuple(accepted)
 
