@@ -145,6 +145,8 @@ def eagle_content(drafter: Eagle, layout: str | None, target: Target | None, nam
     if layout:
         tensors[EMBEDDINGS] = embedding_of(target, layout)
     if layout == "eagle-sglang":
+        if drafter.config.attention_bias:
+            raise ExecutorError(f"{layout} cannot express biases of queries, keys and values: SGLang wants a fourth")
         tensors.setdefault(BIAS, torch.zeros(drafter.fc.out_features))
         config = {**config, "architectures": ["LlamaForCausalLMEagle"], "bias": False}
     if drafter.groups:
