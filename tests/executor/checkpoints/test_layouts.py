@@ -489,9 +489,9 @@ def test_what_cannot_be_written_leaves_no_file(tmp_path, target):
     for layout in ("vllm", "eagle-sglang"):
         with pytest.raises(ExecutorError, match=f"{layout} has no router over the vocabulary"):
             save_drafter(tmp_path, made("coral-router", target), dtype="float32", meta={}, layout=layout, target=target)
+    biased, layout = made("eagle-qkv-bias", target), "eagle-sglang"
     with pytest.raises(ExecutorError, match="eagle-sglang cannot express biases of queries, keys and values"):
-        words = {"dtype": "float32", "meta": {}, "layout": "eagle-sglang"}
-        save_drafter(tmp_path, made("eagle-qkv-bias", target), target=target, **words)
+        save_drafter(tmp_path, biased, dtype="float32", meta={}, layout=layout, target=target)
     with pytest.raises(ExecutorError, match="dtype must be one of float32"):
         save_drafter(tmp_path, made("eagle", target), dtype="int8", meta={})
     with pytest.raises(ExecutorError, match="a Linear has no layout"):
