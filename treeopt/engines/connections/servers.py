@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -223,7 +224,7 @@ class LaunchedServers(ABC):
 
     @abstractmethod
     def _steps(
-        self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
+        self, server: Running, number: int, request: EngineRequest, lane: int, *, draft: int, began_s: float
     ) -> Generator[EngineStep, None, None]:
         """Ask a server to decode a request, and yield its steps.
 
@@ -260,14 +261,10 @@ class LaunchedServers(ABC):
         self.launch(draft)
         if concurrency < 1:
             raise UsageError(f"concurrency must be at least 1, got {concurrency}")
-        server, length = self._servers.server(draft), draft if isinstance(draft, int) else draft.depth
+        server, longest = self._servers.server(draft), draft if isinstance(draft, int) else draft.depth
         if "version" not in self.meta and (version := self._version(server)) is not None:
             self.meta = {**self.meta, "version": version}
-        began_s = time.monotonic()
-
-        def ask(number: int, request: EngineRequest, lane: int) -> Generator[EngineStep, None, None]:
-            return self._steps(server, number, request, lane=lane, draft=length, began_s=began_s)
-
+        ask = partial(self._steps, server, draft=longest, began_s=time.monotonic())
         try:
             yield from in_flight(requests, ask, concurrency=concurrency, cancel=server.client.cancel)
         except EngineError:

@@ -58,7 +58,7 @@ class SGLang(LaunchedServers):
         return None
 
     def _steps(
-        self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
+        self, server: Running, number: int, request: EngineRequest, lane: int, *, draft: int, began_s: float
     ) -> Generator[EngineStep, None, None]:
         client = server.client
         prompt = {"input_ids": list(request.tokens)} if request.text is None else {"text": request.text}
