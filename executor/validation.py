@@ -115,17 +115,16 @@ class LiveComparison:
         if self.runner.relaunches:
             return {entry.batch: (1, 1) for entry in self.plan.entries}
         largest = max(entry.batch for entry in self.plan.entries)
-        token_s = {entry.batch: self._token_s(entry) for entry in self.plan.entries}
+        token_s = dict[int, float]()  # expected, summed over all configurations; 0 if the plan has none of them
+        for entry in self.plan.entries:
+            plain = [choice for choice in (entry.choice, *entry.compared) if choice.plain][:1]
+            choices = (*plain, *self._drafting(entry).values())
+            token_s[entry.batch] = sum(1 / choice.tokens_s(entry.batch) for choice in choices)
         longest = max(token_s.values())
         return {
             batch: (min(largest // batch, MAX_PIECES), min(round(longest / seconds), MAX_PASSES) if seconds else 1)
             for batch, seconds in token_s.items()
         }
-
-    def _token_s(self, entry: PlanEntry) -> float:
-        """Return the expected seconds per token, summed over all configurations; 0 if the plan has none of them."""
-        plain = [choice for choice in (entry.choice, *entry.compared) if choice.plain][:1]
-        return sum(1 / choice.tokens_s(entry.batch) for choice in (*plain, *self._drafting(entry).values()))
 
     @property
     def _parts(self) -> list[NDArray[np.int64]]:

@@ -56,7 +56,9 @@ def load_drafter(path: Path | str, target: Target, *, packed: bool = False) -> D
         raise ExecutorError(f"{path}: {reason}")
     stored = open_checkpoint(Path(path))
     if stored is None:
-        raise ExecutorError(f"{path}: {_absence(Path(path))}")
+        if Path(path).exists():
+            raise ExecutorError(f"{path}: holds no safetensors, .pt or .bin files of a drafter")
+        raise ExecutorError(f"{path}: no such file or folder{hub_hint(Path(path))}")
     stored = with_model_fields(without_wrapper(stored))
     kind = kind_of(stored)
     refuse_unsupported(stored, None if kind is None else kind.name)
@@ -85,13 +87,6 @@ def _with_name(drafter: Drafter, path: Path | str) -> Drafter:
     """Give a drafter the name of its folder, for the files that it is recorded in."""
     drafter.name = folder_name(Path(path).parent if Path(path).is_file() else path)  # type: ignore[attr-defined]
     return drafter
-
-
-def _absence(path: Path) -> str:
-    """Return why no checkpoint is at a path."""
-    if not path.exists():
-        return f"no such file or folder{hub_hint(path)}"
-    return "holds no safetensors, .pt or .bin files of a drafter"
 
 
 def assumptions_of(drafter: object) -> tuple[str, ...]:

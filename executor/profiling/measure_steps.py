@@ -123,21 +123,16 @@ class Measurement:
         """The schedule: all configurations, or those that fit the budget after a first look at each place."""
         ranked = self._timing.ranked
         every = tuple(configuration for _, configuration in ranked)
-        planned = self._stored_schedule(len(ranked), sum(importance == REQUIRED for importance, _ in ranked))
+        planned = next(iter(self._work.pieces("planned", Planned)), None)
+        required, rounds = sum(importance == REQUIRED for importance, _ in ranked), self.settings.rounds or 0
+        if planned and not (required <= planned.configurations <= len(ranked) and FEWEST <= planned.rounds <= rounds):
+            raise self._work.damaged(f"planned: {planned.configurations} configurations in {planned.rounds} rounds")
         if planned is None:
             _ = self.prefill  # first: what it takes is missing from the budget of the configurations
             planned = Planned(*self._fit_budget(ranked), self._looked_s)
             self._work.put("planned", asdict(planned), worth_keeping=False)
         self._looked_s = planned.took_s
         return Schedule(every[: planned.configurations], planned.rounds, every[planned.configurations :])
-
-    def _stored_schedule(self, count: int, required: int) -> "Planned | None":
-        """Return the schedule that was decided on before an interruption, if one was."""
-        planned = next(iter(self._work.pieces("planned", Planned)), None)
-        rounds = self.settings.rounds or 0
-        if planned and not (required <= planned.configurations <= count and FEWEST <= planned.rounds <= rounds):
-            raise self._work.damaged(f"planned: {planned.configurations} configurations in {planned.rounds} rounds")
-        return planned
 
     @cached_property
     def prefill(self) -> Prefill | None:

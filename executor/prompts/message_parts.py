@@ -134,12 +134,10 @@ def is_plain_list(content: Any) -> bool:
     >>> is_plain_list([{"city": "Rome"}]), is_plain_list([{"type": "text", "text": "Rome"}]), is_plain_list("Rome")
     (True, False, False)
     """
-    return isinstance(content, list) and not any(isinstance(part, dict) and _is_part(part) for part in content)
-
-
-def _is_part(part: dict[str, Any]) -> bool:
-    kind = part.get("type", "text" if isinstance(part.get("text"), str) else None)
-    return str(kind).removeprefix("input_") in (*TEXTS, *THOUGHT_PARTS, *OTHERS, "tool_use")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    kinds = (part.get("type", "text" if isinstance(part.get("text"), str) else None) for part in parts)
+    known = (*TEXTS, *THOUGHT_PARTS, *OTHERS, "tool_use")
+    return isinstance(content, list) and not any(str(kind).removeprefix("input_") in known for kind in kinds)
 
 
 def joined_content(content: Any, name: str) -> tuple[Any, str, list[dict[str, Any]]]:
@@ -236,13 +234,10 @@ def offered_tools(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]
             offered = _parsed(offered, f"{where}: `{key}`") if offered.strip() else []
         if not isinstance(offered, list):
             raise ExecutorError(f"{where}: `{key}` must be a list of tools, found {type(offered).__name__} {HINT}")
-        tools += [_tool(tool, f"{where}: {key}[{i}]") for i, tool in enumerate(offered)]
+        for i, each in enumerate(offered):
+            tool, function = _function(each, f"{where}: {key}[{i}]", "function with a `name`")
+            tools.append(tool if tool.get("function") is function else {"type": "function", "function": function})
     return tools
-
-
-def _tool(tool: Any, place: str) -> dict[str, Any]:
-    tool, function = _function(tool, place, "function with a `name`")
-    return tool if tool.get("function") is function else {"type": "function", "function": function}
 
 
 def _function(value: Any, place: str, noun: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -54,8 +54,14 @@ def recorder(
     recording = Recording(**settings)
     recording.check(target, drafter)
     _check_prompts(tokens, target, drafter, recording.new_tokens)
-    size, computes_as = SHARD * recording.batch, [None]
-    known = written if texts is None else _given_texts(texts, tokens, recording)
+    size, computes_as, known = SHARD * recording.batch, [None], written
+    if texts is not None:
+        if len(texts) != len(tokens):
+            raise UsageError(f"{len(texts)} texts were given for {len(tokens)} prompts")
+        empty = next((number for number, text in enumerate(texts) if not text), None)
+        if empty is not None:
+            raise UsageError(f"text {empty} is empty")
+        known = {first: [list(text) for text in texts[first : first + size]] for first in range(0, len(texts), size)}
     history = history_of(drafter)
     known = {} if known is None and history is not None else known
 
@@ -120,19 +126,6 @@ def collect(
         return (record(start, meta) for start in starts)
 
     return gather(head, parts, folder=folder, progress=progress, writes=is_main_rank(), merged=merged)
-
-
-def _given_texts(
-    texts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], recording: Recording
-) -> dict[int, list[list[int]]]:
-    """Return given texts by the first request of each shard; raise UsageError if they do not fit the prompts."""
-    if len(texts) != len(tokens):
-        raise UsageError(f"{len(texts)} texts were given for {len(tokens)} prompts")
-    empty = next((number for number, text in enumerate(texts) if not text), None)
-    if empty is not None:
-        raise UsageError(f"text {empty} is empty")
-    size = SHARD * recording.batch
-    return {first: [list(text) for text in texts[first : first + size]] for first in range(0, len(texts), size)}
 
 
 def _check_prompts(tokens: Sequence[Sequence[int]], target: Target, drafter: Drafter, new_tokens: int) -> None:
@@ -234,8 +227,7 @@ class _Shard:
             if policy is not None:
                 drafted += candidate_trees(target, drafter, texts, policy, stride=recording.stride)
             if isinstance(rule, Typical):
-                tree = recording.writing_tree
-                accepted += accepted_nodes(target, drafter, tokens, written[part], rule=rule, tree=tree)
+                accepted += self._accepted(tokens, written[part], rule)
             self.progress(len(tokens))
         arrays: dict[str, Any] = _concatenate(forced)
         if policy is not None:
@@ -244,6 +236,25 @@ class _Shard:
         if accepted:
             arrays["tree_kept"] = np.concatenate(accepted)
         return arrays
+
+    def _accepted(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]], rule: Typical
+    ) -> list[NDArray[np.bool_]]:
+        """Return for each text, bool (length, nodes), the nodes that a step from each of its tokens would accept.
+
+        Nodes that reach past the end of the text are not accepted.
+        """
+        target, drafter, tree = self.target, self.drafter, self.recording.writing_tree
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
+        forced, lengths = ForcedText(rule, padded.to(target.device)), [len(text) for text in texts]
+        for _ in Decoder(target, drafter, tree=tree, batch=len(texts), rule=forced).steps(prompts, new_tokens=lengths):
+            pass
+        accepted = torch.stack(forced.accepted[: max(lengths)], 1)[:, :, 1:].cpu().numpy()
+        depths = np.array(tree.depths)
+        return [
+            nodes[:length] & (depths <= np.arange(length, 0, -1)[:, None])
+            for nodes, length in zip(accepted, lengths, strict=True)
+        ]
 
 
 def _concatenate(pieces: Sequence[Arrays]) -> Arrays:
@@ -302,29 +313,3 @@ class ForcedText:
         root = torch.zeros_like(self._texts[:, :1])
         path = root.expand(-1, draft.topology.path.shape[-1])
         return Accepted.of(draft, root[:, 0], path, self._texts[:, step : step + 1])
-
-
-def accepted_nodes(
-    target: Target,
-    drafter: Drafter,
-    prompts: Sequence[Sequence[int]],
-    texts: Sequence[Sequence[int]],
-    *,
-    rule: Typical,
-    tree: Tree,
-) -> list[NDArray[np.bool_]]:
-    """Return for each text, bool (length, nodes), the nodes that a step from each of its tokens would accept.
-
-    Nodes that reach past the end of the text are not accepted.
-    """
-    padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in texts], batch_first=True)
-    forced = ForcedText(rule, padded.to(target.device))
-    lengths = [len(text) for text in texts]
-    for _ in Decoder(target, drafter, tree=tree, batch=len(texts), rule=forced).steps(prompts, new_tokens=lengths):
-        pass
-    accepted = torch.stack(forced.accepted[: max(lengths)], 1)[:, :, 1:].cpu().numpy()
-    depths = np.array(tree.depths)
-    return [
-        nodes[:length] & (depths <= np.arange(length, 0, -1)[:, None])
-        for nodes, length in zip(accepted, lengths, strict=True)
-    ]

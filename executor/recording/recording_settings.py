@@ -121,15 +121,13 @@ class Recording:
             raise ExecutorError(f"the tree has depth {tree.depth}, depth {depth} is recorded")
         if max(tree.ranks, default=0) >= self.width:
             raise ExecutorError(f"the tree uses rank {max(tree.ranks)}, width {self.width} is recorded")
-        if self.candidates is not None:
-            self._check_candidates(target, drafter, self.candidates, rule)
-
-    def _check_candidates(self, target: Target, drafter: Drafter, policy: DynamicTree, rule: Rule) -> None:
-        if self.writing_tree.nodes:
+        if self.candidates is None:
+            return
+        if tree.nodes:
             raise UsageError(
                 "candidates record one accepted sibling per node, but rule typical may accept several: omit candidates"
             )
-        check_candidates(target, drafter, policy)
+        check_candidates(target, drafter, self.candidates)
         if rule.sampled_candidates:
             raise UsageError(f"rule {self.rule} draws its candidates: a tree that keeps the best of them would bias it")
 

@@ -233,7 +233,10 @@ def forced_arrays(
             _put(arrays, "rank", np.s_[:inside, k - 1], torch.where(rank < width, rank, MISSED))
             if "draft_prob" in names:
                 _put(arrays, "draft_entropy", np.s_[:inside, k - 1], _entropy(scores))
-                _put(arrays, "draft_prob", np.s_[:inside, k - 1], _best_probabilities(scores, rule, width))
+                logs = scores.float().log_softmax(-1)
+                if isinstance(rule, Rounds):  # draws the candidates from the drafter's law
+                    logs = rule.warp.log_probabilities(scores)
+                _put(arrays, "draft_prob", np.s_[:inside, k - 1], logs.topk(width, dim=-1).values.exp())
             if "accept" in names:
                 odds = accept_odds(rule, logits, scores, width, draws=draws)
                 _put(arrays, "accept", np.s_[:inside, k - 1], odds)
@@ -266,12 +269,6 @@ def _blank(length: int, depth: int, width: int, names: Collection[str], *, absta
 
 def _put(arrays: Arrays, name: str, place: Any, values: Tensor) -> None:
     arrays[name][place] = values.cpu().numpy()
-
-
-def _best_probabilities(scores: Tensor, rule: Rule, width: int) -> Tensor:
-    """Return the drafter's probabilities of its `width` best candidates, warped if the rule draws them from its law."""
-    logs = rule.warp.log_probabilities(scores) if isinstance(rule, Rounds) else scores.float().log_softmax(-1)
-    return logs.topk(width, dim=-1).values.exp()
 
 
 def _entropy(scores: Tensor) -> Tensor:

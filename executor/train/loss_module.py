@@ -13,7 +13,6 @@ need p (EAGLE-3's mask).
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -215,7 +214,11 @@ def check_whole(target: Target) -> None:
 
 
 class Backbone:
-    """A target that learns: all of its weights, or adapters beside them, which then stay fixed."""
+    """A target that learns: all of its weights, or adapters beside them, which then stay fixed.
+
+    Attributes:
+        adapted: the model with its adapters; None without.
+    """
 
     def __init__(self, target: Target, lora: Lora | None = None) -> None:
         """Make the weights trainable, or put adapters into the target's model.
@@ -223,7 +226,7 @@ class Backbone:
         Raises:
             UsageError: see `check_whole`, or a model without linear layers for adapters.
         """
-        self.target, self._adapted = target, cast(Any, None)
+        self.target, self.adapted = target, cast(Any, None)
         if lora is None:
             check_whole(target)
             target.model.requires_grad_(True)
@@ -244,19 +247,13 @@ class Backbone:
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft 0.21 asks transformers in an old way
-            self._adapted = get_peft_model(model, settings)
-
-    @contextmanager
-    def as_it_was(self) -> Iterator[None]:
-        """Let the target answer without its adapters inside the `with`."""
-        with self._adapted.disable_adapter():
-            yield
+            self.adapted = get_peft_model(model, settings)
 
     @torch.no_grad()
     def finish(self) -> None:
         """End the training: merge the adapters into the weights, and remove them from the target's model."""
-        if self._adapted is not None:
-            self._adapted.merge_and_unload()
+        if self.adapted is not None:
+            self.adapted.merge_and_unload()
         self.target.model.eval().requires_grad_(False)
 
 
@@ -425,7 +422,7 @@ class Lesson(nn.Module):
         supervised, logits = _Supervised(mask[:, 1:]), outputs.logits
         teacher = logits.detach()
         if self.recipe.lm_kl:
-            with torch.no_grad(), self.backbone.as_it_was():
+            with torch.no_grad(), self.backbone.adapted.disable_adapter():
                 teacher = self.target.features(tokens).logits
         at = Anchors(
             scores=supervised(logits[:, :-1]),

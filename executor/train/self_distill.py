@@ -26,7 +26,8 @@ from executor.target.target_model import Target
 from executor.target.tensor_parallel import launched_processes
 from executor.target.tokenizer import stop_tokens
 from executor.train.token_rows import Text, tokenizer_hash
-from executor.verification.acceptance_rules import Rule, make_rule
+from executor.verification.acceptance_probabilities import SampleAndMatch
+from executor.verification.acceptance_rules import Greedy, Rule
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from treeopt.errors import ExecutorError
 from treeopt.storage.user_files import write_text
@@ -61,16 +62,46 @@ def chunk_writer(
     target: Target, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Text], writing: Writing
 ) -> tuple[Head, Callable[[int], list[dict[str, Any]]]]:
     """Return the head of all texts, and what writes the chunk from a text on; see `rewrite`."""
-    prompts = [prompt for text in texts for prompt in _prompts(tokenizer, text, writing)]
-    for text in prompts:
-        _check_room(target, tokenizer, text, writing)
+
+    def fits(prompt: Sequence[int]) -> bool:
+        return target.context_limit is None or len(prompt) + writing.new_tokens <= target.context_limit
+
+    asked = [prompt for text in texts for prompt in _prompts(tokenizer, text, writing)]
+    for text in asked:
+        prompt = _Piece(tokenizer, text).prompt() or []
+        if max(prompt, default=0) >= target.vocabulary:
+            raise ExecutorError(f"{text.where}: token {max(prompt)}, the target's vocabulary has {target.vocabulary}")
+        if not fits(prompt):
+            raise ExecutorError(
+                f"{text.where}: its {len(prompt)} tokens and {writing.new_tokens} more exceed the target's context of "
+                f"{target.context_limit}"
+            )
     size = CHUNKS * writing.batch
 
     def write(start: int) -> list[dict[str, Any]]:
-        rule = _rule(target, writing, start // size)
-        return _written(target, tokenizer, prompts[start : start + size], writing, rule)
+        rule: Rule = Greedy()
+        if writing.temperature:
+            digest = hashlib.sha256(f"{writing.seed} {start // size}".encode()).digest()
+            generator = seeded_generator(target.device, int.from_bytes(digest[:7], "big"))
+            rule = SampleAndMatch(Warp(writing.temperature), generator)
+        pieces = [_Piece(tokenizer, text) for text in asked[start : start + size]]
+        stop = stop_tokens(target, tokenizer)
+        while True:  # turn by turn, all conversations together
+            prompts = {piece: prompt for piece in pieces if (prompt := piece.prompt()) is not None}
+            for piece in [piece for piece, prompt in prompts.items() if not fits(prompt)]:
+                piece.end()
+                del prompts[piece]
+            if not prompts:
+                return [piece.record() for piece in pieces]
+            decoder = Decoder(target, batch=min(writing.batch, len(prompts)), rule=rule)
+            answers = decoder.generate(list(prompts.values()), new_tokens=writing.new_tokens, stop=stop)
+            for (piece, prompt), answer in zip(prompts.items(), answers, strict=True):
+                piece.answer(prompt, list(answer.tokens), cut=answer.tokens[-1] not in stop)
 
-    return (_settings(target, prompts, writing), len(prompts), size), write
+    given = [[text.turns, text.text, *([text.extras] if text.extras else [])] for text in asked]
+    digest = hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
+    settings = {**identity(target, None), "writing": vars(writing), "asked": len(asked), "asked_sha256": digest}
+    return (settings, len(asked), size), write
 
 
 def rewrite(
@@ -181,37 +212,6 @@ def before_tools(turns: Turns) -> Turns:
     return turns[:count]
 
 
-def _settings(target: Target, prompts: Sequence[Text], writing: Writing) -> dict[str, Any]:
-    """Return what the texts depend on."""
-    asked = [[text.turns, text.text, *([text.extras] if text.extras else [])] for text in prompts]
-    digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-    return {**identity(target, None), "writing": vars(writing), "asked": len(prompts), "asked_sha256": digest}
-
-
-def _rule(target: Target, writing: Writing, chunk: int) -> Rule:
-    if writing.temperature == 0:
-        return make_rule("greedy")
-    digest = hashlib.sha256(f"{writing.seed} {chunk}".encode()).digest()
-    generator = seeded_generator(target.device, int.from_bytes(digest[:7], "big"))
-    return make_rule("sample-and-match", warp=Warp(writing.temperature, None, 1.0), generator=generator)
-
-
-def _written(
-    target: Target, tokenizer: PreTrainedTokenizerBase, chunk: Sequence[Text], writing: Writing, rule: Rule
-) -> list[dict[str, Any]]:
-    """Write a chunk, turn by turn, all conversations together; return its records."""
-    pieces = [_Piece(tokenizer, text) for text in chunk]
-    while True:
-        prompts = {piece: prompt for piece in pieces if (prompt := piece.prompt()) is not None}
-        for piece in [piece for piece, prompt in prompts.items() if not _fits(target, prompt, writing)]:
-            piece.end()
-            del prompts[piece]
-        if not prompts:
-            return [piece.record() for piece in pieces]
-        for piece, (answer, cut) in _continued(target, tokenizer, prompts, writing, rule).items():
-            piece.answer(prompts[piece], answer, cut=cut)
-
-
 class _Piece:
     """A text that is being written: the turns so far, the turns to come, and the tokens of those so far."""
 
@@ -261,35 +261,3 @@ class _Piece:
 
     def _decoded(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
-
-
-def _fits(target: Target, prompt: Sequence[int], writing: Writing) -> bool:
-    return target.context_limit is None or len(prompt) + writing.new_tokens <= target.context_limit
-
-
-def _check_room(target: Target, tokenizer: PreTrainedTokenizerBase, text: Text, writing: Writing) -> None:
-    prompt = _Piece(tokenizer, text).prompt() or []
-    if max(prompt, default=0) >= target.vocabulary:
-        raise ExecutorError(f"{text.where}: token {max(prompt)}, the target's vocabulary has {target.vocabulary}")
-    if not _fits(target, prompt, writing):
-        raise ExecutorError(
-            f"{text.where}: its {len(prompt)} tokens and {writing.new_tokens} more exceed the target's context of "
-            f"{target.context_limit}"
-        )
-
-
-def _continued(
-    target: Target,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Mapping[_Piece, Sequence[int]],
-    writing: Writing,
-    rule: Rule,
-) -> dict[_Piece, tuple[list[int], bool]]:
-    """Return the tokens written after each prompt, and True if the limit cut them."""
-    stop = stop_tokens(target, tokenizer)
-    decoder = Decoder(target, batch=min(writing.batch, len(prompts)), rule=rule)
-    written = decoder.generate(list(prompts.values()), new_tokens=writing.new_tokens, stop=stop)
-    return {
-        piece: (list(generation.tokens), generation.tokens[-1] not in stop)
-        for piece, generation in zip(prompts, written, strict=True)
-    }

@@ -261,7 +261,8 @@ def _templated(tokenizer: PreTrainedTokenizerBase, text: Text) -> tuple[str, lis
         if start < 0 or at < 0:
             raise ExecutorError(f"{text.where}: the tokenizer's chat template changes the text of turn {index}")
         stop = at + len(content)
-        last = stop + _ending(tokenizer, whole[stop:])
+        end = stop + len(whole[stop:]) - len(whole[stop:].lstrip())  # of blanks; a special token may come next
+        last = max((end + len(token) for token in _special(tokenizer) if whole.startswith(token, end)), default=stop)
         if "tool_calls" in fields:
             last = _end_of_calls(tokenizer, messages[: index + 1], whole, stop, text)
         if fields.get("weight") != 0:
@@ -308,12 +309,6 @@ def _answer(tokenizer: PreTrainedTokenizerBase, before: Sequence[Message], whole
     opening = question[question.rfind(last_turn) + len(last_turn) :]
     at += len(last_turn)
     return at + len(opening) if whole.startswith(opening, at) else at
-
-
-def _ending(tokenizer: PreTrainedTokenizerBase, following: str) -> int:
-    """Return the characters up to the end of the special token that comes next, blanks included; 0 without one."""
-    blanks = len(following) - len(following.lstrip())
-    return max((blanks + len(t) for t in _special(tokenizer) if following.startswith(t, blanks)), default=0)
 
 
 def _special(tokenizer: PreTrainedTokenizerBase) -> set[str]:

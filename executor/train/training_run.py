@@ -323,7 +323,12 @@ def run(
         ExecutorError: the recipe does not fit the drafter, the rows hold nothing to learn, or the loss is not finite.
     """
     recipe = job.recipe
-    _check_job(job)
+    if job.lora is not None and recipe.trainable != "backbone":
+        raise UsageError(f"--lora is for recipes that train the target, {recipe.name} does not")
+    if recipe.lm_kl and job.lora is None:
+        raise UsageError("lm_kl compares with the target as it was, which only LoRA keeps: give --lora")
+    if job.features is not None and recipe.trainable == "backbone":
+        raise UsageError(f"--features stores those of a target that does not learn, recipe {recipe.name} trains it")
     last = checkpoint(job.output) if job.resume else None
     if job.resume and last is None:
         raise UsageError(f"--resume: no checkpoint in {job.output}")
@@ -350,17 +355,6 @@ def run(
         _write(job, target, drafter, trained, settings, trainer.state.log_history)
     trainer.accelerator.wait_for_everyone()
     return trained
-
-
-def _check_job(job: Job) -> None:
-    """Raise UsageError if settings do not go together."""
-    recipe = job.recipe
-    if job.lora is not None and recipe.trainable != "backbone":
-        raise UsageError(f"--lora is for recipes that train the target, {recipe.name} does not")
-    if recipe.lm_kl and job.lora is None:
-        raise UsageError("lm_kl compares with the target as it was, which only LoRA keeps: give --lora")
-    if job.features is not None and recipe.trainable == "backbone":
-        raise UsageError(f"--features stores those of a target that does not learn, recipe {recipe.name} trains it")
 
 
 def _check_rows(recipe: Recipe, rows: Rows, held_out: Rows, vocabulary: int) -> None:

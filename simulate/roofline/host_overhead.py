@@ -1,7 +1,7 @@
 """Overheads of engines: host time and launches per step, drafted level, request, layer and exchange."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
 
@@ -41,9 +41,6 @@ class Overheads:
         error: relative error of a step over a plain step, 95 %, beyond the device's.
         source: where the figures come from, and what they hold for.
 
-    Raises:
-        UsageError: a number is below 0 or not finite.
-
     >>> Overheads.none().step_s, Overheads.of("vllm", kind="eagle3", version="0.9").level_s > Overheads().level_s
     (0.0, True)
     """
@@ -60,13 +57,6 @@ class Overheads:
     row_share: float = 0.0
     error: float = NO_ENGINE_ERROR
     source: str = "engines with CUDA graphs and little host time; name yours with --for"
-
-    def __post_init__(self) -> None:
-        """Check every number."""
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.name != "source" and not (math.isfinite(value) and value >= 0):
-                raise UsageError(f"{entry.name} must be a finite number, 0 or more, got {value}")
 
     @classmethod
     def none(cls) -> "Overheads":

@@ -74,14 +74,9 @@ class Roofline:
 
     def __post_init__(self) -> None:
         """Check the sizes, and that constants are known."""
-        for name, minimum in (("context", 0), ("committed", 1)):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= minimum):
-                raise CostError(f"{name} must be {minimum} or more, got {getattr(self, name)}")
         for name in ("weight_bytes", "draft_bytes", "kv_bytes"):
             if not 0 < getattr(self, name) <= WIDEST:
                 raise CostError(f"{name} must be above 0 and at most {WIDEST}, got {getattr(self, name)}")
-        if not 0 < self.spread <= 1:
-            raise CostError(f"spread must be above 0 and at most 1, got {self.spread}")
         if not 1 <= self.devices <= MOST:
             raise CostError(f"devices must be 1 to {MOST}, those of one node, got {self.devices}")
         if self.tensor and (self.target.experts is None or self.devices % self.tensor):

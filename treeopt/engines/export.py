@@ -129,8 +129,8 @@ def fit(
     reason = "its tree is dynamic, built at each step" if tree is None else broken(tree, rules)
     if reason is None:
         return Fit(entry.batch, tree)
-    chains = (choice for choice in entry.compared if choice.name == CHAIN and choice.tree and choice.tree.nodes)
-    chain = next((c for c in chains if c.tree is not None and broken(c.tree, rules) is None), None)
+    chains = (c for c in entry.compared if c.name == CHAIN and c.tree and c.tree.nodes and not broken(c.tree, rules))
+    chain = next(chains, None)
     if chain is not None and nearest == "chain":
         return Fit(entry.batch, chain.tree, _replacement_note(entry, chain))
     alternatives = [_describe_chain(chain, entry), *others]

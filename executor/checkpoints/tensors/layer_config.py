@@ -174,7 +174,14 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
     usual = layer_config(target.model.config)
     if "hidden_size" in given or "num_attention_heads" in given:
         usual.rms_norm_eps, usual.rope_parameters = LLAMA_EPSILON, {"rope_type": "default", "rope_theta": LLAMA_BASE}
-    heads, key_heads, width = _attention_heads(stored, given, layer, hidden, int(usual.head_dim or 0))
+    query, key = (_rows(stored, f"{layer}self_attn.{part}_proj.weight") for part in "qk")
+    width = _head_width(stored, given, query, int(usual.head_dim or 0))
+    if query % width or key % width or not key or query % key or width % 2:
+        raise ExecutorError(
+            f"{stored.path}: {query} rows of {layer}self_attn.q_proj.weight and {key} of k_proj are not whole heads of "
+            f"{width} (head_dim in config.json)"
+        )
+    heads = query // width
     epsilon = positive(stored, given, "rms_norm_eps", float(usual.rms_norm_eps))
     limit = positive(stored, given, "max_position_embeddings", float(usual.max_position_embeddings))
     activation = given.get("hidden_act") or "silu"
@@ -196,7 +203,7 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
                 hidden_size=hidden,
                 intermediate_size=_rows(stored, f"{layer}mlp.gate_proj.weight"),
                 num_attention_heads=heads if hidden % heads == 0 else 1,
-                num_key_value_heads=key_heads,
+                num_key_value_heads=key // width,
                 head_dim=width,
                 num_hidden_layers=1,
                 hidden_act=activation,
@@ -212,20 +219,6 @@ def config_of(stored: Stored, layer: str, target: Target, *, hidden: int, number
         why = " ".join(str(error).split()) or type(error).__name__
         raise ExecutorError(f"{stored.where}: the decoder layer must be one of Llama's kind: {why}") from error
     return config
-
-
-def _attention_heads(
-    stored: Stored, given: dict[str, Any], layer: str, hidden: int, usual: int
-) -> tuple[int, int, int]:
-    """Return the attention heads, the key heads and their width, checked; `usual` is the default width."""
-    query, key = (_rows(stored, f"{layer}self_attn.{part}_proj.weight") for part in "qk")
-    width = _head_width(stored, given, query, usual)
-    if query % width or key % width or not key or query % key or width % 2:
-        raise ExecutorError(
-            f"{stored.path}: {query} rows of {layer}self_attn.q_proj.weight and {key} of k_proj are not whole heads of "
-            f"{width} (head_dim in config.json)"
-        )
-    return query // width, key // width, width
 
 
 def fields(config: LlamaConfig) -> dict[str, Any]:
@@ -260,11 +253,7 @@ def layer_fields(stored: Stored) -> dict[str, Any]:
     if isinstance(within, dict):
         return within
     layer = stored.config.get(NESTED)
-    return _with_text(layer if layer is not None else stored.config)
-
-
-def _with_text(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a configuration that describes text: itself, unless it leaves that to a nested part."""
+    config: dict[str, Any] = layer if layer is not None else stored.config
     parts = [config.get(name) for name in TEXT if "hidden_size" not in config]
     return next((part for part in parts if isinstance(part, dict)), config)
 

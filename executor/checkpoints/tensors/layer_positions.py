@@ -82,7 +82,11 @@ def rotary(
                 _add(stored, rope, {"rope_type": ALIASES.get(str(part[kind]), part[kind])}, f"{name}.{kind}")
         _add(stored, rope, {key: part[key] for key in part if key not in (*NEUTRAL, "rope_type")}, name)
     if "rope_theta" not in rope or not any(_by_type(given.get(name) or {}) for name in DICTIONARIES):
-        for name in _outer_bases(given, layer_type):
+        own, plain = (
+            [name for name in names if given.get(name) is not None]
+            for names in (LOCAL_BASES if layer_type == SLIDING else GLOBAL_BASES, BASES)
+        )
+        for name in own or plain:
             _add(stored, rope, {"rope_theta": given[name]}, name)
     if not rope:
         return dict(base)
@@ -97,7 +101,10 @@ def rotary(
             stored.assume(f"{LENGTH} is missing: max_position_embeddings, {positions}, is taken, as in transformers")
     elif kind == "default":  # files copied from others have these
         rope = {key: value for key, value in rope.items() if key != LENGTH and (key, value) != ("factor", 1)}
-    _check_numbers(stored, rope)
+    for name, value in rope.items():  # transformers does not check that all are finite and positive
+        for entry in value if name in LISTS and isinstance(value, list) else [value]:
+            if name not in ("rope_type", "truncate"):
+                positive(stored, {name: entry}, name, 1, least=-1e-300 if name in MAY_BE_ZERO else 0)
     _check_length(stored, rope, positions, context)
     rope["rope_theta"] = float(rope["rope_theta"])
     return rope
@@ -147,20 +154,6 @@ def _dictionary(stored: Stored, given: Fields, name: str, layer_type: str) -> di
 
 def _by_type(held: Fields) -> dict[str, Any]:
     return {key: value for key, value in held.items() if key.endswith("_attention")}
-
-
-def _outer_bases(given: Fields, layer_type: str) -> list[str]:
-    """Return the fields outside the dictionaries that hold the base of this type of layer."""
-    own = [name for name in (LOCAL_BASES if layer_type == SLIDING else GLOBAL_BASES) if given.get(name) is not None]
-    return own or [name for name in BASES if given.get(name) is not None]
-
-
-def _check_numbers(stored: Stored, rope: dict[str, Any]) -> None:
-    """Check that all numbers are finite and positive, as transformers does not."""
-    for name, value in rope.items():
-        for entry in value if name in LISTS and isinstance(value, list) else [value]:
-            if name not in ("rope_type", "truncate"):
-                positive(stored, {name: entry}, name, 1, least=-1e-300 if name in MAY_BE_ZERO else 0)
 
 
 def _check_length(stored: Stored, rope: Fields, positions: int, context: int | None) -> None:

@@ -306,7 +306,10 @@ def _flag(stored: Stored, name: str) -> bool | None:
 def _feeds_normed(stored: Stored, norm_output: bool | None) -> bool:
     """Return whether the next pair reads the last norm's output, by the checkpoint's `norm_output`."""
     # A checkpoint that treeopt wrote also states the fact in treeopt's own section, with the usual meaning.
-    if norm_output is None or "norm_output" in stored.facts or _is_not_specforge(stored):
+    names = [entry.key.removeprefix("module.") for entry in stored.entries.values()]
+    others = any(name in stored.config for name in NOT_SPECFORGE) or any(name.startswith("model.") for name in names)
+    specforge = ARCHITECTURE in str(stored.config.get("architectures")) and not others
+    if norm_output is None or "norm_output" in stored.facts or not specforge:
         return bool(norm_output)
     if norm_output:
         stored.assume(
@@ -319,13 +322,6 @@ def _feeds_normed(stored: Stored, norm_output: bool | None) -> bool:
             "reads the last norm, the next pair does not"
         )
     return False
-
-
-def _is_not_specforge(stored: Stored) -> bool:
-    if ARCHITECTURE not in str(stored.config.get("architectures")):
-        return True
-    names = [entry.key.removeprefix("module.") for entry in stored.entries.values()]
-    return any(name in stored.config for name in NOT_SPECFORGE) or any(name.startswith("model.") for name in names)
 
 
 LAYER_LISTS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")

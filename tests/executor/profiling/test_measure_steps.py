@@ -1,6 +1,7 @@
 """Profiles and validations of a tiny model: their structure and arithmetic, never how long anything took."""
 
 import json
+import re
 import time
 from dataclasses import replace
 
@@ -353,6 +354,10 @@ def test_a_resumed_measurement_is_the_uninterrupted_one(models, clock, tmp_path,
     again = []
     assert same(measured(models, prompts, work=work, progress=again.append, **told)) == same(whole)
     assert again == []
+    if budget_s is not None:
+        work.write_text(re.sub('"configurations": ?[0-9]+', '"configurations": 999', work.read_text("utf-8")))
+        with pytest.raises(UsageError, match="planned: 999 configurations in"):
+            measured(models, prompts, work=work, **told)
 
 
 @pytest.mark.parametrize("name", ["sample-and-match", "specinfer"])

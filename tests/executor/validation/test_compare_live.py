@@ -272,6 +272,7 @@ def test_ways_and_batches_come_in_another_order_in_each_block(plan, clock, monke
     live.run()
     warmed, blocks = len({way[:2] for way in seen}), live.runs // BLOCKS
     measured, cuts = seen[warmed:], live.pieces
+    assert cuts == {1: (2, 1), 2: (1, 2)}  # a token at batch 1 takes about twice as long
     assert len(measured) == blocks * BLOCKS
     assert all(size == count // BLOCKS // cuts[batch][0] for batch, _, size in measured)
     orders = [[way[:2] for way in measured[start : start + blocks]] for start in range(0, len(measured), blocks)]

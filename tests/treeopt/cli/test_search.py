@@ -7,10 +7,12 @@ import re
 import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from simulate.profiles.profile import save_profile
 from tests.helpers.command_line import MODELS, TREEOPT, done, read_json, refused, run, small_profile, small_trace
+from tests.helpers.strategies import drawn_trace
 from treeopt.plans import load_plan, to_json
 from treeopt.traces.trace_files import save_trace
 
@@ -39,6 +41,18 @@ def test_search_prints_json_alone_and_keeps_the_plan(trace_file, profile_file, t
     assert plan.meta["trace"] == json.loads(json.dumps(small_trace().meta))
     assert plan.meta["cost"]["device"] == "made up"
     assert plan.meta["provenance"]["treeopt"]
+
+
+def test_trees_that_the_rule_of_the_trace_does_not_take_are_not_judged(profile_file, tmp_path):
+    kept = np.full((400, 2, 2), 0.4, dtype=np.float16)
+    trace = drawn_trace([[0.6, 0.2]], [10] * 40, depth=2, rng=np.random.default_rng(0))
+    save_trace(replace(trace, kept=kept, meta={"verification": "leviathan"}), tmp_path / "t.npz")
+    words = ("search", "--trace", tmp_path / "t.npz", "--profile", profile_file, "--batch", "1")
+    result = done(*words, "--compare", "[[0],[1]]", "--compare", "[[0],[0,0]]", "--json")
+    (entry,) = read_json(result.stdout)["entries"]
+    assert "[[0],[1]]" not in {*entry["skipped"], *(choice["name"] for choice in entry["compared"])}
+    assert "[[0],[0,0]]" in {choice["name"] for choice in entry["compared"]}
+    assert "not judged: [[0],[1]]: " in result.stderr
 
 
 def test_search_says_how_many_requests_are_missing(trace_file, profile_file):

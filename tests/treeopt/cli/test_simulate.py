@@ -157,6 +157,7 @@ def test_a_server_of_a_plan(files, tmp_path):
         "goodput",
         "60 requests arrive at 5 per second (Poisson)",
         "Goodput: within TTFT 0.2 s and TPOT 0.02 s.",
+        "Trees of the plan: ",
     ):
         assert text in shown
 

@@ -128,6 +128,8 @@ def test_a_static_tree_is_replaced_only_when_asked(name: str) -> None:
     result = exported(name, plan, **OPTIONS[name], nearest="triple")
     assert read_back(name, result.text) == Triple(5, 4, 15)
     assert "the plan's prediction no longer holds" in result.notes[0]
+    result = exported(name, plan_of(entry(4, Tree.from_paths([(1,)]))), **OPTIONS[name], nearest="triple")
+    assert read_back(name, result.text).depth == 1  # no chain of the drafter's first choices either
     mixed = plan_of(entry(1, BUSHY), entry(4, Tree.chain(2)))
     with pytest.raises(EngineError, match=r"by batch size.*nearest: one batch size of 1, 4, or `chain`"):
         exported(name, mixed, **OPTIONS[name], nearest="triple")

@@ -126,7 +126,7 @@ def test_an_interpreter_without_the_engine_names_what_to_install():
         (
             [STEP, {"event": "step", "at_s": 0.2, "rows": [[0, [], True]]}],
             "sys.stdin.readline(); print(json.dumps({'event': 'cancelled'}), flush=True); sys.stdin.read()",
-            "OpenVINO GenAI gave up request 0 after 1 steps; raise its `cache_size`",
+            "OpenVINO GenAI gave up request 0 after 1 steps: its cache has no room; lower the concurrency",
         ),
     ],
     ids=["killed", "unknown-answer", "no-steps", "gives-up"],

@@ -5,8 +5,11 @@ import json
 import pytest
 
 from tests.helpers.slow_growth import CALIBRATED, POLICIES
+from treeopt.errors import CostError
 from treeopt.plans import PolicyRecord
-from treeopt.policies.policy_kinds import policy_of, to_record
+from treeopt.policies.beam import Drafting
+from treeopt.policies.opt_tree import THRESHOLDS, sweep_thresholds
+from treeopt.policies.policy_kinds import Sweep, policy_of, to_record
 from treeopt.storage.json_records import RecordError
 from treeopt.storage.typed_records import read_record
 from treeopt.tree import MAX_NODES
@@ -47,3 +50,20 @@ def test_what_is_wrong_is_named(record, message):
     with pytest.raises(RecordError) as refused:
         from_record(record, "policy")
     assert message in str(refused.value)
+
+
+def test_a_sweep_varies_depth_and_nodes_again_once_it_stops_early():
+    """Without a stop shallow trees are the fastest, with one deeper and larger ones; what cannot run is left out."""
+
+    def rate(policy):
+        if policy.depth == 3:
+            raise CostError("not calibrated")
+        stops = policy.threshold == THRESHOLDS[1]
+        depth, nodes = (4, 16) if stops else (2, 12)
+        return 100 - abs(policy.depth - depth) - abs(policy.nodes - nodes) + 50 * stops
+
+    sweep = Sweep(None, Drafting(4, 4, 4), 40, rate, lambda *lists: None)
+    sweep_thresholds(sweep)
+    best = max(sweep.rates, key=sweep.rates.get)
+    assert (best.nodes, best.depth, best.threshold) == (16, 4, THRESHOLDS[1])
+    assert {type(error) for error in sweep.refused.values()} == {CostError}

@@ -89,6 +89,8 @@ def test_answers_left_out_of_the_summary_are_counted(whole):
     assert "Answer 3." in summary
     assert "Answer 4." not in summary
     assert "(2 more below)" in summary
+    (condition, *_) = [line.text for line in many.blocks if isinstance(line, Line) and line.kind == "condition"]
+    assert Parsed(html).texts["article"][0].count(condition) == 1
 
 
 def test_the_page_needs_no_other_file(whole):

@@ -338,7 +338,8 @@ class StepWorker(ABC):
             request, tokens, ended, *drafted = row
             if not tokens:
                 raise EngineError(
-                    f"{self.name} gave up request {request} after {made[request]} steps; raise its `cache_size`"
+                    f"{self.name} gave up request {request} after {made[request]} steps: its cache has no room; lower "
+                    "the concurrency"
                 )
             prefill = made[request] == 0
             made[request] += 1

@@ -85,7 +85,7 @@ class LlamaCpp(LaunchedServers):
         yield from super().decode(requests, draft=draft, concurrency=concurrency)
 
     def _steps(
-        self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
+        self, server: Running, number: int, request: EngineRequest, lane: int, *, draft: int, began_s: float
     ) -> Generator[EngineStep, None, None]:
         client = server.client
         return token_steps(client.events("/completion", _body(request, lane)), number, began_s, where=client.url)

@@ -63,7 +63,7 @@ class VLLM(LaunchedServers):
             return None
 
     def _steps(
-        self, server: Running, number: int, request: EngineRequest, *, lane: int, draft: int, began_s: float
+        self, server: Running, number: int, request: EngineRequest, lane: int, *, draft: int, began_s: float
     ) -> Generator[EngineStep, None, None]:
         client = server.client
         chunks, most = list(client.stream(request, model=client.model())), MERGED * (draft + 1)

@@ -102,6 +102,13 @@ def test_the_best_tree_of_a_drawn_trace_is_that_of_the_products(tmp_path):
     assert count_prefixes(trace, nodes=4, depth=2).tree(4, 2) == from_table(table, nodes=4).tree(4, 2)
 
 
+@pytest.mark.parametrize(("row", "doubtful"), [([0.1, 0.2, 0.3], True), ([0.1, 0.2], False), ([0.2] * 3, False)])
+def test_ranks_that_get_better_are_doubted(tmp_path, row, doubtful):
+    (tmp_path / "t.json").write_text(json.dumps([row]))
+    trace, _ = bring(tmp_path, tmp_path / "t.json", "table", "--column", "rank", "--requests", "4", "--length", "9")
+    assert any("was --column recall meant?" in each for each in trace.meta["assumed"]) == doubtful
+
+
 @pytest.mark.parametrize(
     ("name", "content", "more", "words"),
     [

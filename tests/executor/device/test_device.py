@@ -1,4 +1,4 @@
-"""Clocks: the host's, and that of a device behind it."""
+"""Clocks: the host's, and that of a device behind it; free memory inside containers and batch systems."""
 
 import gc
 from collections.abc import Callable
@@ -6,10 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from executor import device
 from executor.decoding.cuda_graphs import Graphs
 from executor.decoding.decoder import Decoder, LaunchedStep, copy_to_host
 from executor.decoding.request_queue import Step
-from executor.device import Clock, elapsed_s, no_collection
+from executor.device import Clock, elapsed_s, free_bytes, group_limits, no_collection
 from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.tree import Tree
 
@@ -131,3 +132,40 @@ def test_seconds_of_a_device_behind_the_host_add_up(monkeypatch, graphs):
 
 def test_what_a_caller_does_with_a_step_counts_nowhere(monkeypatch):
     assert steps_of(monkeypatch)[0] == steps_of(monkeypatch, working=7)[0]
+
+
+NAMES = ("memory.max", "memory.current", "inactive_file")
+
+
+def group(folder, *, most: str, used: int, idle: int = 0, names=NAMES) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{most}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 7\n{names[2]} {idle}\n")
+
+
+def test_every_group_around_a_process_counts(tmp_path, monkeypatch):
+    monkeypatch.setitem(device.GROUPS, "", (tmp_path, *device.GROUPS[""][1:]))
+    (tmp_path / "own").write_text("0::/job/step\n")
+    group(tmp_path / "job", most="1000", used=900, idle=50)
+    group(tmp_path / "job" / "step", most="max", used=100)
+    assert list(group_limits(tmp_path / "own")) == [150]
+    group(tmp_path / "job" / "step", most="120", used=130)
+    assert list(group_limits(tmp_path / "own")) == [0, 150]
+    group(tmp_path, most="500", used=0)  # of a container, which sees its own group as the root
+    (tmp_path / "own").write_text("0::/elsewhere\n")
+    assert list(group_limits(tmp_path / "own")) == [500]
+    assert list(group_limits(tmp_path / "missing")) == []
+
+
+def test_groups_of_version_1(tmp_path, monkeypatch):
+    monkeypatch.setitem(device.GROUPS, "memory", (tmp_path, *device.GROUPS["memory"][1:]))
+    (tmp_path / "own").write_text("5:cpu,cpuacct:/x\n4:memory:/docker/1\n")
+    group(tmp_path, most="700", used=300, idle=100, names=device.GROUPS["memory"][1:])
+    assert list(group_limits(tmp_path / "own")) == [500]
+
+
+def test_free_memory_is_the_least_of_all(monkeypatch):
+    whole = free_bytes(torch.device("cpu"))
+    monkeypatch.setattr(device, "group_limits", lambda own: [whole // 2, whole * 2])
+    assert free_bytes(torch.device("cpu")) == whole // 2
