@@ -176,12 +176,7 @@ def named_target(config: Any) -> str:
 
 
 class WhatIfRecord(Record):
-    """The result of `whatif`, with its plans and step times for other functions.
-
-    Attributes:
-        question: what was asked.
-        scenarios: the choice of each device, context and batch size.
-    """
+    """The result of `whatif`, with its plans and step times for other functions; `scenarios` are all choices."""
 
     def __init__(self, record: Mapping[str, Any], question: WhatIf, scenarios: "tuple[Scenario, ...]") -> None:
         """Take the record of a question's scenarios."""
