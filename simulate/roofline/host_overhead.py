@@ -37,7 +37,7 @@ class Overheads:
         head_s: a further parallel head's activation and choice of tokens.
         exchange_s: an exchange between devices beyond the link's own time.
         launches: share of the fixed time of products, attention and layers that is left where kernels are fused.
-        row_share: share of a plain step's bytes and FLOP that each further row takes, up to `FEW_ROWS` rows.
+        row_share: share of the bytes and FLOP of a step of one row that each further row takes, up to `SLOW_ROWS`.
         error: relative error of a step over a plain step, 95 %, beyond the device's.
         source: where the figures come from, and what they hold for.
 
