@@ -154,6 +154,8 @@ engine-vllm: .engines/vllm/.ready  ## vLLM for CPUs, 2.5 GB
 
 engine-suffix: .engines/vllm-suffix/.ready  ## the same vLLM with suffix decoding, built from source in a minute
 
+engine-sglang: .engines/sglang/.ready  ## SGLang on a CPU, with stand-ins for its kernels, beside vLLM's packages
+
 engine-llama.cpp: .engines/llama.cpp/.ready  ## llama.cpp, built in about 25 minutes on 2 cores
 
 engine-openvino: .engines/openvino/.ready .engines/openvino-export/.ready  ## OpenVINO GenAI and its exporter, 1.9 GB
@@ -188,6 +190,12 @@ WITHOUT_VISION = $(ENGINE_PIP) uninstall -y torchvision torchaudio torchcodec
 	ls -d $(CURDIR)/.engines/vllm/lib/python*/site-packages > $$(ls -d $(@D)/lib/python*/site-packages)/vllm.pth
 	$(ENGINE_PIP) install "setuptools<81" wheel ninja nanobind==2.9.2 grpcio-tools
 	CMAKE_ARGS=-DPython_EXECUTABLE=$(CURDIR)/$(@D)/bin/python $(ENGINE_PIP) install --no-deps --no-build-isolation arctic-inference==0.1.1
+	touch $@
+
+.engines/sglang/.ready: .engines/vllm/.ready
+	$(PYTHON) -m venv $(@D)
+	printf '%s\n' $(CURDIR)/.engines/vllm/lib/python*/site-packages $(CURDIR)/tests/helpers/sglang_cpu > $$(ls -d $(@D)/lib/python*/site-packages)/shared.pth
+	$(ENGINE_PIP) install --no-deps sglang==0.5.23 orjson IPython traitlets gguf soundfile
 	touch $@
 
 .engines/llama.cpp/.ready:

@@ -133,13 +133,9 @@ Shape = tuple[Column, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout of tables of one shape.
+    """A layout of tables of one shape: columns that stay, by number, and their widths; blocks of lines if no table.
 
-    Attributes:
-        columns: the columns that stay, by number.
-        widths: the width of each.
-        as_table: False where each row becomes a block of lines.
-        remark: the sentence about columns that were left out.
+    The remark is the sentence about columns that were left out.
     """
 
     columns: tuple[int, ...]

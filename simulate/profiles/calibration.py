@@ -124,9 +124,9 @@ def jackknife_plus(predicted: ArrayLike, residual: ArrayLike) -> tuple[Floats, F
         predicted: (n, m), the predictions of the model without observation i at each of m places.
         residual: (n,), |observation i - the prediction of the model without it|; n is at least 1.
 
-    >>> low, high = jackknife_plus([[10.0]] * 4, [1.0, 2.0, 3.0, 4.0])
+    >>> low, high = jackknife_plus([[0.0]] * 39, range(1, 40))
     >>> low.tolist(), high.tolist()
-    ([6.0], [14.0])
+    ([-38.0], [38.0])
     """
     values, errors = np.asarray(predicted, dtype=np.float64), np.asarray(residual, dtype=np.float64)
     count = len(errors)

@@ -74,14 +74,9 @@ class Roofline:
 
     def __post_init__(self) -> None:
         """Check the sizes, and that constants are known."""
-        for name, minimum in (("context", 0), ("committed", 1)):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= minimum):
-                raise CostError(f"{name} must be {minimum} or more, got {getattr(self, name)}")
         for name in ("weight_bytes", "draft_bytes", "kv_bytes"):
             if not 0 < getattr(self, name) <= WIDEST:
                 raise CostError(f"{name} must be above 0 and at most {WIDEST}, got {getattr(self, name)}")
-        if not 0 < self.spread <= 1:
-            raise CostError(f"spread must be above 0 and at most 1, got {self.spread}")
         if not 1 <= self.devices <= MOST:
             raise CostError(f"devices must be 1 to {MOST}, those of one node, got {self.devices}")
         if self.tensor and (self.target.experts is None or self.devices % self.tensor):
@@ -244,7 +239,8 @@ class Roofline:
         rows = np.asarray(batch, dtype=np.float64)
         logits = np.full_like(rows, batch)
         step = self.kernels.forward(self.forward, rows, logits, batch=batch, context=self._context(context))
-        return step + Split.fixed(self.overheads.plain_s + self.overheads.request_s * batch, rows)
+        host = np.full_like(rows, self.overheads.plain_s + self.overheads.request_s * batch)
+        return step + Split(host, self._row_by_row_s(rows, context))
 
     def verify(self, tokens: ArrayLike, *, batch: int, context: int | None = None) -> Split:
         """Return the seconds of a speculative step without drafting, by verified tokens per sequence; of their shape.
@@ -254,11 +250,15 @@ class Roofline:
         rows = np.asarray(batch * np.asarray(tokens, dtype=np.float64))
         step = self.kernels.forward(self.forward, rows, rows, batch=batch, context=self._context(context))
         host = self.overheads.step_s + self.overheads.request_s * batch
-        work = np.full_like(rows, self.committed * self._move_s(batch))
-        if self.overheads.row_share:
-            more = np.maximum(np.minimum(rows, SLOW_ROWS) - batch, 0)
-            work += self.overheads.row_share * more * self.plain(batch=batch, context=context).work_s
+        work = self.committed * self._move_s(batch) + self._row_by_row_s(rows, context)
         return step + Split(np.full_like(rows, host), work)
+
+    def _row_by_row_s(self, rows: Floats, context: int | None) -> Floats:
+        """Return the seconds by which kernels take longer that multiply the first rows one by one; of their shape."""
+        if not self.overheads.row_share:
+            return np.zeros_like(rows)
+        one = self.kernels.forward(self.forward, *np.ones((2, 1)), batch=1, context=self._context(context))
+        return np.asarray(self.overheads.row_share * (np.minimum(rows, SLOW_ROWS) - 1) * one.work_s[0])
 
     def level(
         self,

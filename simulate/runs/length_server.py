@@ -108,15 +108,12 @@ class LengthDecoding(Decoding):
         rows: int,
         pad: bool = False,
     ) -> None:
-        """Prepare the chain that the rule drafts at most.
+        """Prepare the chain that the rule drafts at most; what is not listed is as for `Decoding`.
 
         Args:
             trace: the requests' texts; its ranks determine acceptance.
             rule: makes the rule of a run.
             survival: float64 (P, K or more), what the rule knows of each chain; see `draft_lengths.survivals`.
-            cost: seconds of steps.
-            rows: most requests decoded together.
-            pad: batch sizes without a cost take that of the nearest one above.
 
         Raises:
             TraceError: the chain is deeper than the trace.

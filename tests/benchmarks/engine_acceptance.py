@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from executor.checkpoints import load_drafter, save_drafter
 from executor.checkpoints.convert import rewrite
 from executor.drafters.base.drafter import history_of
 from executor.drafters.dflash.drafter import DFlash
+from executor.drafters.mtp.drafter import Mtp
 from executor.prompts.prompt_files import encode, read_prompts
 from executor.recording.collect_trace import collect
 from executor.recording.engine_steps import RequestRecord, engine_texts, record_requests
@@ -108,6 +109,11 @@ CHECKS = (
     Check("llama.cpp", "dspark", DSPARK, SEVEN, "gguf", "draft-dspark", (1, 2, 4)),
     Check("llama.cpp", "draft-model", FIRST_LAYERS, FIVE, "gguf", "draft-simple", (1, 2, 4)),
     Check("llama.cpp", "ngram-simple", "prompt-lookup:llama.cpp:2-5", FIVE, None, "ngram-simple", (1, 2, 4)),
+    Check("sglang", "eagle", "stdlib-eagle", FIVE, "eagle-sglang", "EAGLE"),
+    Check("sglang", "mtp", "stdlib-mtp", THREE, WITH_TARGET, "NEXTN", arguments="--skip-tokenizer-init"),
+    Check("sglang", "eagle3", "stdlib-eagle3", FIVE, "eagle3-specforge", "EAGLE3"),
+    Check("sglang", "eagle3-tree", "stdlib-eagle3", TREE, "eagle3-specforge", "EAGLE3"),
+    Check("sglang", "draft-model", FIRST_LAYERS, FIVE, "", "STANDALONE", arguments="--disable-radix-cache"),
     Check("openvino", "eagle3", "stdlib-eagle3", FIVE, "openvino"),
     Check("openvino", "eagle3-tree", "stdlib-eagle3", TREE, "openvino", None, (1,)),
     Check("openvino", "dflash", "stdlib-dflash", SEVEN, "openvino", None, (1,)),
@@ -117,11 +123,16 @@ CHECKS = (
 
 METHODS = list(dict.fromkeys(check.method for check in CHECKS))
 
+BRANCHES = "A branch that goes on from another's node reads the keys of the branch in its own place (sglang#8409)."
+FIRST_TOKEN = "SGLang's draft model never reads the prompt's first token."
 # Checks that are known to differ, and why: engine, method, requests in flight.
-KNOWN: Mapping[tuple[str, str, int], str] = {
+KNOWN: dict[tuple[str, str, int], str] = {
     ("llama.cpp", SAMPLED, slots): "llama-server accepts far fewer drafts that its backend sampled for several slots."
     for slots in (2, 4)
-} | {("vllm", "suffix-earlier", 1): "vLLM also remembers what a request's last step wrote past its limit."}
+}
+KNOWN |= {("sglang", "eagle3-tree", slots): BRANCHES for slots in (1, 4)}
+KNOWN |= {("sglang", "draft-model", slots): FIRST_TOKEN for slots in (1, 4)}
+KNOWN |= {("vllm", "suffix-earlier", 1): "vLLM also remembers what a request's last step wrote past its limit."}
 
 
 @dataclass
@@ -134,7 +145,7 @@ class Bench:
     prompts: list[list[int]]
     domains: Sequence[Any]
     new_tokens: int
-    traces: dict[tuple[str, str], tuple[Trace, list[list[int]]]] = field(default_factory=dict)
+    traces: dict[tuple[bool, str, str], tuple[Trace, list[list[int]]]] = field(default_factory=dict)
 
     @classmethod
     def make(cls, engines: Path, folder: Path, *, count: int, new_tokens: int) -> "Bench":
@@ -159,13 +170,15 @@ class Bench:
     def recorded(self, check: Check) -> tuple[Trace, list[list[int]]]:
         """Return the trace of a check's drafter on the prompts, with candidates for a dynamic tree, and the texts."""
         drafts = check.drafts
-        key = (check.drafter, str(drafts))
+        key = (check.engine == "sglang", check.drafter, str(drafts))
         if key not in self.traces:
             written: dict[int, list[list[int]]] = {}
             shape: dict[str, Any] = {"width": 1, "depth": drafts.depth}
             if isinstance(drafts, DynamicTree):
                 shape = {"width": drafts.beam, "depth": drafts.depth, "candidates": drafts}
             drafter = load_drafter(self.source(check.drafter), self.target)
+            if check.engine == "sglang" and isinstance(drafter, Mtp):  # reads the features after the final norm
+                drafter.taps, drafter._spelling = (), replace(drafter._spelling, before_norm=False)
             trace = collect(
                 self.target,
                 drafter,

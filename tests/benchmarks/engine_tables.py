@@ -11,7 +11,7 @@ from treeopt.statistics import Estimate
 
 FILE = ROOT / "data" / "engines" / "acceptance.json"
 PAGE = ROOT / "docs" / "results" / "engines.md"
-NAMES = {"vllm": "vLLM", "llama.cpp": "llama.cpp", "openvino": "OpenVINO GenAI"}
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llama.cpp": "llama.cpp", "openvino": "OpenVINO GenAI"}
 
 Row = list[str]
 

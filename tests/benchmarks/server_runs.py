@@ -1,4 +1,4 @@
-"""Small runs of the drivers of vLLM and llama.cpp: made with the real servers, and repeated against recordings of them.
+"""Small runs of the drivers of vLLM, SGLang and llama.cpp: made with real servers, and repeated against recordings.
 
 Recording them again needs the engines below `.engines`:
 
@@ -52,6 +52,7 @@ class Run:
 RUNS = {
     "vllm-eagle3": Run("vllm", "eagle3", TARGET, f"{EAGLE3}-vllm"),
     "vllm-ngram": Run("vllm", "ngram", TARGET, lookup="prompt-lookup:vllm:1-3", settings=(CHAIN,)),
+    "sglang-eagle3": Run("sglang", "EAGLE3", TARGET, f"{EAGLE3}-sglang"),
     "llama-server-eagle3": Run("llama.cpp", "draft-eagle3", f"{TARGET}.gguf", f"{EAGLE3}.gguf"),
     "llama-server-ngram": Run(
         "llama.cpp", "ngram-simple", f"{TARGET}.gguf", lookup="prompt-lookup:llama.cpp:1-3", settings=(CHAIN,)
@@ -71,6 +72,7 @@ def models() -> Path:
         (TARGET, "gguf", f"{TARGET}.gguf"),
         (EAGLE3, "gguf", f"{EAGLE3}.gguf"),
         (EAGLE3, "eagle3-vllm", f"{EAGLE3}-vllm"),
+        (EAGLE3, "eagle3-specforge", f"{EAGLE3}-sglang"),
     ):
         if not (MODELS / file).exists():
             output = MODELS / "scratch" if layout == "gguf" else MODELS / file

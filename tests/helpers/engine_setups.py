@@ -13,6 +13,8 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "1",
     "OMP_NUM_THREADS": "1",
     "NUMBA_NUM_THREADS": "1",
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # SGLang compiles for minutes
 }
 
 
@@ -35,6 +37,12 @@ class EngineSetup:
 
 SETUPS = {
     "vllm": EngineSetup("vllm/bin/python", "", "--dtype float32 --enforce-eager --max-model-len 512 --max-num-seqs 8"),
+    "sglang": EngineSetup(
+        "sglang/bin/python",
+        "",
+        "--device cpu --dtype float32 --prefill-attention-backend intel_amx --decode-attention-backend intel_amx "
+        "--max-total-tokens 20000 --max-running-requests 8 --mem-fraction-static 0.05",
+    ),
     "llama.cpp": EngineSetup(
         "llama.cpp/bin/python", "gguf", "-ctk f32 -ctv f32 -ctkd f32 -ctvd f32 -fa off -t 1 -c 4096"
     ),

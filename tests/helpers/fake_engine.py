@@ -40,6 +40,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         known = {"/v1/models": {"data": [{"id": MODEL}]}, "/version": {"version": "0.0"}, "/health": {}}
+        known["/server_info"] = known["/version"]
         if self.manner == "models without a name" and self.path == "/v1/models":
             known["/v1/models"] = {"data": []}
         self.answer(200 if self.path in known else 404, known.get(self.path, {}))
@@ -63,8 +64,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
         self.end_headers()
-        steps = steps_of(body["prompt"], body["max_tokens"], self.drafted)
+        limit = body["sampling_params"]["max_new_tokens"] if "input_ids" in body else body["max_tokens"]
+        steps = steps_of(body.get("prompt") or body["input_ids"], limit, self.drafted)
         type(self).requests += 1
+        self.counts = [sum(len(step) == size for step in steps[1:]) for size in range(1, self.drafted + 2)]
+        if self.manner == "merged":  # a busy SGLang: the second and third step in one chunk
+            steps[2:4] = [steps[2] + steps[3]]
         if self.manner == "all at once":
             steps = [[token for step in steps for token in step]]
         if self.manner == "no tokens":
@@ -99,6 +104,10 @@ class Handler(BaseHTTPRequestHandler):
             "finish_reason": "length" if last else None,
         }
         record = {"id": "c", "object": "text_completion", "choices": [choice]}
+        if self.path == "/generate":
+            counts = {"spec_correct_drafts_histogram": self.counts} if last else {}
+            finish = {"type": "length"} if last else None
+            return {"output_ids": tokens, "meta_info": {"completion_tokens": done, "finish_reason": finish} | counts}
         if self.manner == "usage":
             record["usage"] = {"completion_tokens": done}
         elif self.manner == "logprobs":

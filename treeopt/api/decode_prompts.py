@@ -111,13 +111,9 @@ class DecodeSettings(Settings):
 
 
 class Watcher:
-    """The caller's view of a run; this one looks away.
+    """The caller's view of a run; this one looks away."""
 
-    Attributes:
-        streams: the caller wants each text in pieces, which needs batch 1.
-    """
-
-    streams = False
+    streams = False  # whether the caller wants each text in pieces, which needs batch 1
 
     def running(self, requests: int) -> AbstractContextManager[None]:
         """Return a context around the decoding of this many requests."""

@@ -29,14 +29,7 @@ COLUMNS = re.compile(r"[\w ./%-]+(,[\w ./%-]+)+\s*")  # first line of a CSV
 
 @dataclass(frozen=True)
 class ResultFile:
-    """A file with its value.
-
-    Attributes:
-        name: as the page shows it.
-        source: the name with the checksum.
-        kind: the kind of result.
-        value: its value, as the kind describes it.
-    """
+    """A file: its name on the page, the same with the checksum, its kind, and its value as the kind describes it."""
 
     name: str
     source: str

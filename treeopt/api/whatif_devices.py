@@ -118,18 +118,12 @@ class WhatIf:
             ]
         return cls(trace, settings, places, settings.search, prices, tuple(beyond))
 
-    def plan_files(self) -> list[str]:
-        """Return a file name for the plan of each device and context, in their order."""
-        names = self._device_names()
-        return [f"{names[place.device]}-{place.context}.json" for place in self.places]
-
-    def profile_files(self) -> list[str]:
-        """Return a file name for the step times of each device, in their order."""
-        return [f"{name}.json" for name in self._device_names().values()]
-
-    def _device_names(self) -> dict[str, str]:
+    def file_names(self) -> tuple[list[str], list[str]]:
+        """Return a file name for the plan of each device and context, and for the step times of each device."""
         slugs = {s.device: re.sub(r"[^a-z0-9]+", "-", s.device.casefold()).strip("-") for s in self.places}
-        return {device: slug or "device" for device, slug in slugs.items()}
+        names = {device: slug or "device" for device, slug in slugs.items()}
+        plans = [f"{names[place.device]}-{place.context}.json" for place in self.places]
+        return plans, [f"{name}.json" for name in names.values()]
 
     def answer(self, progress: Progress = silent) -> "WhatIfRecord":
         """Search every setting.
@@ -176,12 +170,7 @@ def named_target(config: Any) -> str:
 
 
 class WhatIfRecord(Record):
-    """The result of `whatif`, with its plans and step times for other functions.
-
-    Attributes:
-        question: what was asked.
-        scenarios: the choice of each device, context and batch size.
-    """
+    """The result of `whatif`, with its plans and step times for other functions; `scenarios` are all choices."""
 
     def __init__(self, record: Mapping[str, Any], question: WhatIf, scenarios: "tuple[Scenario, ...]") -> None:
         """Take the record of a question's scenarios."""
@@ -191,7 +180,7 @@ class WhatIfRecord(Record):
     def plans(self) -> dict[str, Plan]:
         """Return the plan of each device and context, by the file name that `--plans` gives it."""
         plans = {(s.device, s.context): s.plan for s in self.scenarios if s.plan is not None}
-        return dict(zip(self.question.plan_files(), plans.values(), strict=True))
+        return dict(zip(self.question.file_names()[0], plans.values(), strict=True))
 
     def profiles(self) -> "dict[str, Profile]":
         """Return the step times of each device at all contexts, by the file name that `--profiles` gives them."""
@@ -218,7 +207,7 @@ class WhatIfRecord(Record):
                 )
             times = replace(times, meta={**times.meta, "memory": held[place.device]})
             parts.setdefault(place.device, []).append(times)
-        return dict(zip(question.profile_files(), map(joined, parts.values()), strict=True))
+        return dict(zip(question.file_names()[1], map(joined, parts.values()), strict=True))
 
 
 def _check_drafter(kind: str, drafter: Config | None, draft_bytes: float | None) -> None:

@@ -169,13 +169,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """Names of series, in the order of the legend; the first one has the accent colour.
+    """Names of series, in the order of the legend; some are grey, lines or dashed lines without points.
 
-    Attributes:
-        names: the names.
-        grey: those in grey.
-        lines: those that are lines without points.
-        dashes: those that are dashed lines without points.
+    The first one has the accent colour.
     """
 
     names: Sequence[str]

@@ -17,12 +17,7 @@ KINDS = {"chain": "chain of", "best": "best tree of"}
 
 @dataclass(frozen=True)
 class Size:
-    """A tree size such as `chain:4` or `best:31`.
-
-    Attributes:
-        kind: `chain`, or `best`, the tree with the most tokens per step.
-        nodes: drafted nodes.
-    """
+    """A tree size such as `chain:4`, or `best:31`, the tree of 31 drafted nodes with the most tokens per step."""
 
     kind: str
     nodes: int

@@ -324,6 +324,15 @@ class ExportJob:
         """The kind of drafter that the plan was made for, if it names one."""
         return look(self.plan.meta, "trace", "drafter", "kind")
 
+    def note_block(self, longest: int) -> None:
+        """Note that the trace's DFlash drafts blocks of another length than the engine for a chain."""
+        slots = look(self.plan.meta, "trace", "drafter", "slots")
+        if slots not in (None, longest + 1):
+            self.notes.append(
+                f"{self.engine.title} drafts blocks of {longest + 1} slots for K = {longest}, the trace has blocks of "
+                f"{slots}: record dflash:{longest + 1}:DIR"
+            )
+
     def dynamic(self) -> Triple | None:
         """Return the dynamic tree to export; None: the plan's trees are static, or replaced by chains.
 

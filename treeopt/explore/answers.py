@@ -43,14 +43,7 @@ COUNTS = (1, 2, 4, 8)  # devices that share every layer
 
 @dataclass(frozen=True)
 class Offer:
-    """Files by the names that the page shows.
-
-    Attributes:
-        traces: recorded acceptance.
-        profiles: measured step times.
-        targets: sizes of target models, for devices.
-        drafter: sizes of the drafter, for devices; None: as the target's.
-    """
+    """Files by the names that the page shows; targets and drafter (None: as the target's) are sizes, for devices."""
 
     traces: Mapping[str, Path]
     profiles: Mapping[str, Path]
@@ -172,14 +165,7 @@ SOURCES = MEASURED, PREDICTED = "measured", "from a data sheet"  # labels of ste
 
 @dataclass(frozen=True)
 class Device:
-    """A device that is priced from its data sheet.
-
-    Attributes:
-        name: as in data/hardware.json.
-        count: devices that share every layer.
-        target: sizes of the target, by the offered name.
-        context: tokens in the cache.
-    """
+    """A device of data/hardware.json, or several that share every layer; an offered target, and tokens in the cache."""
 
     name: str
     count: int = 1
@@ -198,13 +184,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Question:
-    """A state of the controls.
-
-    Attributes:
-        trace: name of a trace that is offered.
-        steps: name of a profile that is offered, or a device.
-        search: batch sizes, limits, objective and dynamic policies.
-    """
+    """A state of the controls: the name of an offered trace, that of a profile or a device, and the search."""
 
     trace: str
     steps: str | Device

@@ -21,17 +21,11 @@ REFERENCE_BLOCKS = 30
 
 @dataclass
 class Detector:
-    """The evidence that values, symmetric around their mean, have a mean above 0.
+    """The evidence that values, symmetric around their mean, have a mean above 0."""
 
-    Attributes:
-        evidence: of each bet, in hours.
-        square: mean square of recent values; 0 before the first.
-        alarm: True from the evidence for a change on, until `clear` is called.
-    """
-
-    evidence: list[float] = field(default_factory=lambda: [0.0] * len(BETS))
-    square: float = 0.0
-    alarm: bool = False
+    evidence: list[float] = field(default_factory=lambda: [0.0] * len(BETS))  # of each bet, in hours
+    square: float = 0.0  # mean of recent values; 0 before the first
+    alarm: bool = False  # from the evidence for a change on, until `clear` is called
 
     def add(self, value: float, *, hours: float, level: float) -> None:
         """Add the value of a block, `hours` after the one before; mean evidence of `level` hours raises the alarm."""

@@ -180,12 +180,7 @@ class WatchState:
 
 
 class PlanWatch:
-    """The comparison of servers with a plan.
-
-    Attributes:
-        state: what is remembered.
-        tolerance: half-widths of the bands of acceptance and of step time, around a ratio of 1.
-    """
+    """The comparison of servers with a plan; `tolerance` has those of acceptance and of step time, around 1."""
 
     def __init__(self, plan: Plan, state: WatchState) -> None:
         """Compare with a plan, from the state of an earlier run or a new one.

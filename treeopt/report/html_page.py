@@ -23,16 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """A result: one file.
-
-    Attributes:
-        kind: its kind, whose question it answers.
-        title: what it is.
-        source: its file, with the checksum.
-        blocks: its tables and sentences.
-        charts: its charts.
-        answers: its answers in one sentence each, for the summary; empty: those of its blocks.
-    """
+    """A result: its kind, title, file with checksum, tables and sentences, charts, and answers for the summary."""
 
     kind: ResultKind
     title: str
@@ -58,15 +49,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Page:
-    """A page.
+    """A page: its results, files that could not be read, how it was made, and sentences about the files.
 
-    Attributes:
-        title: its title.
-        findings: its results.
-        problems: files that could not be read.
-        footer: how it was made.
-        sliders: data of the sliders, see `slider_model.slider_data`; None: a page without them.
-        notes: sentences about the files as they were given.
+    Data of the sliders are those of `slider_model.slider_data`; None: a page without them.
     """
 
     title: str

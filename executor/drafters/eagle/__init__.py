@@ -237,8 +237,8 @@ ENTRY = DrafterKind(
         read=f"{__name__}.checkpoint:read_eagle",
         write=f"{__name__}.checkpoint:eagle_content",
         needs=("fc.weight", "layers.0.self_attn.q_proj.weight"),
-        layouts=("eagle", "vllm"),
-        known_as="the reference's, vLLM's (also with the bias in the embeddings), speculators'",
+        layouts=("eagle", "eagle-sglang", "vllm"),
+        known_as="the reference's, SGLang's, vLLM's (also with the bias in the embeddings), speculators'",
     ),
     training=Training(
         (EAGLE, HASS, CORAL, CORAL_ROUTER),

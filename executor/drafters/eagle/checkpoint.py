@@ -125,7 +125,8 @@ def eagle_content(drafter: Eagle, layout: str | None, target: Target | None, nam
     """Return the file contents for EAGLE.
 
     The layout `eagle` is the reference's file, with the target's embeddings. The layout `vllm` has no bias after `fc`:
-    it is folded into the embeddings. Without a layout: the reference's names in safetensors.
+    it is folded into the embeddings. The layout `eagle-sglang` names SGLang's class, whose `fc` always has a bias
+    and whose attention has one where `bias` is true. Without a layout: the reference's names in safetensors.
 
     Raises:
         ExecutorError: the layout needs embeddings and no target is given, or it cannot express this drafter.
@@ -137,10 +138,17 @@ def eagle_content(drafter: Eagle, layout: str | None, target: Target | None, nam
     facts: dict[str, Any] = {"kind": drafter.kind}
     tensors = named(drafter, layer_name)
     config = _config(drafter, biased=BIAS in tensors)
+    if drafter.groups and layout in ("vllm", "eagle-sglang"):
+        raise ExecutorError(f"{layout} has no router over the vocabulary: convert a drafter without one")
     if layout == "vllm":
         return _vllm(drafter, tensors, config, facts, embedding_of(target, layout))
     if layout:
         tensors[EMBEDDINGS] = embedding_of(target, layout)
+    if layout == "eagle-sglang":
+        if drafter.config.attention_bias:
+            raise ExecutorError(f"{layout} cannot express biases of queries, keys and values: SGLang wants a fourth")
+        tensors.setdefault(BIAS, torch.zeros(drafter.fc.out_features))
+        config = {**config, "architectures": ["LlamaForCausalLMEagle"], "bias": False}
     if drafter.groups:
         config["router_num_groups"] = drafter.groups
         facts["active_groups"] = drafter.active
@@ -162,8 +170,6 @@ def _vllm(
     drafter: Eagle, tensors: dict[str, Tensor], config: dict[str, Any], facts: dict[str, Any], table: Tensor
 ) -> Written:
     """Return what vLLM reads: no bias after `fc`, `attention_bias` only for biases of all four projections."""
-    if drafter.groups:
-        raise ExecutorError("vllm has no router over the vocabulary: convert a drafter without one")
     config = {key: value for key, value in config.items() if key != "bias"} | {"attention_bias": False}
     check = None
     if BIAS in tensors:

@@ -37,6 +37,7 @@ CASES = [(name, None) for name in [*MAKE, *OWN]] + [
     ("hydra", "hydra"),
     ("hydra++", "hydra"),
     ("eagle", "eagle"),
+    ("eagle", "eagle-sglang"),
     ("eagle-qkv-bias", "eagle"),
     ("coral-router", "eagle"),
     *[
@@ -129,6 +130,7 @@ def test_files_and_configurations_are_the_projects_own(tmp_path, target):
     for name, layout, file in [
         ("hydra", "hydra", "hydra_lm_head.pt"),
         ("eagle", "eagle", "pytorch_model.bin"),
+        ("eagle", "eagle-sglang", "pytorch_model.bin"),
         ("eagle3", "eagle3", "pytorch_model.bin"),
         ("eagle3", "eagle3-specforge", "model.safetensors"),
     ]:
@@ -139,6 +141,8 @@ def test_files_and_configurations_are_the_projects_own(tmp_path, target):
     assert forge["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]  # by what layers put out
     assert (forge["draft_vocab_size"], forge["vocab_size"]) == (len(IDS), VOCABULARY)
     assert "bias" not in eagle  # the reference takes it for true, vLLM takes true for attention biases
+    served = config_of(tmp_path / "eagle-sglang")
+    assert (served["architectures"], served["bias"]) == (["LlamaForCausalLMEagle"], False)
     assert (eagle["num_hidden_layers"], eagle["torch_dtype"]) == (1, "float16")
     save_drafter(tmp_path / "s", made("eagle3-variants", target), dtype="float32", meta={}, layout="speculators-eagle3")
     said = config_of(tmp_path / "s")
@@ -482,8 +486,12 @@ def test_layouts_that_cannot_say_it(tmp_path, target, name, layout, message):
 
 
 def test_what_cannot_be_written_leaves_no_file(tmp_path, target):
-    with pytest.raises(ExecutorError, match="vllm has no router over the vocabulary"):
-        save_drafter(tmp_path, made("coral-router", target), dtype="float32", meta={}, layout="vllm", target=target)
+    for layout in ("vllm", "eagle-sglang"):
+        with pytest.raises(ExecutorError, match=f"{layout} has no router over the vocabulary"):
+            save_drafter(tmp_path, made("coral-router", target), dtype="float32", meta={}, layout=layout, target=target)
+    biased, layout = made("eagle-qkv-bias", target), "eagle-sglang"
+    with pytest.raises(ExecutorError, match="eagle-sglang cannot express biases of queries, keys and values"):
+        save_drafter(tmp_path, biased, dtype="float32", meta={}, layout=layout, target=target)
     with pytest.raises(ExecutorError, match="dtype must be one of float32"):
         save_drafter(tmp_path, made("eagle", target), dtype="int8", meta={})
     with pytest.raises(ExecutorError, match="a Linear has no layout"):

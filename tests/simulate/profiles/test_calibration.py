@@ -239,9 +239,14 @@ def test_the_cost_of_committed_tokens_comes_from_forced_runs():
         else c
         for c in cells_of(law)
     ]
-    forced = [Cell(b, 100.0, 8, (1, 4), 2e-4, 1e-3 + k * 5e-5, 1.0 + k, forced=True) for b in BATCHES for k in range(4)]
-    profile = profile_of([*cells, *(c for c in forced if c.batch < 8)], context=(64, 128))  # 8: as the next, 4
-    assert [t.commit_s for t in profile.batches] == pytest.approx([5e-5] * 4)
+    per_token = {1: 0.0, 2: 0.0, 4: 5e-5}  # 8: as the next, 4
+    forced = [
+        Cell(b, 100.0, 8, (1, 4), 2e-4, 1e-3 + k * s, 1.0 + k, forced=True)
+        for b, s in per_token.items()
+        for k in range(4)
+    ]
+    profile = profile_of([*cells, *forced], context=(64, 128))
+    assert [t.commit_s for t in profile.batches] == pytest.approx([0, 0, 5e-5, 5e-5])
     for committed in (1.0, 2.5):
         for tokens in (3, 20, 40):
             due = 1e-3 + 5e-5 * (committed - 1)

@@ -71,10 +71,10 @@ def test_what_each_number_adds():
         cost = replace(bare, overheads=replace(Overheads.none(), **numbers))
         return cost.plain_s(batch=2) - bare.plain_s(batch=2), float(cost.verify(4, batch=2).total_s) - verified
 
-    verified, work = float(bare.verify(4, batch=2).total_s), float(bare.plain(batch=2).work_s)
+    verified, work = float(bare.verify(4, batch=2).total_s), float(bare.plain(batch=1).work_s)
     assert added(plain_s=1e-3) == pytest.approx((1e-3, 0))
     assert added(step_s=1e-3) == pytest.approx((0, 1e-3))
-    assert added(row_share=0.25) == pytest.approx((0, 0.25 * 6 * work))
+    assert added(row_share=0.25) == pytest.approx((0.25 * work, 0.25 * 7 * work))  # two rows, eight rows
     products = 129 * find_hardware("h100").fitted.gemm_overhead_s
     assert added(launches=0.5) == pytest.approx((-products / 2, -products / 2))
     slow = replace(bare, overheads=replace(Overheads.none(), row_share=0.25))

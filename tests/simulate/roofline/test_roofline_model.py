@@ -389,8 +389,6 @@ def test_what_cannot_be_seen_is_neither_read_nor_kept():
         assert cost.verify(10, batch=1, context=context).total_s == whole.verify(10, batch=1, context=context).total_s
     assert cost.verify(10, batch=1, context=9000).total_s == whole.verify(10, batch=1, context=990).total_s
     assert sequence(cost, context=9000) < sequence(whole, context=9000) / 8
-    with pytest.raises(UsageError, match="plain_s must be a finite number, 0 or more, got -1"):
-        Overheads(plain_s=-1)
 
 
 # ------------------------------------------------------------------------------------------------- transfer
@@ -447,7 +445,8 @@ def test_contexts_and_widths_are_carried_over():
     there = same_constants(here, bandwidth=here.device.bandwidth * 2, flops=here.device.flops * 2)
     near = as_profile(here)
     widths = ((1, 0.0), (8, 4e-4))
-    tables = [replace(t, context=c, widths=widths, relative_error=0.03) for t in near.batches for c in (100.0, 900.0)]
+    errors = {100.0: 0.5, 900.0: 0.03}
+    tables = [replace(t, context=c, widths=widths, relative_error=e) for t in near.batches for c, e in errors.items()]
     measured = replace(near, batches=tuple(tables), context=(50, 1000))
     far = transfer(measured, measured_on=here, to=there, context=800)
     assert [(t.batch, t.context) for t in far.batches] == [(1, 800), (8, 800)]
@@ -516,5 +515,3 @@ def test_carrying_over_to_another_class_or_another_model():
     across = transfer(as_profile(here), measured_on=here, to=roofline(L3, device="l40s"), context=300)
     assert across.relative_error == pytest.approx(np.hypot(0.05, 0.25))
     assert np.all(times(across) > 2 * times(as_profile(here)))
-    with pytest.raises(CostError, match="target must be the same on both devices"):
-        transfer(as_profile(here), measured_on=here, to=roofline(L2), context=300)

@@ -264,6 +264,9 @@ def test_replications_are_reproduced_and_one_has_no_interval():
     assert first == again
     assert first != replicate(simulation, replications=5, seed=4)
     assert math.isinf(replicate(simulation, replications=1)["x"].high)
+    clipped = replicate(lambda rng: {"within": rng.random(), "piled": rng.normal()}, replications=2)
+    assert (clipped["within"].low, clipped["within"].high) == (0, 1)
+    assert clipped["piled"].low < 0
 
 
 # --- what comes

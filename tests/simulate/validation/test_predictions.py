@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simulate.paper_formulas import expected_tau
 from simulate.profiles.profile import load_profile
 from simulate.profiles.step_tables import Prefill
+from simulate.validation.make_predictions import Material, predict
 from simulate.validation.predictions import (
     FormsRecord,
     Predictions,
@@ -99,6 +100,14 @@ def test_broken_files_are_refused(predictions, tmp_path):
         (tmp_path / "p.json").write_text(json.dumps(record))
         with pytest.raises(PlanError, match=message):
             load_predictions(tmp_path / "p.json")
+
+
+def test_whole_runs_of_a_file_are_compared_with_the_same_runs_alone(predictions):
+    runs = Runs({1: (8,), 4: (8,)}, (8,), 20)
+    for meta, kept in (({}, {}), ({"runs": runs.record}, predictions.whole)):
+        found, _, notes = predict(Material(None, 0, fixed=replace(predictions, meta=meta)), 16, lambda plan: runs)
+        assert found.whole == kept
+        assert bool(notes) == (not kept)
 
 
 def test_every_tree_has_one_name_and_forms(predictions):

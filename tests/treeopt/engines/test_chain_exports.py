@@ -1,5 +1,6 @@
 """Exports of chains and static trees, read back by small models of the engines, written from their sources alone."""
 
+import itertools
 import json
 import shlex
 import subprocess
@@ -159,10 +160,10 @@ def test_vllm_drafts_in_parallel_where_the_plan_does() -> None:
         assert "another length with parallel_drafting" in "\n".join(
             exported("vllm", two, method=method, model="x").notes
         )
-    for slots, noted in ((16, True), (6, False)):
+    for slots, engine in itertools.product((16, 6), ("vllm", "sglang")):
         plan = plan_of(entry(1, Tree.chain(5)), drafter={"kind": "dflash", "slots": slots})
-        notes = "\n".join(exported("vllm", plan, method="dflash", model="x").notes)
-        assert ("record dflash:6:DIR" in notes) == noted
+        notes = "\n".join(exported(engine, plan, method="dflash", model="x").notes)
+        assert ("record dflash:6:DIR" in notes) == (slots == 16)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +253,13 @@ def test_sglang_golden_schedule() -> None:
 
 def test_sglang_algorithms() -> None:
     assert "--speculative-algorithm STANDALONE " in exported("sglang", method="standalone", batch=1).text
+    for kind, words in (
+        ("dflash", "DFLASH {}--speculative-dflash-block-size 4"),
+        ("dspark", "DSPARK {}--speculative-dspark-block-size 3"),
+    ):
+        plan = plan_of(entry(1, Tree.chain(3)), drafter={"kind": kind})
+        text = exported("sglang", plan, method=kind, model="x").text
+        assert text == f"--speculative-algorithm {words}".format("--speculative-draft-model-path x ")
     with pytest.raises(EngineError, match=r"SGLang .*STANDALONE by batch size .*nearest: one batch size of 1, 8"):
         exported("sglang", method="standalone")
 

@@ -12,7 +12,12 @@ from tests.helpers.engine_setups import ENGINES, ENVIRONMENT, ROOT
 pytestmark = pytest.mark.engines
 COMMANDS = ("python -m executor.checkpoints.convert", "treeopt trace collect", "treeopt profile", "treeopt tune")
 FEW = {"treeopt trace collect": ["--requests", "8"], "treeopt profile": ["--rounds", "2", "--requests", "16"]}
-NEEDS = {"engine_vllm": ("vllm",), "engine_openvino": ("openvino", "openvino-export"), "tune": ("vllm",)}
+NEEDS = {
+    "engine_vllm": ("vllm",),
+    "engine_sglang": ("sglang",),
+    "engine_openvino": ("openvino", "openvino-export"),
+    "tune": ("vllm",),
+}
 
 
 def first_commands(guide):

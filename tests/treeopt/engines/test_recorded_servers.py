@@ -1,4 +1,4 @@
-"""The drivers of vLLM and llama.cpp against recordings of their real servers: launches, requests and steps."""
+"""The drivers of vLLM, SGLang and llama.cpp against recordings of their real servers: launches, requests and steps."""
 
 import json
 from functools import cache
@@ -39,6 +39,9 @@ def totals(name):
                 if counts:
                     accepted += sum(counts["per_step_accepted"])
                     drafted += sum(counts["per_step_drafted"])
+            if records and "meta_info" in records[-1]:
+                accepted += records[-1]["meta_info"].get("spec_num_correct_drafts", 0)
+                drafted += records[-1]["meta_info"].get("spec_num_proposed_drafts", 0)
             if records and "timings" in records[-1]:
                 accepted += records[-1]["timings"].get("draft_n_accepted", 0)
                 drafted += records[-1]["timings"].get("draft_n", 0)
@@ -47,7 +50,7 @@ def totals(name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_every_run_decodes_the_same_texts(replayed, name):
-    """Both engines, greedy and in float32."""
+    """All engines, greedy and in float32."""
     plain = replayed("llama-server-eagle3")[0]
     for rows in replayed(name):
         texts = [[token for step in steps for token in step.tokens] for steps in rows]
@@ -68,7 +71,7 @@ def test_steps_are_whole(replayed, name):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_acceptance_adds_up_to_the_server_s_own_counts(replayed, name):
-    """vLLM counts acceptance beyond the last token that was asked for; llama.cpp does not draft it."""
+    """vLLM and SGLang count acceptance beyond the last token that was asked for; llama.cpp does not draft it."""
     steps = [step for some in replayed(name)[-1] for step in some if not step.prefill]
     accepted, drafted = totals(name)
     assert sum(step.drafted for step in steps) == drafted

@@ -1,14 +1,17 @@
-"""SGLang, which was not run: the driver's launches, and its steps from a server that sends `usage` with each chunk."""
+"""SGLang: the driver's launches, and its steps from a server that sends several in one chunk."""
 
 import sys
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import Requests
 from tests.helpers import fake_engine
 from treeopt.engines.driver import DriverSettings, EngineRequest
-from treeopt.engines.sglang.driver import SGLang
+from treeopt.engines.sglang.driver import SGLang, counted_steps, step_sizes
 from treeopt.errors import EngineError, UsageError
 from treeopt.policies import DynamicTree
 from treeopt.tree import Tree
@@ -16,7 +19,7 @@ from treeopt.tree import Tree
 PROMPT = (5, 6)
 
 
-def driver(folder, manner="usage", **settings):
+def driver(folder, manner="merged", **settings):
     """A driver whose interpreter keeps SGLang's words and runs the fake engine."""
     program = folder / "python"
     kept, fake = f'echo "$@" >> {folder}/words', f'exec {sys.executable} {fake_engine.__file__} "{manner}" "$@"'
@@ -37,16 +40,62 @@ def test_a_launch_counts_the_root_and_streams_by_step(tmp_path):
     assert "--stream-interval 1 --tp-size 2" in words
 
 
-def test_plain_decoding_is_launched_without_a_drafter(tmp_path):
-    with driver(tmp_path, "usage", method="EAGLE3", drafter="drafter") as engine, pytest.raises(EngineError):
-        list(engine.decode([EngineRequest(PROMPT, 12)], draft=0, concurrency=1))  # this server drafts
+def test_plain_decoding_is_launched_without_a_drafter_and_commits_a_token_a_step(tmp_path):
+    with driver(tmp_path, method="EAGLE3", drafter="drafter") as engine:
+        steps = list(engine.decode([EngineRequest(PROMPT, 12)], draft=0, concurrency=1))
+    assert [step.committed for step in steps] == [1] * 12
     assert "speculative" not in (tmp_path / "words").read_text()
+
+
+def test_a_tree_is_launched_with_its_width_and_size(tmp_path):
+    with driver(tmp_path, method="EAGLE3", drafter="drafter") as engine:
+        steps = list(engine.decode([EngineRequest(PROMPT, 12)], draft=DynamicTree(8, 2, 4), concurrency=1))
+    assert sum(step.committed for step in steps) == 12
+    words = (tmp_path / "words").read_text()
+    assert "--speculative-num-steps 2 --speculative-eagle-topk 4 --speculative-num-draft-tokens 9" in words
+
+
+def test_steps_that_contradict_the_server_s_count_are_refused():
+    """A drafted token more than the histogram counts."""
+    with pytest.raises(EngineError, match=r"server: chunks of \[2, 3\] tokens do not add up to steps of \[2, 2\]"):
+        step_sizes([2, 3], [2, 2], "server")
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ({}, "a chunk has no `meta_info.completion_tokens`"),
+        ({"completion_tokens": 2}, "the answer has no end, or not all of its tokens"),
+        ({"completion_tokens": 3, "finish_reason": {}}, "not all of its tokens"),
+        ({"completion_tokens": 2, "finish_reason": {}, "spec_correct_drafts_histogram": "11"}, "must list numbers"),
+        ({"completion_tokens": 2, "finish_reason": {}, "spec_correct_drafts_histogram": [10**9]}, "must list numbers"),
+        ({"completion_tokens": 2, "finish_reason": {}}, "do not add up to steps of"),
+    ],
+)
+def test_an_answer_without_sense_ends_in_one_line(info, message):
+    records = iter([(0.0, {"output_ids": [7, 8], "meta_info": info})])
+    with pytest.raises(EngineError, match=f"^server: .*{message}"):
+        list(counted_steps(records, 0, 0.0, draft=2, where="server"))
+
+
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=60), cut=st.integers(0, 4), seed=st.integers(0, 99))
+def test_merged_chunks_are_split_into_the_steps_that_the_server_counted(sizes, cut, seed):
+    """The last step may lose tokens to the limit."""
+    rng, cut = np.random.default_rng(seed), min(cut, sizes[-1] - 1)
+    ends = np.cumsum([*sizes[:-1], sizes[-1] - cut])
+    kept = rng.random(len(ends)) < 0.8
+    kept[-1] = True
+    chunks = np.diff(ends[kept], prepend=0).tolist()
+    steps = step_sizes(chunks, sizes, "server")
+    assert [sum(some) for some in steps] == chunks
+    steps[-1][-1] += cut
+    assert sorted(size for some in steps for size in some) == sorted(sizes)
 
 
 @pytest.mark.parametrize(
     ("draft", "concurrency", "message"),
     [
-        (DynamicTree(4, 2), 1, "give draft lengths"),
+        (DynamicTree(4, 2), 1, "needs a drafter for a draft of DynamicTree"),
         (3, 1, "needs a drafter for a draft of 3"),
         (0, 0, "concurrency must be at least 1"),
     ],

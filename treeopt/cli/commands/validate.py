@@ -69,7 +69,7 @@ TYPES = {
 
 
 @click.command(cls=Command, sections=SECTIONS, epilog=EXAMPLES)
-@options_of(ValidateSettings, types={**TYPES, "replay": Text("text", _acceptance, Path)}, without=("texts",))
+@options_of(ValidateSettings, types=TYPES, without=("texts",))
 @setup_options()
 @output_files.result_options("comparison")
 @general.force

@@ -110,8 +110,9 @@ def whatif(
         if folder is not None:
             output_files.check_output(folder / "x" if folder.is_dir() else folder, option)
     question = WhatIf.prepare(trace_file, settings)
-    _check_files(plans, question.plan_files(), PLAN, "--plans")
-    _check_files(tables, question.profile_files(), PROFILE, "--profiles")
+    plan_names, table_names = question.file_names()
+    _check_files(plans, plan_names, PLAN, "--plans")
+    _check_files(tables, table_names, PROFILE, "--profiles")
     record = question.answer(printing.progress)
     if plans is not None:
         plans.mkdir(exist_ok=True)
@@ -125,26 +126,22 @@ def whatif(
             printing.say(f"step times written to {tables / name}")
     if files.as_json:
         printing.warn(record["warnings"])
-    named = [str((plans or Path("plans")) / name) for name in question.plan_files()]
+    named = [str((plans or Path("plans")) / name) for name in plan_names]
     files.give("whatif", record, plans=named, written=plans is not None)
 
 
 def _check_files(folder: Path | None, names: list[str], schema: str, option: str) -> None:
     """Raise UsageError before any work where a file could not be written, or holds what whatif did not write."""
-    if folder is not None and folder.is_dir():
-        for name in names:
-            output_files.check_output(folder / name, option, force=True)
-            _check_own(folder / name, schema, option)
-
-
-def _check_own(path: Path, schema: str, option: str) -> None:
-    """Raise UsageError if a file exists that `treeopt whatif` did not write, such as a measured profile."""
-    if not path.exists():
+    if folder is None or not folder.is_dir():
         return
-    try:
-        record = parse(read_text(path), schema)
-    except (OSError, UnicodeDecodeError, RecordError):
-        record = {}
-    meta = record.get("meta")
-    if not record or (schema != PLAN and look(meta, "predicted") is None and look(meta, "transfer") is None):
-        raise UsageError(f"{option}: {path} exists and was not written by `treeopt whatif`: name another folder")
+    for path in (folder / name for name in names):
+        output_files.check_output(path, option, force=True)
+        if not path.exists():
+            continue
+        try:
+            record = parse(read_text(path), schema)
+        except (OSError, UnicodeDecodeError, RecordError):
+            record = {}
+        meta = record.get("meta")
+        if not record or (schema != PLAN and look(meta, "predicted") is None and look(meta, "transfer") is None):
+            raise UsageError(f"{option}: {path} exists and was not written by `treeopt whatif`: name another folder")

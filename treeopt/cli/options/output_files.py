@@ -120,13 +120,7 @@ def _read() -> Iterator[tuple[str, Path]]:
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """Where a result goes.
-
-    Attributes:
-        output: file of `--output`.
-        table: file of `--table`.
-        as_json: whether stdout gets JSON.
-    """
+    """Where a result goes: the files of `--output` and `--table`, and whether stdout gets JSON."""
 
     output: Path | None
     table: Path | None

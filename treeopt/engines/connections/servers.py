@@ -132,42 +132,42 @@ class Running:
 
 
 class ServerPool:
-    """Running servers by the draft length that they were launched for; the one unused for longest gives way."""
+    """Running servers by the draft that they were launched for; the one unused for longest gives way."""
 
-    def __init__(self, name: str, launch: Callable[[int], Launch], *, alive: int = 1, timeout_s: float) -> None:
+    def __init__(self, name: str, launch: Callable[[Draft], Launch], *, alive: int = 1, timeout_s: float) -> None:
         """Start nothing yet.
 
         Args:
             name: the engine's name, for messages.
-            launch: how the server of a draft length is started.
+            launch: how the server of a draft is started.
             alive: servers at a time; a GPU rarely holds two.
             timeout_s: longest time that a server may take to start, and then to send anything.
         """
         self._name, self._launch, self._alive, self._timeout_s = name, launch, alive, timeout_s
-        self._running: OrderedDict[int, Running] = OrderedDict()
+        self._running: OrderedDict[Draft, Running] = OrderedDict()
 
     def close(self) -> None:
         """Stop all servers."""
-        for length in list(self._running):
-            self._stop(length)
+        for draft in list(self._running):
+            self._stop(draft)
 
-    def server(self, length: int) -> Running:
-        """Return the running server of a draft length, launched if there is none.
+    def server(self, draft: Draft) -> Running:
+        """Return the running server of a draft, launched if there is none.
 
         Raises:
             EngineError: it does not start.
         """
-        if length in self._running and not self._running[length].process.runs:
-            self._stop(length)
-        if length not in self._running:
+        if draft in self._running and not self._running[draft].process.runs:
+            self._stop(draft)
+        if draft not in self._running:
             while len(self._running) >= self._alive:
                 self._stop(next(iter(self._running)))
-            self._running[length] = self._start(self._launch(length))
-        self._running.move_to_end(length)
-        return self._running[length]
+            self._running[draft] = self._start(self._launch(draft))
+        self._running.move_to_end(draft)
+        return self._running[draft]
 
-    def _stop(self, length: int) -> None:
-        running = self._running.pop(length)
+    def _stop(self, draft: Draft) -> None:
+        running = self._running.pop(draft)
         running.client.close()
         running.process.stop()
 
@@ -219,8 +219,8 @@ class LaunchedServers(ABC):
         return draft
 
     @abstractmethod
-    def _launch(self, length: int) -> Launch:
-        """Return how the server of a draft length is started."""
+    def _launch(self, draft: Any) -> Launch:
+        """Return how the server of a draft is started: the length of a chain, or a tree for engines of trees."""
 
     @abstractmethod
     def _steps(
@@ -233,7 +233,7 @@ class LaunchedServers(ABC):
             number: of the request.
             request: the request.
             lane: number of its place among the requests in flight.
-            draft: tokens drafted per step.
+            draft: most tokens that a step accepts.
             began_s: when the run began, seconds of the monotonic clock.
         """
 
@@ -256,15 +256,15 @@ class LaunchedServers(ABC):
             UsageError: a tree, drafted tokens without a drafter, or a concurrency below 1.
             EngineError: a request failed, or the server ended.
         """
-        if not isinstance(draft, int):
+        if not isinstance(draft, int) and not self.tree_requests:
             raise UsageError(f"{self.title} verifies chains, not trees: give draft lengths")
         self.launch(draft)
         if concurrency < 1:
             raise UsageError(f"concurrency must be at least 1, got {concurrency}")
-        server = self._servers.server(draft)
+        server, longest = self._servers.server(draft), draft if isinstance(draft, int) else draft.depth
         if "version" not in self.meta and (version := self._version(server)) is not None:
             self.meta = {**self.meta, "version": version}
-        ask = partial(self._steps, server, draft=draft, began_s=time.monotonic())
+        ask = partial(self._steps, server, draft=longest, began_s=time.monotonic())
         try:
             yield from in_flight(requests, ask, concurrency=concurrency, cancel=server.client.cancel)
         except EngineError:

@@ -1,7 +1,8 @@
 """The export to SGLang 0.5.23: a chain as launch flags, chains by batch size as an adaptive config, or a dynamic tree.
 
 There is no option for a static tree. `--speculative-num-draft-tokens` counts the root, `Tree.nodes` does not.
-With topk 1 it is overwritten by steps + 1. With a larger topk, a dynamic tree is built at every step from
+With topk 1 it is overwritten by steps + 1. DFlash and DSpark have one option each, the size of their block, which
+counts the root for DFlash alone. With a larger topk, a dynamic tree is built at every step from
 K + (D - 1) K² candidates, and more draft tokens than that crash at run time (`organize_draft_results`).
 
 The adaptive config is keyed by batch size since 0.5.13 (srt/speculative/adaptive_spec_params.py): a batch is
@@ -36,6 +37,7 @@ TREES = DynamicTrees(
     one_size=f"adaptive steps need topk 1 ({ROUTER})",
     source="organize_draft_results in srt/speculative/eagle_utils.py, sglang#24054",
 )
+BLOCKS = {"DFLASH": 1, "DSPARK": 0}  # algorithms that draft a block, and what its size counts beside drafted tokens
 ADAPTIVE = frozenset({"EAGLE", "EAGLE3", "NEXTN"})  # algorithms whose steps may change by batch size
 MAX_RUNNING = 48  # default limit of running requests in SGLang when it speculates
 
@@ -54,7 +56,8 @@ def write(job: ExportJob) -> Export:
     if triple is not None:
         if triple.width > 1:
             job.notes.append("topk above 1 with a page size above 1 needs attention by flashinfer, fa3 or triton")
-        return Export(" ".join([*words, flags(triple)]), ".txt", launch=f"{start} {flags(triple)}")
+        tree = flags(triple, job.method)
+        return Export(" ".join([*words, tree]), ".txt", launch=f"{start} {tree}")
     fits = job.static()
     steps = tiers(fits)
     longest = max(length for *_, length in steps)
@@ -67,8 +70,10 @@ def write(job: ExportJob) -> Export:
         settings = {"LEN": f"{tokens:.3f}", "METHOD": "match-expected", "TOKEN_MODE": "real-draft-token"}
         environment = " ".join(f"SGLANG_SIMULATE_ACC_{name}={value}" for name, value in settings.items())
         job.notes.append(ONE_LENGTH)
+    if job.method == "DFLASH":
+        job.note_block(longest)
     if len(steps) == 1:
-        chain = flags(Triple(longest, 1, longest))
+        chain = flags(Triple(longest, 1, longest), job.method)
         launch = f"{environment} {start} {chain}".strip()
         return Export(" ".join([*words, chain]), ".txt", environment=environment, launch=launch)
     if job.method and job.method not in ADAPTIVE:
@@ -87,12 +92,16 @@ def write(job: ExportJob) -> Export:
     return Export(text, ".json", " ".join([*words, adaptive]), launch=f"{start} {adaptive}", file=job.file)
 
 
-def flags(triple: Triple) -> str:
-    """Return the three launch flags; the last counts the root.
+def flags(triple: Triple, method: str | None) -> str:
+    """Return the three launch flags, the last of which counts the root; or the flag of a block.
 
-    >>> flags(Triple(depth=5, width=4, nodes=15))
+    >>> flags(Triple(depth=5, width=4, nodes=15), "EAGLE3")
     '--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16'
+    >>> flags(Triple(depth=7, width=1, nodes=7), "DFLASH"), flags(Triple(depth=7, width=1, nodes=7), "DSPARK")
+    ('--speculative-dflash-block-size 8', '--speculative-dspark-block-size 7')
     """
+    if method in BLOCKS:
+        return f"--speculative-{method.lower()}-block-size {triple.nodes + BLOCKS[method]}"
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in TREES.settings(triple).items())
 
 
@@ -130,14 +139,15 @@ def _adaptive_notes(steps: Sequence[tuple[int, int, int]], longest: int) -> list
 ENTRY = Engine(
     name="sglang",
     title=TITLE,
-    never_ran=True,
     rules=(chains_only(source="no tree option in srt/arg_groups/fields/spec.py"),),
     trees=TREES,
-    methods={  # algorithms that obey steps, topk and draft tokens; NEXTN is another name for EAGLE
+    methods={  # NEXTN is another name for EAGLE
         "EAGLE": Method.of("eagle", trees=True),
         "EAGLE3": Method.of("eagle", "eagle3", trees=True),
         "NEXTN": Method.of("mtp", trees=True),
         "STANDALONE": Method.of("language-model", trees=True),
+        "DFLASH": Method.of("dflash"),
+        "DSPARK": Method.of("dspark"),
     },
     default_method="optional",
     write=write,

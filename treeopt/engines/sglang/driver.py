@@ -1,16 +1,24 @@
 """SGLang: `sglang.launch_server` of the environment that holds it, one launch per draft length.
 
-Written from what is documented of SGLang 0.5.23 and not run: SGLang needs a GPU. `--stream-interval 1` is to make it
-send one chunk per step. The running `usage` of each chunk, where it is sent, says how many tokens it holds; otherwise
-they are counted in the text. A chain of K drafted tokens is `--speculative-num-steps K` with one candidate per level
-and K + 1 draft tokens, since it counts the root.
+Run on a CPU with stand-ins for its kernels (tests/helpers/sglang_cpu). `--stream-interval 1` makes it send one chunk
+per step, or several steps in one while it is busy. The last object of its own `/generate` counts all steps of a request
+by accepted tokens, which tells such chunks apart.
 """
 
-from collections.abc import Generator
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any
 
-from treeopt.engines.connections.completions_client import steps_of
+from treeopt.engines.connections.completions_client import Records
 from treeopt.engines.connections.servers import Launch, LaunchedServers, Running
-from treeopt.engines.driver import DriverSettings, EngineRequest, EngineStep
+from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
+from treeopt.engines.dynamic_trees import Triple
+from treeopt.engines.sglang import flags
+from treeopt.errors import EngineError
 
 CHUNKS = ("--stream-interval", "1")
 
@@ -19,6 +27,7 @@ class SGLang(LaunchedServers):
     """SGLang servers, launched by draft length."""
 
     title = "SGLang"
+    tree_requests = sys.maxsize
 
     def __init__(self, settings: DriverSettings) -> None:
         """Describe the launches; nothing is started yet.
@@ -32,19 +41,124 @@ class SGLang(LaunchedServers):
         super().__init__(settings, drafts=settings.method is not None, method=settings.method)
         self._python = settings.interpreter
 
-    def _launch(self, length: int) -> Launch:
+    def _launch(self, draft: Draft) -> Launch:
         settings = self.settings
         command = [self._python, "-m", "sglang.launch_server", "--model-path", settings.target, "--host", "127.0.0.1"]
-        if length:
+        if draft:
+            triple = Triple(draft, 1, draft) if isinstance(draft, int) else Triple(draft.depth, draft.beam, draft.nodes)
             command += ["--speculative-algorithm", str(settings.method)]
             command += [] if settings.drafter is None else ["--speculative-draft-model-path", settings.drafter]
-            command += ["--speculative-num-steps", str(length), "--speculative-eagle-topk", "1"]
-            command += ["--speculative-num-draft-tokens", str(length + 1)]
+            command += flags(triple, settings.method).split()
         return Launch([*command, *CHUNKS, *self._arguments])
+
+    def _version(self, server: Running) -> str | None:
+        """Return the version that the server states; None if it states none."""
+        with suppress(ValueError, TypeError, KeyError):
+            return str(json.loads(server.client.text("/server_info") or "")["version"])[:80]
+        return None
 
     def _steps(
         self, server: Running, number: int, request: EngineRequest, lane: int, *, draft: int, began_s: float
     ) -> Generator[EngineStep, None, None]:
         client = server.client
-        chunks = client.stream(request, model=client.model())
-        return steps_of(chunks, number, draft=draft, began_s=began_s, where=client.url, count=self.settings.count)
+        prompt = {"input_ids": list(request.tokens)} if request.text is None else {"text": request.text}
+        sampling = {"max_new_tokens": request.new_tokens, "temperature": 0, "ignore_eos": request.ignore_stop}
+        records = client.events("/generate", {**prompt, "sampling_params": sampling, "stream": True})
+        return counted_steps(records, number, began_s, draft=draft, where=client.url)
+
+
+def counted_steps(
+    records: Records, number: int, began_s: float, *, draft: int, where: str
+) -> Generator[EngineStep, None, None]:
+    """Yield the steps of a request once it has ended; the first token is the prefill's.
+
+    Args:
+        records: the streamed objects, each with its time.
+        number: of the request.
+        began_s: when the run began, on the clock of the times.
+        draft: most tokens that a step accepts; 0: the server does not draft.
+        where: the server, for messages.
+
+    Raises:
+        EngineError: objects without counts, no token at all, or chunks that no steps of the histogram add up to.
+    """
+    chunks, ids, info = list[tuple[float, int]](), list[int](), dict[str, Any]()
+    for at_s, record in records:  # to its end
+        info = record.get("meta_info") or {}
+        if type(info.get("completion_tokens")) is not int:
+            raise EngineError(f"{where}: a chunk has no `meta_info.completion_tokens`: is this an SGLang server?")
+        new = info["completion_tokens"] - sum(size for _, size in chunks)
+        parts = [new] if chunks else [1, new - 1]  # the prefill's token, and what came with it
+        chunks += [(at_s - began_s, size) for size in parts if size > 0]
+        listed = record.get("output_ids")
+        ids += listed[-new:] if new > 0 and isinstance(listed, list) else []
+    if not chunks:
+        raise EngineError(f"{where}: the answer to request {number} holds no token")
+    if info.get("finish_reason") is None or len(ids) != info["completion_tokens"]:
+        raise EngineError(f"{where}: the connection broke: the answer has no end, or not all of its tokens")
+    counts = info.get("spec_correct_drafts_histogram") or []
+    if not isinstance(counts, list) or any(type(n) is not int or not 0 <= n <= len(ids) for n in counts):
+        raise EngineError(f"{where}: `spec_correct_drafts_histogram` must list numbers of steps: {counts!r:.100}")
+    counted = [accepted + 1 for accepted, steps in enumerate(counts) for _ in range(steps)]
+    after = [size for _, size in chunks[1:]]
+    sizes = [[1], *([[1] * size for size in after] if not draft else step_sizes(after, counted, where))]
+    steps = [(at_s, size) for (at_s, _), some in zip(chunks, sizes, strict=True) for size in some]
+    ends = list(accumulate(size for _, size in steps))
+    for place, ((at_s, size), end) in enumerate(zip(steps, ends, strict=True)):
+        tokens = tuple(ids[end - size : end])
+        ended, drafted = end == ends[-1], draft if place else None
+        yield EngineStep(number, size, at_s, tokens, drafted, prefill=place == 0, ended=ended)
+
+
+def step_sizes(chunks: Sequence[int], counted: Sequence[int], where: str) -> list[list[int]]:
+    """Return the steps within each chunk; those of a chunk that holds several in rising order: theirs is not known.
+
+    Args:
+        chunks: tokens of each.
+        counted: tokens of all steps by the server's histogram, which also counts what its last one had to drop.
+        where: the server, for messages.
+
+    Raises:
+        EngineError: no steps add up to the chunks.
+
+    >>> step_sizes([2, 5, 1], [1, 2, 4, 4], "server")
+    [[2], [1, 4], [1]]
+    """
+    if not chunks:
+        return []
+    dropped = sum(counted) - sum(chunks)
+    *before, last = chunks
+    for parts in partitions(last + dropped, Counter(counted)):
+        left = Counter(counted) - Counter(parts)
+        alone = Counter(before) & left
+        split = _split(sorted((Counter(before) - alone).elements()), left - alone)
+        if split is not None and 0 <= dropped < parts[-1]:
+            by_total = defaultdict[int, list[list[int]]](list)
+            for some in [*([size] for size in alone.elements()), *split]:
+                by_total[sum(some)].append(some)
+            return [*(by_total[size].pop() for size in before), [*parts[:-1], parts[-1] - dropped]]
+    raise EngineError(f"{where}: chunks of {list(chunks)} tokens do not add up to steps of {list(counted)}")
+
+
+def _split(merged: list[int], left: Counter[int]) -> list[list[int]] | None:
+    """Return the steps within chunks of several, which use up all that are left; None if none do."""
+    if not merged:
+        return None if left else []
+    for parts in partitions(merged[-1], left):
+        rest = _split(merged[:-1], left - Counter(parts))
+        if rest is not None:
+            return [parts, *rest]
+    return None
+
+
+def partitions(total: int, left: Counter[int], largest: int | None = None) -> Iterator[list[int]]:
+    """Yield rising sizes of those left that add up to a total, the largest sizes first.
+
+    >>> list(partitions(4, Counter([1, 1, 2, 3])))
+    [[1, 3], [1, 1, 2]]
+    """
+    if total == 0:
+        yield []
+    for size in sorted(left, reverse=True):
+        if size <= min(total, largest or total):
+            yield from ([*rest, size] for rest in partitions(total - size, left - Counter([size]), size))

@@ -68,12 +68,8 @@ def write(job: ExportJob) -> Export:
             f"the trace was recorded with suffix_decoding_max_cached_requests {kept}: give it to vLLM, which otherwise "
             "reads 10000 earlier outputs"
         )
-    slots = look(job.plan.meta, "trace", "drafter", "slots")
-    if job.method == "dflash" and slots not in (None, longest + 1):
-        job.notes.append(
-            f"{TITLE} drafts blocks of {longest + 1} slots for K = {longest}, the trace has blocks of {slots}: record "
-            f"dflash:{longest + 1}:DIR"
-        )
+    if job.method == "dflash":
+        job.note_block(longest)
     if job.method == "mtp":
         job.notes.append(f"{TITLE} needs K at most the model's n_predict, or a multiple of it; check {longest}")
     if job.replay is not None:

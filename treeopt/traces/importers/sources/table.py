@@ -43,8 +43,8 @@ def read_table(
         )
     values = read_numbers(file.path, file.saved)
     if column == "survival":
-        if depth is not None or (values.ndim > 1 and min(values.shape) > 1):
-            raise UsageError("--column survival takes one rate for each position, and no --depth")
+        if depth is not None or file.length != IMPORTED_LENGTH or (values.ndim > 1 and min(values.shape) > 1):
+            raise UsageError("--column survival takes one rate for each position, and no --depth or --length")
         return file.of_chain(Chain(tuple(values.ravel().tolist())), file.kind, steps=steps)
     if steps is not None:
         raise UsageError("--steps is for --column survival")
@@ -145,7 +145,7 @@ ENTRY = TraceSource(
         "steps": "survival: number of steps that the rates cover",
         "depth": f"number of depths that a single row describes, default {IMPORTED_DEPTH}",
         "requests": f"number of requests drawn, default {IMPORTED_REQUESTS}",
-        "length": f"tokens of each request, default {IMPORTED_LENGTH}",
+        "length": f"rank, recall: tokens of each request, default {IMPORTED_LENGTH}",
     },
     trace=read_table,
 )

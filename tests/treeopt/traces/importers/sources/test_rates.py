@@ -111,8 +111,10 @@ def test_shares_of_all_steps_in_a_table(tmp_path):
     assert trace.meta["imported"]["survival"] == [0.8, 0.6, 0.4]
     _, said = bring(tmp_path, path, "table", "--column", "rank")
     assert "0.8, 0.6, 0.4 are each given the one before; if they are shares of all steps: --column survival" in said
+    survival = ("table", "--column", "survival")
+    turned_away(tmp_path, path, *survival, "--length", 64, words=("no --depth or --length",), code=2)
     path.write_text("0.8,0.6\n0.6,0.4\n")
-    turned_away(tmp_path, path, "table", "--column", "survival", words=("one rate for each position",), code=2)
+    turned_away(tmp_path, path, *survival, words=("one rate for each position",), code=2)
 
 
 @pytest.mark.parametrize("end", ["_total", ""])
