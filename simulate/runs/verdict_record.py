@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from simulate.model_sizes.device_memory import DeviceMemory
 from simulate.profiles.profile import Profile
 from simulate.runs.batch_record import run_conditions
 from simulate.runs.draft_lengths import chain_tau, fixed_speeds, times_of
@@ -24,7 +25,7 @@ from treeopt.planning.search_warnings import run_warnings
 from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics import Estimate, Groups, ratio
-from treeopt.storage.provenance import from_figure
+from treeopt.storage.provenance import from_figure, look
 from treeopt.traces.drafter_confidence import confidences
 from treeopt.traces.importers.synthetic_trace import trace_from_ranks
 from treeopt.traces.trace import MISSED, PAST_END, Trace
@@ -132,7 +133,8 @@ def compare_lengths(
         "the verdict.",
         *run_conditions(trace, profile, prompts.description(), pad=pad),
     ]
-    warnings = [text for text in (ASSUMED if assumed else "", sentence, *run_warnings(held, seed)) if text]
+    unheld = _unheld(profile, profile.priced_at(prompts.context), longest, max(loads))
+    warnings = [text for text in (ASSUMED if assumed else "", sentence, unheld, *run_warnings(held, seed)) if text]
     return {
         "schema": "treeopt.verdict/1",
         "loads": records,
@@ -140,6 +142,18 @@ def compare_lengths(
         "warnings": warnings,
         "conditions": conditions,
     }
+
+
+def _unheld(profile: Profile, context: int | None, length: int, requests: int) -> str:
+    """Return that memory does not hold the largest load with the longest draft, where the profile knows it; else ""."""
+    records = look(profile.meta, "memory")
+    memory = None if records is None or context is None else DeviceMemory.at(records, context)
+    if memory is None or (most := memory.batch(length)) is None or most >= requests:
+        return ""
+    return (
+        f"{look(profile.meta, 'device')} holds {most} sequences of {context} tokens with drafts of {length}, and "
+        f"{memory.batch()} without, not {requests}: larger loads are priced as if they fitted"
+    )
 
 
 def _first(timeline: Timeline, requests: int) -> Timeline:

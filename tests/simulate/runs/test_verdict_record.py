@@ -90,6 +90,17 @@ def test_few_requests_are_warned_of_and_one_is_refused():
         compare_lengths(one, profile_of(0.1), {1: None}, VerdictSettings())
 
 
+def test_loads_that_memory_does_not_hold_are_said():
+    held = {"weights": 50, "drafter": 8, "sequence": 2, "drafted": 1, "snapshot": 1, "total": 100, "share": 1.0}
+    known = profile_of(0.01)
+    times = tuple(replace(each, context=5.0) for each in known.batches)
+    meta = {"predicted": True, "device": "X", "memory": {"0": held, "9": held}}
+    profile = replace(known, batches=times, meta=meta)
+    record = compare_lengths(made_trace([0.9]), profile, {1: None, 8: None}, VerdictSettings())
+    said = "X holds 6 sequences of 5 tokens with drafts of 4, and 25 without, not 8: larger loads are"
+    assert f"{said} priced as if they fitted" in record["warnings"]
+
+
 def test_the_order_of_simplicity():
     assert chosen({"none": 1.0, "fixed": 1.02, "schedule": 1.02, "adaptive": 1.0}) == "none"
     assert chosen({"none": 1.0, "fixed": 1.2, "schedule": 1.3, "adaptive": 1.32}) == "schedule"
