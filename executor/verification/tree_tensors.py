@@ -1,7 +1,7 @@
 """Draft trees as tensors on the device, so that masking, accepting and committing need no host synchronisation."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -102,21 +102,8 @@ class Topology:
         """Return the same trees with b = batch; copies nothing."""
         if len(self.parent) == batch:
             return self
-
-        def expanded(part: Tensor) -> Tensor:
-            return part.expand(batch, *part.shape[1:])
-
-        return Topology(
-            expanded(self.parent),
-            expanded(self.depth),
-            expanded(self.ancestors),
-            expanded(self.below),
-            expanded(self.path),
-            expanded(self.children),
-            expanded(self.inner),
-            self.which,
-            None if self.present is None else expanded(self.present),
-        )
+        parts = {name: part for name, part in vars(self).items() if part is not None and name != "which"}
+        return replace(self, **{name: part.expand(batch, *part.shape[1:]) for name, part in parts.items()})
 
 
 def _children(parent: Tensor, entry: Tensor, present: Tensor | None, width: int) -> Tensor:

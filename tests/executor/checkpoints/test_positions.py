@@ -22,9 +22,11 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 2.0, 3.0, 4.0], "original_max_position_embeddings": 64}
 SLIDES = ("sliding_attention", 3.0)
+SLIDING = {"layer_types": ["sliding_attention"], "sliding_window": 2}
 SAME = [
     ({"rope_theta": 7.0}, {"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}),
     ({"rope_theta": 7.0}, {"rotary_emb_base": 7.0}),
+    (SLIDING | {"rope_theta": 7.0}, SLIDING | {"rope_theta": 3.0, "rope_local_base_freq": 7.0}),
     ({"rope_theta": 7.0}, {"rope_theta": 7.0, "partial_rotary_factor": 1.0, "rotary_dim": 8}),
     (
         {"rope_theta": 7.0, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},

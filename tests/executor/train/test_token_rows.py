@@ -36,6 +36,7 @@ DROPS = (
     "{% for m in messages %}{% if m['role'] == 'user' %}[Q]{{ m['content'] }}[/Q]{% else %}{{ m['content'] }}<|end|>"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"
 )
+LINES = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 SHOUTS = "{% for m in messages %}{{ m['content'] | upper }}{% endfor %}"
 PICKY = "{{ raise_exception('only users may speak') }}"
 
@@ -73,6 +74,7 @@ TURNS = (("user", "user?"), ("assistant", "a"), ("user", "more"), ("assistant", 
         (CHATML, "a<|im_end|>|assistant é<|im_end|>"),
         (THINKS, "a<|im_end|>|<think></think>assistant é<|im_end|>"),
         (DROPS, "[/Q]a<|end|>|[/Q]assistant é<|end|>"),
+        (LINES + "{% if add_generation_prompt %}assistant: {% endif %}", "a|assistant é"),
         (None, "a<|end|>|assistant é<|end|>"),
     ],
 )
