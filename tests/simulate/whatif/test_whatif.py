@@ -431,6 +431,8 @@ def test_targets_and_traces_that_cannot_be_priced_are_refused(files, tmp_path):
         ("eagle", {"hidden_size": 2048}, "the drafter's hidden size is 2048, the target's 4096"),
         ("eagle3", {}, "its head is priced over all 128256 tokens"),
         ("eagle3", {"draft_vocab_size": 32000}, None),
+        ("dflash", {}, "the drafter is priced as 5 layers and blocks of 16"),
+        ("dspark", {"block_size": 8, "head_dim": 128}, None),
         ("hydra", {}, "hydra is priced as four heads of one layer and no prefix layer"),
     ],
 )
