@@ -60,7 +60,7 @@ def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) 
         drafter: the drafter's folder or config.json, which decides where `kind` is None and it states its kind.
 
     Raises:
-        UsageError: no such kind, or the trace's drafter has none that could be priced.
+        UsageError: the trace's drafter has no kind that could be priced.
         CostError: the drafter's configuration cannot be read.
     """
     if kind is None and drafter is not None:
@@ -80,8 +80,6 @@ def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) 
             )
             raise UsageError(f"{why} choose the kind to price with --kind, one of {', '.join(DRAFTERS)}")
         return str(recorded), []
-    if kind not in DRAFTERS:
-        raise UsageError(f"--kind must be one of {', '.join(DRAFTERS)}, got {kind!r}")
     if recorded in (None, kind):
         return kind, []
     return kind, [f"the trace records drafter kind {recorded}, but {kind} is priced"]

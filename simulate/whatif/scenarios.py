@@ -18,7 +18,7 @@ from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import CostError
 from treeopt.planning import search_pipeline
 from treeopt.planning.search_settings import SearchSettings
-from treeopt.plans import Choice, Plan
+from treeopt.plans import Choice, Plan, PlanEntry
 from treeopt.statistics import Estimate
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -60,12 +60,6 @@ class Scenario:
     def pays(self) -> bool:
         """True if speculation is predicted to be faster, unless it is known not to fit."""
         return self.fits is not False and not self.choice.plain
-
-    @property
-    def plain_fits(self) -> bool:
-        """True unless plain decoding is known not to fit."""
-        most = None if self.memory is None else self.memory.batch()
-        return self.fits is not False if most is None else self.batch <= most
 
     @property
     def surely(self) -> bool:
@@ -128,6 +122,7 @@ def explore(
             entries = search_pipeline.search(trace, place.cost, settings=fewer, context=place.context).entries
             both = (*(entry for entry in plan.entries if entry.batch not in sizes), *entries)
             plan = replace(plan, entries=tuple(sorted(both, key=attrgetter("batch"))), switches=())
+        plan = replace(plan, entries=tuple(_or_plain(entry, memory) for entry in plan.entries))
         plan = held(plan, memory, device=place.device, context=place.context)
         for entry in plan.entries:
             size = {"batch": entry.batch, "context": place.context}
@@ -159,6 +154,14 @@ def _smaller(plan: Plan, memory: DeviceMemory) -> dict[int, tuple[int, ...]]:
             if nodes := next(fitting, 0):
                 sizes[nodes] = (*sizes.get(nodes, ()), entry.batch)
     return sizes
+
+
+def _or_plain(entry: PlanEntry, memory: DeviceMemory) -> PlanEntry:
+    """Return the entry, without speculation where memory holds its sequences alone."""
+    plain = next((choice for choice in entry.compared if choice.plain), entry.choice)
+    if _holds(memory, entry.batch, entry.choice) is False and _holds(memory, entry.batch, plain):
+        return replace(entry, choice=plain)
+    return entry
 
 
 def held(plan: Plan, memory: DeviceMemory | None, *, device: str, context: int) -> Plan:

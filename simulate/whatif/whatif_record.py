@@ -191,8 +191,7 @@ def cheapest(
 
     def best(context: int, *, plain: bool) -> Offer | None:
         """Return the cheapest offer of one kind at one context."""
-        here = [scenario for scenario in scenarios if scenario.context == context]
-        fitting = [each for each in here if (each.plain_fits if plain else each.fits is not False)]
+        fitting = [scenario for scenario in scenarios if scenario.context == context and scenario.fits is not False]
         offers = [Offer.of(s, price=prices[s.device] if prices else None, plain=plain) for s in fitting]
         quick = [offer for offer in offers if max_tpot_s is None or offer.tpot_s <= max_tpot_s]
         return min(quick, key=lambda o: o.tpot_s / o.batch * (prices[o.device] if prices else 1), default=None)

@@ -190,6 +190,8 @@ def _cheapest(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:
         least = f"the least is {tpot_ms:.2f} ms, on {fastest['device']} at batch {fastest['batch']}"
         return f"Context {best['context']}: nothing takes at most {limit * 1e3:g} ms per token: {least}."
     rival = _rival(best, record)
+    if best["planned"] == best["plain"]:
+        return f"Context {best['context']}{below}: {said} without speculation on {plain}.{rival}"
     return f"Context {best['context']}{below}: {said} on {planned}{error} without speculation on {plain}.{rival}"
 
 

@@ -29,7 +29,7 @@ def field_of(config: Mapping[str, Any], *names: str) -> Any:
 def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShape:
     """Return the forward of a block, and of the features that a step commits; without a configuration five layers."""
     slots, inner = field_of(config, "block_size"), layer_fields(config)
-    own = slots is not None or any(config.get(part) for part in PARTS)
+    own = _states_layers(config)
     layer = Shape.from_config({**inner, "model_type": "qwen3"}) if own else dense(heads_of(target))
     layers = layer.layers if own else LAYERS
     vocabulary = positive("draft_vocab_size", field_of(config, "draft_vocab_size") or layer.vocab)
@@ -47,6 +47,17 @@ def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShap
         opening=Forward((keys,), whole=((1, layer.hidden, wide),)),
         deeper=(Forward((), whole=((1, vocabulary, rank),) if rank else ()),),
     )
+
+
+def _states_layers(config: Mapping[str, Any]) -> bool:
+    return field_of(config, "block_size") is not None or any(config.get(part) for part in PARTS)
+
+
+def assumed(config: Mapping[str, Any] | None, target: Shape, drafter: DrafterShape) -> Sequence[str]:
+    """See `Sizes.assumed`."""
+    if config is not None and _states_layers(config):
+        return ()
+    return (f"the drafter is priced as {LAYERS} layers and blocks of {SLOTS}; give its config as --drafter",)
 
 
 def recognise(names: Mapping[str, Sequence[int]]) -> bool:
@@ -75,7 +86,7 @@ ENTRY = DrafterKind(
     fields=PARTS,
     priority=1,
     parallel=True,
-    sizes=Sizes(stated_shape, any_vocabulary=True),
+    sizes=Sizes(stated_shape, any_vocabulary=True, assumed=assumed),
     named=f"{__name__}.checkpoint:with_slots",
     files=Files(
         recognise,

@@ -29,6 +29,7 @@ from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_pipeline import search
 from treeopt.plans import Choice, load_plan
+from treeopt.results.kinds import RESULTS
 from treeopt.statistics import Estimate
 from treeopt.traces.trace_files import load_trace, save_trace
 from treeopt.tree import Tree
@@ -302,11 +303,15 @@ def test_where_a_tree_does_not_fit_the_fastest_smaller_one_is_planned():
     found = treeopt.whatif(figure, **asked, fit=True, max_tpot_s=(1.0,))
     cells = {cell["batch"]: cell for cell in found["cells"]}
     memory = found.scenarios[0].memory
-    assert all(cell["tree"]["nodes"] >= 1 for cell in cells.values())
-    assert [memory.batch(cells[size]["tree"]["nodes"]) >= size for size in (14, 24, 48, 64)] == [True] * 3 + [False]
+    nodes = {batch: 0 if cell["tree"] is None else cell["tree"]["nodes"] for batch, cell in cells.items()}
+    assert all(cell["fits"] and memory.batch(nodes[batch]) >= batch for batch, cell in cells.items())
+    assert [nodes[batch] > 0 for batch in (14, 24, 48, 64, 93)] == [True] * 3 + [False] * 2
     assert found["limits"][0]["pays_up_to"] == 48
     assert found["fits"][0]["speculating"]["most"] == 48
-    assert found["cheapest"][0]["plain"]["batch"] == 93
+    most = next(iter(RESULTS["whatif"].answers(found)))
+    assert most.startswith(
+        "Context 4096, at most 1000 ms per token: most tokens per second without speculation on H200, batch 93"
+    )
 
 
 def test_a_search_on_times_with_memory_says_what_fits(files, tmp_path):
@@ -426,6 +431,8 @@ def test_targets_and_traces_that_cannot_be_priced_are_refused(files, tmp_path):
         ("eagle", {"hidden_size": 2048}, "the drafter's hidden size is 2048, the target's 4096"),
         ("eagle3", {}, "its head is priced over all 128256 tokens"),
         ("eagle3", {"draft_vocab_size": 32000}, None),
+        ("dflash", {}, "the drafter is priced as 5 layers and blocks of 16"),
+        ("dspark", {"block_size": 8, "head_dim": 128}, None),
         ("hydra", {}, "hydra is priced as four heads of one layer and no prefix layer"),
     ],
 )
