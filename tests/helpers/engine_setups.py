@@ -13,8 +13,6 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "1",
     "OMP_NUM_THREADS": "1",
     "NUMBA_NUM_THREADS": "1",
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",  # SGLang compiles for minutes
 }
 
 

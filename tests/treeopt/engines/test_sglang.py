@@ -40,6 +40,12 @@ def test_a_launch_counts_the_root_and_streams_by_step(tmp_path):
     assert "--stream-interval 1 --tp-size 2" in words
 
 
+def test_on_a_cpu_sglang_is_told_to_use_its_engine_for_cpus(tmp_path):
+    for arguments, set_ in (("--device cpu", True), ("--device=cpu", True), ("--device cuda", False)):
+        with driver(tmp_path, arguments=arguments) as engine:
+            assert ("SGLANG_USE_CPU_ENGINE" in engine._launch(0).environment) == set_
+
+
 def test_plain_decoding_is_launched_without_a_drafter_and_commits_a_token_a_step(tmp_path):
     with driver(tmp_path, method="EAGLE3", drafter="drafter") as engine:
         steps = list(engine.decode([EngineRequest(PROMPT, 12)], draft=0, concurrency=1))

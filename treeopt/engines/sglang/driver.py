@@ -21,6 +21,7 @@ from treeopt.engines.sglang import flags
 from treeopt.errors import EngineError
 
 CHUNKS = ("--stream-interval", "1")
+CPU = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}  # the second: nothing is compiled for minutes
 
 
 class SGLang(LaunchedServers):
@@ -49,7 +50,8 @@ class SGLang(LaunchedServers):
             command += ["--speculative-algorithm", str(settings.method)]
             command += [] if settings.drafter is None else ["--speculative-draft-model-path", settings.drafter]
             command += flags(triple, settings.method).split()
-        return Launch([*command, *CHUNKS, *self._arguments])
+        on_cpu = "--device cpu" in " ".join(self._arguments).replace("=", " ")
+        return Launch([*command, *CHUNKS, *self._arguments], CPU if on_cpu else {})
 
     def _version(self, server: Running) -> str | None:
         """Return the version that the server states; None if it states none."""
