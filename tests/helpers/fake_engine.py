@@ -162,7 +162,8 @@ def main(manner: str, port: int) -> None:
         subprocess.Popen(command)
     if manner == "never answers":
         time.sleep(600)
-    serve(manner, port)
+    plain = "sglang.launch_server" in sys.argv and not any(word.startswith("--speculative") for word in sys.argv)
+    serve(manner, port, drafted=0 if plain else 2)
     time.sleep(600)
 
 

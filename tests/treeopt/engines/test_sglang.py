@@ -63,7 +63,7 @@ def test_a_tree_is_launched_with_its_width_and_size(tmp_path):
 
 def test_steps_that_contradict_the_server_s_count_are_refused():
     """A drafted token more than the histogram counts."""
-    with pytest.raises(EngineError, match=r"server: chunks of \[2, 3\] tokens do not add up to steps of \[2, 2\]"):
+    with pytest.raises(EngineError, match=r"server: no steps of \[2, 2\] found in chunks of \[2, 3\] tokens"):
         step_sizes([2, 3], [2, 2], "server")
 
 
@@ -75,13 +75,52 @@ def test_steps_that_contradict_the_server_s_count_are_refused():
         ({"completion_tokens": 3, "finish_reason": {}}, "not all of its tokens"),
         ({"completion_tokens": 2, "finish_reason": {}, "spec_correct_drafts_histogram": "11"}, "must list numbers"),
         ({"completion_tokens": 2, "finish_reason": {}, "spec_correct_drafts_histogram": [10**9]}, "must list numbers"),
-        ({"completion_tokens": 2, "finish_reason": {}}, "do not add up to steps of"),
+        ({"completion_tokens": 2, "finish_reason": {}}, "no steps of"),
+        ([2], "a chunk has no `meta_info.completion_tokens`"),
+        (
+            {"completion_tokens": 0, "finish_reason": {"type": "abort", "message": "too long"}},
+            "0 was aborted: 'too long'",
+        ),
+        (
+            {"completion_tokens": 2, "finish_reason": {}, "spec_correct_drafts_histogram": [0, 0, 0, 1]},
+            "accepted 3 tokens",
+        ),
     ],
 )
 def test_an_answer_without_sense_ends_in_one_line(info, message):
     records = iter([(0.0, {"output_ids": [7, 8], "meta_info": info})])
     with pytest.raises(EngineError, match=f"^server: .*{message}"):
         list(counted_steps(records, 0, 0.0, draft=2, where="server"))
+
+
+def test_tokens_that_are_no_numbers_are_refused():
+    records = iter([(0.0, {"output_ids": ["a"], "meta_info": {"completion_tokens": 1, "finish_reason": {}}})])
+    with pytest.raises(EngineError, match="not all of its tokens"):
+        list(counted_steps(records, 0, 0.0, draft=2, where="server"))
+
+
+def test_a_first_chunk_without_a_token_is_no_prefill():
+    ended = {"completion_tokens": 3, "finish_reason": {}, "spec_correct_drafts_histogram": [0, 1]}
+    infos = [([], {"completion_tokens": 0}), ([5], {"completion_tokens": 1}), ([6, 7], ended)]
+    records = ((float(at), {"output_ids": ids, "meta_info": info}) for at, (ids, info) in enumerate(infos))
+    steps = list(counted_steps(records, 0, 0.0, draft=2, where="server"))
+    assert [(step.at_s, step.tokens) for step in steps] == [(1.0, (5,)), (2.0, (6, 7))]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "sizes"),
+    [([4000], [1] * 4000), ([2] * 2000, [1] * 4000), ([1000, 3000], [1, 3] * 1000)],
+    ids=["one chunk", "pairs", "two chunks"],
+)
+def test_long_requests_are_split(chunks, sizes):
+    """Of as many steps, and chunks of several, as Python has no frames for."""
+    assert [sum(some) for some in step_sizes(chunks, sizes, "server")] == chunks
+
+
+def test_chunks_that_cannot_be_split_are_refused_after_a_limited_search():
+    """Each 12 has three ways, and the 1 none."""
+    with pytest.raises(EngineError, match="no steps of"):
+        step_sizes([*[12] * 12, 1, 5], [2] * 30 + [3] * 30, "server")
 
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=60), cut=st.integers(0, 4), seed=st.integers(0, 99))

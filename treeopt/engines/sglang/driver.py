@@ -10,7 +10,8 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, islice
+from random import Random
 from typing import Any
 
 from treeopt.engines.connections.completions_client import Records
@@ -22,6 +23,7 @@ from treeopt.errors import EngineError
 
 CHUNKS = ("--stream-interval", "1")
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}  # the second: nothing is compiled for minutes
+TRIES, ORDERS = 30_000, 60  # chunks of a request that are split by trial, about a second; orders of its chunks
 
 
 class SGLang(LaunchedServers):
@@ -82,26 +84,32 @@ def counted_steps(
         where: the server, for messages.
 
     Raises:
-        EngineError: objects without counts, no token at all, or chunks that no steps of the histogram add up to.
+        EngineError: objects without counts, an aborted request, no token at all, steps beyond the draft, or chunks that
+            no steps of the histogram add up to.
     """
     chunks, ids, info = list[tuple[float, int]](), list[int](), dict[str, Any]()
     for at_s, record in records:  # to its end
-        info = record.get("meta_info") or {}
+        info = {} if not isinstance(record.get("meta_info"), dict) else record["meta_info"]
         if type(info.get("completion_tokens")) is not int:
             raise EngineError(f"{where}: a chunk has no `meta_info.completion_tokens`: is this an SGLang server?")
         new = info["completion_tokens"] - sum(size for _, size in chunks)
-        parts = [new] if chunks else [1, new - 1]  # the prefill's token, and what came with it
+        parts = [new] if chunks else [min(new, 1), new - 1]  # the prefill's token, and what came with it
         chunks += [(at_s - began_s, size) for size in parts if size > 0]
         listed = record.get("output_ids")
         ids += listed[-new:] if new > 0 and isinstance(listed, list) else []
+    finish = info.get("finish_reason")
+    if isinstance(finish, dict) and finish.get("type") == "abort":
+        raise EngineError(f"{where}: request {number} was aborted: {finish.get('message')!r:.300}")
     if not chunks:
         raise EngineError(f"{where}: the answer to request {number} holds no token")
-    if info.get("finish_reason") is None or len(ids) != info["completion_tokens"]:
+    if finish is None or len(ids) != info["completion_tokens"] or any(type(token) is not int for token in ids):
         raise EngineError(f"{where}: the connection broke: the answer has no end, or not all of its tokens")
     counts = info.get("spec_correct_drafts_histogram") or []
     if not isinstance(counts, list) or any(type(n) is not int or not 0 <= n <= len(ids) for n in counts):
         raise EngineError(f"{where}: `spec_correct_drafts_histogram` must list numbers of steps: {counts!r:.100}")
     counted = [accepted + 1 for accepted, steps in enumerate(counts) for _ in range(steps)]
+    if counted and counted[-1] > draft + 1:
+        raise EngineError(f"{where}: a step accepted {counted[-1] - 1} tokens of a draft of {draft}: see --engine-args")
     after = [size for _, size in chunks[1:]]
     sizes = [[1], *([[1] * size for size in after] if not draft else step_sizes(after, counted, where))]
     steps = [(at_s, size) for (at_s, _), some in zip(chunks, sizes, strict=True) for size in some]
@@ -128,39 +136,54 @@ def step_sizes(chunks: Sequence[int], counted: Sequence[int], where: str) -> lis
     """
     if not chunks:
         return []
-    dropped = sum(counted) - sum(chunks)
+    dropped, tries = sum(counted) - sum(chunks), iter(range(TRIES))
     *before, last = chunks
-    for parts in partitions(last + dropped, Counter(counted)):
+    for parts, _ in zip(partitions(last + dropped, Counter(counted)), tries, strict=False):
+        if not 0 <= dropped < parts[-1]:
+            continue
         left = Counter(counted) - Counter(parts)
         alone = Counter(before) & left
-        split = _split(sorted((Counter(before) - alone).elements()), left - alone)
-        if split is not None and 0 <= dropped < parts[-1]:
+        merged, shuffle = sorted((Counter(before) - alone).elements()), Random(0)
+        orders = (merged if at == 0 else shuffle.sample(merged, len(merged)) for at in range(ORDERS))
+        splits = (_split(order, left - alone, islice(tries, 2 * len(merged) + ORDERS)) for order in orders)
+        split = next((some for some in splits if some is not None), None)
+        if split is not None:
             by_total = defaultdict[int, list[list[int]]](list)
             for some in [*([size] for size in alone.elements()), *split]:
                 by_total[sum(some)].append(some)
             return [*(by_total[size].pop() for size in before), [*parts[:-1], parts[-1] - dropped]]
-    raise EngineError(f"{where}: chunks of {list(chunks)} tokens do not add up to steps of {list(counted)}")
+    raise EngineError(f"{where}: no steps of {list(counted)!r:.100} found in chunks of {list(chunks)!r:.100} tokens")
 
 
-def _split(merged: list[int], left: Counter[int]) -> list[list[int]] | None:
-    """Return the steps within chunks of several, which use up all that are left; None if none do."""
-    if not merged:
-        return None if left else []
-    for parts in partitions(merged[-1], left):
-        rest = _split(merged[:-1], left - Counter(parts))
-        if rest is not None:
-            return [parts, *rest]
-    return None
+def _split(merged: Sequence[int], left: Counter[int], tries: Iterator[int]) -> list[list[int]] | None:
+    """Return the steps within chunks of several, which use up all that are left; None if none do, or no try is left."""
+    found, ways = list[list[int]](), list[Iterator[list[int]]]()
+    while len(found) < len(merged):
+        if len(ways) == len(found):
+            ways.append(partitions(merged[len(found)], left))
+        parts = next(ways[-1], None) if next(tries, None) is not None else None
+        if parts is not None:
+            found.append(parts)
+            left = left - Counter(parts)
+        elif found:
+            ways.pop()
+            left = left + Counter(found.pop())
+        else:
+            return None
+    return found
 
 
-def partitions(total: int, left: Counter[int], largest: int | None = None) -> Iterator[list[int]]:
+def partitions(total: int, left: Counter[int]) -> Iterator[list[int]]:
     """Yield rising sizes of those left that add up to a total, the largest sizes first.
 
     >>> list(partitions(4, Counter([1, 1, 2, 3])))
     [[1, 3], [1, 1, 2]]
     """
-    if total == 0:
-        yield []
-    for size in sorted(left, reverse=True):
-        if size <= min(total, largest or total):
-            yield from ([*rest, size] for rest in partitions(total - size, left - Counter([size]), size))
+    if not left:
+        yield from [[]] if total == 0 else []
+        return
+    size = max(left)
+    others = Counter({other: steps for other, steps in left.items() if other != size})
+    least = max(0, -((sum(other * steps for other, steps in others.items()) - total) // size))
+    for steps in range(min(total // size, left[size]), least - 1, -1):
+        yield from ([*rest, *[size] * steps] for rest in partitions(total - steps * size, others))
