@@ -11,8 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
-from random import Random
 from typing import Any
+
+import numpy as np
 
 from treeopt.engines.connections.completions_client import Records
 from treeopt.engines.connections.servers import Launch, LaunchedServers, Running
@@ -143,8 +144,8 @@ def step_sizes(chunks: Sequence[int], counted: Sequence[int], where: str) -> lis
             continue
         left = Counter(counted) - Counter(parts)
         alone = Counter(before) & left
-        merged, shuffle = sorted((Counter(before) - alone).elements()), Random(0)
-        orders = (merged if at == 0 else shuffle.sample(merged, len(merged)) for at in range(ORDERS))
+        merged, rng = sorted((Counter(before) - alone).elements()), np.random.default_rng(0)
+        orders = (rng.permutation(merged).tolist() if at else merged for at in range(ORDERS))
         splits = (_split(order, left - alone, islice(tries, 2 * len(merged) + ORDERS)) for order in orders)
         split = next((some for some in splits if some is not None), None)
         if split is not None:
