@@ -89,6 +89,7 @@ class EngineSetup(Settings):
         drafter = None if models.drafter is None else str(models.drafter)
         lookup = drafter if drafter is not None and kind_of_name(drafter) is not None else None
         kind, engine, method = None, ENGINES[self.engine], self.method or ""
+        method = next((name for name in engine.methods if name.lower() == method.lower()), method)
         with suppress(TreeoptError):  # a file that the engine alone reads
             kind = kind_of_drafter(self.engine_drafter or drafter or {})
         fitting = engine.fitting(kind)
@@ -101,7 +102,7 @@ class EngineSetup(Settings):
                 self.engine,
                 self.engine_target or str(models.target),
                 self.engine_drafter or (drafter if lookup is None else None),
-                self.method or named,
+                method or named,
                 {length: " ".join(url for n, url in self.urls if n == length) for length, _ in self.urls} or None,
                 self.engine_python,
                 self.engine_args,

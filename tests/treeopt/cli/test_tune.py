@@ -85,6 +85,12 @@ def test_the_drafter_s_kind_is_the_method_where_none_is_given():
     assert run(*TUNE, "--engine", "openvino", *words).exit_code == 0
 
 
+def test_methods_are_known_in_any_case():
+    models = Models(target=shipped("models/stdlib-llama"), drafter=shipped("models/stdlib-eagle3"))
+    sglang = EngineSetup(engine="sglang", method="eagle3", engine_python=Path(sys.executable))
+    assert sglang.driver(models, concurrency=1).meta["method"] == "EAGLE3"
+
+
 @pytest.mark.parametrize(
     ("engine", "title", "code"), [("vllm", "vLLM", 2), ("sglang", "SGLang", 2), ("openvino", "OpenVINO GenAI", 1)]
 )

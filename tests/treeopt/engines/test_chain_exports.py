@@ -260,7 +260,7 @@ def test_sglang_algorithms() -> None:
         plan = plan_of(entry(1, Tree.chain(3)), drafter={"kind": kind})
         text = exported("sglang", plan, method=kind, model="x").text
         assert text == f"--speculative-algorithm {words}".format("--speculative-draft-model-path x ")
-    with pytest.raises(EngineError, match=r"SGLang .*STANDALONE by batch size .*nearest: one batch size of 1, 8"):
+    with pytest.raises(EngineError, match=r"SGLang .*STANDALONE by batch size .*nearest: one batch size of 1, 8, 32$"):
         exported("sglang", method="standalone")
 
 

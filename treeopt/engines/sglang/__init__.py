@@ -79,7 +79,7 @@ def write(job: ExportJob) -> Export:
     if job.method and job.method not in ADAPTIVE:
         raise EngineError(
             f"{TITLE} cannot change the steps of {job.method} by batch size "
-            f"({ROUTER}); nearest: one batch size of {batch_sizes(fits)}"
+            f"({ROUTER}); nearest: one batch size of {batch_sizes([at for at in fits if at.tree])}"
         )
     adaptive = (
         f"--speculative-num-steps {longest} --speculative-eagle-topk 1 --speculative-adaptive "
