@@ -151,6 +151,13 @@ def test_what_the_driver_does_not_run_is_refused_before_a_launch(tmp_path, draft
     assert not (tmp_path / "words").exists()
 
 
+def test_blocks_are_no_trees(tmp_path):
+    """A tree's size would be taken for the block's."""
+    with driver(tmp_path, method="DFLASH") as engine, pytest.raises(UsageError, match="chains, not trees"):
+        list(engine.decode([EngineRequest(PROMPT, 12)], draft=DynamicTree(8, 2, 4), concurrency=1))
+    assert not (tmp_path / "words").exists()
+
+
 def test_a_server_that_dies_says_why_and_is_launched_again(tmp_path, caplog):
     """Its end is noticed some time after the connection broke."""
     words = "SGLang ended: CUDA error: an illegal memory access"

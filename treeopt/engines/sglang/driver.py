@@ -19,7 +19,7 @@ from treeopt.engines.connections.completions_client import Records
 from treeopt.engines.connections.servers import Launch, LaunchedServers, Running
 from treeopt.engines.driver import Draft, DriverSettings, EngineRequest, EngineStep
 from treeopt.engines.dynamic_trees import Triple
-from treeopt.engines.sglang import flags
+from treeopt.engines.sglang import BLOCKS, flags
 from treeopt.errors import EngineError
 
 CHUNKS = ("--stream-interval", "1")
@@ -31,7 +31,6 @@ class SGLang(LaunchedServers):
     """SGLang servers, launched by draft length."""
 
     title = "SGLang"
-    tree_requests = sys.maxsize
 
     def __init__(self, settings: DriverSettings) -> None:
         """Describe the launches; nothing is started yet.
@@ -44,6 +43,7 @@ class SGLang(LaunchedServers):
         """
         super().__init__(settings, drafts=settings.method is not None, method=settings.method)
         self._python = settings.interpreter
+        self.tree_requests = 0 if settings.method in BLOCKS else sys.maxsize
 
     def _launch(self, draft: Draft) -> Launch:
         settings = self.settings
