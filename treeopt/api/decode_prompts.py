@@ -17,6 +17,7 @@ from treeopt.api.run_models import (
     Sampling,
     load_prompts,
     load_target_and_drafter,
+    quiet_libraries,
 )
 from treeopt.api.runners import graphs_used
 from treeopt.comparison.mismatch_warnings import plan_model_warnings, plan_rule_warnings
@@ -198,10 +199,13 @@ def _begun(output: Path | None) -> tuple[dict[str, Any] | None, list[dict[str, A
     Raises:
         UsageError: the file is not such an output.
     """
+    if output is None:
+        return None, []
+    quiet_libraries()
     from executor.decoding.self_test import Audit
 
     try:
-        lines = None if output is None else read_lines(output, SCHEMA)
+        lines = read_lines(output, SCHEMA)
         if lines is None:
             return None, []
         meta, records = read_field(lines[0], "meta", dict[str, Any], "line 1"), lines[1]

@@ -39,6 +39,7 @@ from tests.helpers.command_line import (
 )
 from tests.helpers.models import generated
 from tests.helpers.slow_growth import POLICIES
+from treeopt.api import decode_prompts
 from treeopt.api.decode_prompts import SCHEMA
 from treeopt.cli import main
 from treeopt.errors import visible
@@ -641,3 +642,14 @@ def test_two_processes_decode_as_one(tiny, plain, tmp_path):
     refused_alone = decode(tiny, "--tensor-parallel")
     assert "torchrun" in error_of(refused_alone)
     assert one_line(refused_alone.stderr)
+
+
+def test_libraries_are_silenced_before_torch_is_imported(monkeypatch):
+    """They log while they are imported; --resume reads the output before the models are loaded."""
+    calls: list[str] = []
+    monkeypatch.setitem(sys.modules, "executor.decoding.self_test", None)
+    monkeypatch.setattr(decode_prompts, "quiet_libraries", lambda: calls.append("silenced"))
+    assert decode_prompts._begun(None) == (None, [])  # imports nothing
+    with pytest.raises(ImportError):
+        decode_prompts._begun(Path("out.jsonl"))
+    assert calls == ["silenced"]
