@@ -152,7 +152,7 @@ class LiveComparison:
 
     @cached_property
     def _all_shapes(self) -> dict[int, list[Shape]]:
-        """What is decoded at each batch size, plainly first."""
+        """The configurations decoded at each batch size, plain decoding first."""
         return {entry.batch: [EMPTY, *self.shapes(entry)] for entry in self.plan.entries}
 
     def _order(self, number: int, rng: np.random.Generator) -> Iterator[list[Visit]]:
@@ -228,7 +228,7 @@ class LiveComparison:
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What the runs of a comparison depend on."""
+        """The settings that the runs of a comparison depend on."""
         replayed = self.requests.replayed
         return {
             **resumable(self.runner.record),

@@ -1,8 +1,8 @@
 """Stand-ins for SGLang's CPU kernels, in torch, so that its server, scheduler and speculative workers run on any CPU.
 
 SGLang's own are built from its source for processors with AMX. Each function has the name and arguments of the one that
-it replaces (sgl-kernel 0.4.10) and does what its twin for GPUs in `sglang/kernels/ops` does. Sliding windows, soft caps
-and attention sinks are not needed here, and refused.
+it replaces; those of trees and cache slots do what their twins for GPUs in `sglang/kernels/ops` do. Sliding windows,
+soft caps, cross attention and attention sinks are not needed here, and refused.
 """
 
 import ctypes

@@ -113,7 +113,7 @@ def test_a_first_chunk_without_a_token_is_no_prefill():
     ids=["one chunk", "pairs", "two chunks"],
 )
 def test_long_requests_are_split(chunks, sizes):
-    """Of as many steps, and chunks of several, as Python has no frames for."""
+    """A recursion over so many steps or chunks would exceed the frames that Python has."""
     assert [sum(some) for some in step_sizes(chunks, sizes, "server")] == chunks
 
 
