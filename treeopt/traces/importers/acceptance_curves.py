@@ -14,7 +14,7 @@ docs/results/acceptance_law.md (`python -m tests.benchmarks.fit_acceptance_curve
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError
+from treeopt.settings import typed
 from treeopt.statistics import isotonic, quantile
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped
@@ -74,7 +75,8 @@ def published_acceptance() -> dict[str, tuple[float, ...]]:
     return {curve["name"]: tuple(curve["accepted_length"]) for curve in whole}
 
 
-def acceptance(figure: str | float | Sequence[float] | None = None, *, accepted_length: str | None = None) -> Trace:
+@typed
+def acceptance(figure: str | float | Collection[float] | None = None, *, accepted_length: str | None = None) -> Trace:
     """Return a trace of chains that a figure of acceptance stands for; give the figure or an accepted length.
 
     Args:
@@ -91,7 +93,7 @@ def acceptance(figure: str | float | Sequence[float] | None = None, *, accepted_
     """
     if (figure is None) == (accepted_length is None):
         raise UsageError("give either acceptance or accepted_length")
-    if isinstance(figure, Sequence | np.ndarray) and not isinstance(figure, str):
+    if isinstance(figure, Collection) and not isinstance(figure, str):
         figure = ",".join(str(float(rate)) for rate in figure) + ("," if len(figure) == 1 else "")
     text = str(figure if accepted_length is None else accepted_length).strip()
     stands_for = _acceptance(text) if accepted_length is None else _accepted_length(text)
