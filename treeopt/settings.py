@@ -13,9 +13,9 @@ treeopt.errors.UsageError: minutes must be from 1 to 10, got 0
 
 import dataclasses
 import inspect
-import math
 import operator
 import os
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
@@ -194,7 +194,7 @@ def _item(value: Any, kind: Any, name: str, meaning: Setting) -> Any:
     if kind is int or (kind is float and not isinstance(value, int)):
         value = kind(value)
     if kind in (int, float):
-        if abs(value) >= LARGE:
+        if kind is int and abs(value) >= LARGE:
             raise UsageError(f"{name} must be below {LARGE:.1e}, got {brief(value)}")
         _check_range(value, name, meaning)
     elif isinstance(value, str) and not meaning.allows(value):
@@ -235,7 +235,7 @@ def _fits(value: Any, kind: Any) -> bool:
         return any(_fits(value, part) for part in parts)
     if whole in (int, float):
         number: Any = Integral if whole is int else Real
-        return isinstance(value, number) and not isinstance(value, bool) and abs(value) < math.inf
+        return isinstance(value, number) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     known = isinstance(whole, type) and whole not in (Any, inspect.Parameter.empty)
     if not known or not getattr(whole, "_is_runtime_protocol", True):
         return True

@@ -190,10 +190,9 @@ def _falling(rates: Floats) -> Sequence[float]:
 
 def _trace(text: str, figure: AcceptanceFigure, name: str) -> Trace:
     (meaning, curves), length = figure, len(figure[1].expected)
-    # Half-width of Student's interval of GROUPS means that lie `apart` from their mean on either side.
-    half = (curves.slower - curves.faster) / 2
-    apart = half * np.sqrt(GROUPS - 1) / quantile(GROUPS)
-    ends = [np.minimum.accumulate(np.clip(curves.expected + sign * apart, 0.0, 1.0)) for sign in (1, -1)]
+    # So near their mean Student's interval of GROUPS means is as wide as the ends are apart. A mean of curves is one.
+    near = np.sqrt(GROUPS - 1) / quantile(GROUPS)
+    ends = [near * end + (1 - near) * curves.expected for end in (curves.slower, curves.faster)]
     shares = -np.diff([[1.0, *end, 0.0] for end in ends])
     group = np.repeat(np.arange(GROUPS), TEXTS_PER_GROUP)
     rng = np.random.default_rng(0)
@@ -201,7 +200,7 @@ def _trace(text: str, figure: AcceptanceFigure, name: str) -> Trace:
     rank = np.where(np.arange(length) < accepted[:, None], np.int16(0), np.int16(MISSED))
     given = f"{meaning}; what it leaves open is as in published curves, 95 % interval included"
     meta = {
-        "imported": {"format": "acceptance", name: text, "survival": np.round(curves.expected, 4).tolist()},
+        "imported": {"format": "acceptance", name: text, "survival": np.mean(ends, axis=0).round(4).tolist()},
         "assumed": [given],
         "provenance": this_run(),
     }
