@@ -333,7 +333,7 @@ def test_replicas_behind_one_address_are_told_apart_from_a_restart():
     ("text", "message"),
     [
         ("<html>", "not Prometheus text"),
-        ("up 1\n", "must hold one engine's counters of speculative decoding, found none"),
+        ("up 1\n", "must hold one engine's counters of speculative decoding, found none: is it on?"),
         (re.sub("(?m)^.*per_pos.*$", "", METRICS), "it has totals, but no accepted tokens by position"),
         (METRICS + METRICS.replace('"m"', '"n"'), "several models, m, n: name one with --model"),
     ],

@@ -104,7 +104,7 @@ def _acceptance(text: str) -> AcceptanceFigure:
         meaning = f"acceptance is the published curve {name}, one run of {len(rates)} lengths"
         return meaning, from_positions(rates, max(len(rates), LENGTH))
     if re.search(r"[^\d\W]", re.sub(r"(?<=\d)[eE](?=[-+\d])", "", text)):
-        raise UsageError(f"--acceptance {text!r}: no such curve; published are {', '.join(published_acceptance())}")
+        raise UsageError(f"{text!r} is no figure of acceptance: give {FORMS}: {', '.join(published_acceptance())}")
     value, drafted = _at(text.strip("[]()"), "--acceptance", FORMS)
     parts = [part.strip() for part in value.removesuffix(",").split(",")]
     if len(parts) > MAX_DEPTH:
@@ -140,10 +140,11 @@ def _acceptance(text: str) -> AcceptanceFigure:
 
 
 def _accepted_length(text: str) -> AcceptanceFigure:
-    value, drafted = _at(text, "--accepted-length", "3.2@5 (tokens per step, bonus counted, 5 drafted)")
+    form = "3.2@5 (tokens per step, bonus counted, 5 drafted)"
+    value, drafted = _at(text, "--accepted-length", form)
+    length = _number(value, text, form)
     if drafted is None:
         raise UsageError(f"--accepted-length {text}: say of how many draft tokens: {text}@K")
-    length = _number(value, text)
     if not 1 <= length <= drafted + 1:
         raise UsageError(
             f"--accepted-length {text}: {drafted} draft tokens and the bonus give 1 to {drafted + 1} tokens per step; "
@@ -163,11 +164,11 @@ def _at(text: str, option: str, forms: str) -> tuple[str, int | None]:
     return value, int(number) if at else None
 
 
-def _number(part: str, text: str) -> float:
+def _number(part: str, text: str, forms: str = FORMS) -> float:
     try:
         return float(part.strip().removesuffix("%")) / (100 if part.strip().endswith("%") else 1)
     except ValueError:
-        raise UsageError(f"{text!r} is no figure of acceptance: give {FORMS}") from None
+        raise UsageError(f"{text!r} is no figure of acceptance: give {forms}") from None
 
 
 def _of_sum(total: float, drafted: int) -> Curves:

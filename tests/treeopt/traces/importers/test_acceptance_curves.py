@@ -105,7 +105,7 @@ def test_published_lengths_lie_in_the_interval_that_their_length_at_3_gives():
         ("1.0,0.8,0.6", "leave out the 1 of the step itself"),
         ("2.8", "tokens per step are --accepted-length L@K"),
         ("0.5@99", "behind @ stands the number of draft tokens, 1 to 64"),
-        ("gpt-oss", "no such curve; published are"),
+        ("gpt-oss", r"'gpt-oss' is no figure of acceptance: give 0.75 .*published_acceptance\(\)`: minimax-m3"),
     ],
 )
 def test_other_figures_are_refused(figure, words):
@@ -117,6 +117,8 @@ def test_other_figures_are_refused(figure, words):
     ("length", "words"),
     [
         ("3.2", "say of how many draft tokens: 3.2@K"),
+        ("tau=3", "'tau=3' is no figure of acceptance: give 3.2@5"),
+        ("1.83 / 4", "is no figure of acceptance: give 3.2@5"),
         ("7@5", "give 1 to 6 tokens"),
         ("0.5@3", "without the bonus, add 1"),
     ],

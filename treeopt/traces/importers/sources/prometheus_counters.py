@@ -307,7 +307,7 @@ def _engine(counts: Mapping[Key, float]) -> str:
     if len(busy) != 1:
         raise TraceError(
             f"must hold one engine's counters of speculative decoding, found {' and '.join(busy) or 'none'}"
-            + (": keep the lines of one" if busy else f": gauges of means do not determine it; see {GUIDE}")
+            + (": keep the lines of one" if busy else f": is it on? Gauges of means do not determine it; see {GUIDE}")
         )
     return busy[0]
 

@@ -22,7 +22,7 @@ from treeopt.traces.importers.trace_source import Content, TraceSource
 
 _NUMBER = r"(?:\d{1,4}(?:\.\d{1,18})?|\.\d{1,18})"
 _RATE = re.compile(rf"{_NUMBER}%?")
-_BY_POSITION = re.compile(r"(?i)per[-_ ]?pos(?:ition)?|pos(?:ition)? accept|accept\w*(?: rates?)? (?:by|per) pos")
+_BY_POSITION = re.compile(r"(?i)per[-_ ]?pos|marginal_|pos(?:ition)? accept|accept\w*(?: rates?)? (?:by|per) pos")
 _LINE = re.compile(
     r"(?i)^(?P<words>[^|]*?)(?:[:=]|\s)\s*(?P<rates>[\[(]?\s*"
     + _NUMBER

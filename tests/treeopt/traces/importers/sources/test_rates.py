@@ -52,6 +52,10 @@ NEMO = '{"num_drafts": 2000, "acceptance_rate": 60.0, "per_position_acceptance_r
         (PULL_REQUEST, 2000),
         (SWEEP, 2000),
         (NEMO, 2000),
+        (
+            '{"conditional_accept_rates": [0.8, 0.75, 0.667], "marginal_accept_rates": [0.8, 0.6, 0.4]}',
+            None,
+        ),  # ModelOpt
         ("Per-position acceptance rate: 0.800, 0.600, 0.400", None),
         ('{\n "per_position_acceptance": [\n  0.8,\n  0.6,\n  0.4\n ]\n}', None),
         ("acceptance rate at position 1: 80%, at position 2: 60%, at position 3: 40%", None),
