@@ -1,4 +1,4 @@
-"""Step times of an inference engine, read from a CSV table: a profile of chains.
+"""Step times of an inference engine, read from a CSV table: a profile of chains, see `engine_profile`.
 
 Values under a header, separated by commas, tabs, semicolons or bars (Markdown), one measurement per line:
 
@@ -10,21 +10,11 @@ Values under a header, separated by commas, tabs, semicolons or bars (Markdown),
   takes tpot_ms x committed);
 * `context`, mean tokens per request in the cache; optional.
 
-Times may also be in s, us or ns (`step_us`). Spellings that mean nothing else are read (`bs`, `Step time (ms)`), and
-any name that `columns` gives. It may also give `accepted`, drafted tokens kept per step, or `acceptance`, accepted over
-drafted tokens, in place of `committed`. Other columns are ignored. Lines of the same batch, chain and context are
-repetitions. Several files count as one table. The same in JSON: a list of objects with these fields.
-Results of engines' benchmarks are read where they hold as much:
-
-* `vllm bench serve`, the JSON of `--save-result` or the printed reports, and `vllm bench sweep serve`, CSV too: batch
-  from `max_concurrency`, the step from `mean_itl_ms` (the time between a request's outputs), drafted tokens from the
-  counts of drafts and of their tokens.
-* SGLang's `bench_speculative`: chains (`topk` 1) and plain steps, `step_time` in seconds.
-* SGLang's `bench_one_batch`: plain steps, from the median latency of decoding.
-
-What other programs write lacks a step's time, its batch or its drafted tokens, and is refused in one line.
-
-The profile is one of chains, see `engine_profile`.
+`NAMES` and `UNITS` have the spellings that are read, and `columns` gives others; it may also give `accepted`, drafted
+tokens kept per step, or `acceptance`, accepted over drafted tokens, in place of `committed`. Other columns are ignored.
+Lines of the same batch, chain and context are repetitions. Several files count as one table. The same in JSON: a list
+of objects with these fields. Of engines' benchmarks are read `vllm bench serve`, saved or printed, and its sweeps (the
+step is `mean_itl_ms`), SGLang's `bench_speculative` (chains and plain steps) and `bench_one_batch` (plain steps).
 """
 
 import csv

@@ -80,7 +80,7 @@ def acceptance(figure: str | float | Sequence[float] | None = None, *, accepted_
     Args:
         figure: `0.75`: each token given the one before; `"0.48@3"`: accepted over drafted tokens of drafts of 3;
             `"0.73,0.52,0.35"` or a sequence: shares of all steps by position; or a name of `published_acceptance()`.
-        accepted_length: `"3.2@5"`: tokens per step, the bonus counted, of drafts of 5.
+        accepted_length: `"3.2@5"`: tokens per step, the bonus counted, of drafts of 5; or `"1.8,2.4,2.9"`: of 1, 2, 3.
 
     Raises:
         UsageError: both or neither, no such form or name, or numbers that no drafter can have.
@@ -140,7 +140,15 @@ def _acceptance(text: str) -> AcceptanceFigure:
 
 
 def _accepted_length(text: str) -> AcceptanceFigure:
-    form = "3.2@5 (tokens per step, bonus counted, 5 drafted)"
+    form = "3.2@5 (tokens per step, bonus counted, 5 drafted) or 1.8,2.4,2.9 (with 1, 2 and 3 drafted)"
+    if "," in text and "@" not in text:
+        lengths = [_number(part, text, form) for part in text.strip("[]()").split(",")]
+        for drafted, length in enumerate(lengths, 1):
+            if not 1 <= length <= drafted + 1:
+                raise UsageError(f"--accepted-length {text}: {drafted} drafted give 1 to {drafted + 1}, got {length:g}")
+        rates = _falling(np.diff([1.0, *lengths]))
+        meaning = f"tokens per step with 1 to {len(rates)} draft tokens are as given, bonus counted"
+        return meaning, from_positions(rates, max(len(rates), LENGTH))
     value, drafted = _at(text, "--accepted-length", form)
     length = _number(value, text, form)
     if drafted is None:
