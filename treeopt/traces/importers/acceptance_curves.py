@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 from treeopt.statistics import isotonic, quantile
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped
@@ -107,8 +107,6 @@ def _acceptance(text: str) -> AcceptanceFigure:
         raise UsageError(f"{text!r} is no figure of acceptance: give {FORMS}: {', '.join(published_acceptance())}")
     value, drafted = _at(text.strip("[]()"), "--acceptance", FORMS)
     parts = [part.strip() for part in re.split("[,/]", value.removesuffix(","))]
-    if len(parts) > MAX_DEPTH:
-        raise UsageError(f"--acceptance names {len(parts)} positions, at most {MAX_DEPTH}")
     if len({part.endswith("%") for part in parts}) > 1:
         raise UsageError(f"--acceptance {text} mixes per cent and shares: give % to each, or to none")
     rates = [_number(part, text) for part in parts]
@@ -141,25 +139,22 @@ def _acceptance(text: str) -> AcceptanceFigure:
 
 def _accepted_length(text: str) -> AcceptanceFigure:
     form = "3.2@5 (tokens per step, bonus counted, 5 drafted) or 1.8,2.4,2.9 (with 1, 2 and 3 drafted)"
-    if "," in text and "@" not in text:
-        lengths = [_number(part, text, form) for part in text.strip("[]()").split(",")]
-        for drafted, length in enumerate(lengths, 1):
-            if not 1 <= length <= drafted + 1:
-                raise UsageError(f"--accepted-length {text}: {drafted} drafted give 1 to {drafted + 1}, got {length:g}")
+    value, drafted = _at(text.strip("[]()"), "--accepted-length", form)
+    lengths = [_number(part, text, form) for part in (value.split(",") if drafted is None else [value])]
+    if drafted is None and len(lengths) == 1:
+        raise UsageError(f"--accepted-length {text}: say of how many draft tokens: {text}@K")
+    for number, length in enumerate(lengths, drafted or 1):
+        if not 1 <= length <= number + 1:
+            raise UsageError(
+                f"--accepted-length {text}: {counted(number, 'draft token')} and the bonus give 1 to {number + 1} "
+                f"tokens per step, got {length:g}; without the bonus, add 1"
+            )
+    if drafted is None:
         rates = _falling(np.diff([1.0, *lengths]))
         meaning = f"tokens per step with 1 to {len(rates)} draft tokens are as given, bonus counted"
         return meaning, from_positions(rates, max(len(rates), LENGTH))
-    value, drafted = _at(text, "--accepted-length", form)
-    length = _number(value, text, form)
-    if drafted is None:
-        raise UsageError(f"--accepted-length {text}: say of how many draft tokens: {text}@K")
-    if not 1 <= length <= drafted + 1:
-        raise UsageError(
-            f"--accepted-length {text}: {drafted} draft tokens and the bonus give 1 to {drafted + 1} tokens per step; "
-            "without the bonus, add 1"
-        )
-    meaning = f"{length:.4g} tokens per step with {drafted} draft tokens, bonus counted"
-    return meaning, _of_sum(length - 1, drafted)
+    meaning = f"{lengths[0]:.4g} tokens per step with {counted(drafted, 'draft token')}, bonus counted"
+    return meaning, _of_sum(lengths[0] - 1, drafted)
 
 
 def _at(text: str, option: str, forms: str) -> tuple[str, int | None]:
@@ -169,6 +164,8 @@ def _at(text: str, option: str, forms: str) -> tuple[str, int | None]:
         raise UsageError(f"{option} {text}: behind @ stands the number of draft tokens, 1 to {MAX_DEPTH}")
     if not value.strip():
         raise UsageError(f"{option} takes {forms}")
+    if (positions := 1 + len(re.findall("[,/]", value))) > MAX_DEPTH:
+        raise UsageError(f"{option} names {positions} positions, at most {MAX_DEPTH}")
     return value, int(number) if at else None
 
 

@@ -120,9 +120,10 @@ def test_other_figures_are_refused(figure, words):
     ("length", "words"),
     [
         ("3.2", "say of how many draft tokens: 3.2@K"),
-        ("0.8,0.6", "1 drafted give 1 to 2, got 0.8"),
-        ("2.9,3.2,3.4", "1 drafted give 1 to 2, got 2.9"),
+        ("0.8,0.6", "1 draft token and the bonus give 1 to 2 tokens per step, got 0.8; without"),
+        ("2.9,3.2,3.4", "1 draft token and the bonus give 1 to 2 tokens per step, got 2.9"),
         ("tau=3", "'tau=3' is no figure of acceptance: give 3.2@5"),
+        (",".join(["2"] * 65), "at most 64"),
         ("1.83 / 4", "is no figure of acceptance: give 3.2@5"),
         ("7@5", "give 1 to 6 tokens"),
         ("0.5@3", "without the bonus, add 1"),
