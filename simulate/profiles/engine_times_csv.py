@@ -58,7 +58,8 @@ NAMES = {  # a column -> further spellings that mean nothing else; case and mark
 UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}  # of a time -> milliseconds
 GIVEN = ("accepted", "acceptance")  # read if `columns` names them: these words have several meanings
 KINDS = dict.fromkeys(("step_ms", "tpot_ms", "tokens_s"), "time") | dict.fromkeys(GIVEN, "committed")
-NO_TOKENS = ("", "-", "0", "0.0", "nan", "none", "n/a")  # `committed` of plain decoding, which is 1
+NO_TOKENS = ("", "-", "\u2013", "\u2014", "0", "0.0", "nan", "none", "n/a")  # `committed` of plain decoding, which is 1
+MARKS = " *`"  # around words in Markdown
 NEEDED = "batch, drafted, and step_ms (or step_us, step_s), or tokens_s or tpot_ms with committed"
 FASTER = 0.95  # of a plain step: measurements are noisy, but a step that drafts and verifies takes no less
 SHORTER, MUCH = 0.99, 3  # of a step with fewer drafts; of a plain step, for one draft: beyond are doubts
@@ -218,7 +219,7 @@ def table_of(path: Path, text: str) -> list[tuple[int, Row]]:
     table = [line.strip().strip("|") if "|" in line else "" if bars else line for line in lines[first:]]
     mark = next((mark for mark in "|\t;" if table and mark in table[0]), ",")
     reader = csv.DictReader(table, skipinitialspace=True, delimiter=mark)
-    names = [name.strip() for name in reader.fieldnames or ()]
+    names = [name.strip(MARKS) for name in reader.fieldnames or ()]
     reader.fieldnames = names
     if twice := [name for name in names if names.count(name) > 1 and column_of(name).holds in NAMES]:
         raise CostError(f"{path}: there are {len(twice)} columns `{twice[0]}`")
@@ -296,7 +297,7 @@ def _line(row: Row, where: str, columns: Mapping[str, Column]) -> _Line:
     if value == 0:
         raise CostError(f"{where}: `{time.name}` must be above 0, found 0")
     tokens, kept = 1.0, columns.get("committed", time)
-    if time.holds != "step_ms" and (drafted or str(row.get(kept.name) or "").strip().lower() not in NO_TOKENS):
+    if time.holds != "step_ms" and (drafted or str(row.get(kept.name) or "").strip(MARKS).lower() not in NO_TOKENS):
         found = number_of(row, kept, where)
         tokens = {"accepted": 1 + found, "acceptance": 1 + found * drafted}.get(kept.holds, found)
     if not 1 <= tokens <= drafted + 1:
@@ -310,7 +311,9 @@ def _line(row: Row, where: str, columns: Mapping[str, Column]) -> _Line:
 def number_of(row: Row, column: Column, where: str, *, whole: bool = False) -> float:
     """Return a finite number of a row in the unit of `NAMES`, `whole`: an integer."""
     found = row.get(column.name)
-    text = "" if found is None else str(found).strip()
+    text = "" if found is None else str(found).strip(MARKS)
+    if column.holds == "acceptance" and text.endswith("%"):
+        text, column = text[:-1], column._replace(factor=0.01)
     try:
         value = float(re.sub(r",(?=\d{3}(?:,\d{3})*\.\d)", "", text)) * column.factor  # 4,094.75
     except ValueError:

@@ -166,6 +166,7 @@ def test_pasted_tables_are_read(tmp_path):
     for text in (
         "| batch | drafted | step_ms |\n|---|:---:|---|\n| 1 | 0 | 10 |\n| 1 | 1 | 12 |\n",
         "My, own sweep:\n\n|batch|drafted|step_ms|\n|---|---|---|\n|1|0|10|\n|1|1|12|\n\nOne is, sadly, slower.\n",
+        "|**batch**|`drafted`|tpot_ms|committed|\n|-|-|-|-|\n|1|0|10|\u2014|\n|1|1|**8**|`1.5`|\n",
         "batch\tdrafted\tstep_ms\n1\t0\t10\n1\t1\t12\n",
     ):
         path.write_text(text)
@@ -210,6 +211,7 @@ ITL = "batch,drafted,step_ms\n1,0,10\n1,1,12\n1,3,14\n"
         ("batch_size,spec_len,step_s,mean_tpot_ms\n1,0.0,0.010,9\n1,1.0,0.012,9\n1,3.0,0.014,9\n", {}),
         ("bs,gamma,tok/s,tau\n1,0,100,nan\n1,1,150,1.8\n1,3,200,2.8\n", {}),
         ("n,l,x,y\n1,0,10,0\n1,1,6.66667,0.8\n1,3,5,0.6\n", "batch=n,drafted=l,tpot_ms=x,acceptance=y"),
+        ("n,l,x,y\n1,0,10,N/A\n1,1,6.66667,80%\n1,3,5,60 %\n", "batch=n,drafted=l,tpot_ms=x,acceptance=y"),
         ("n,l,step_ms,x,y\n1,0,1,.01,\n1,1,1,.00666667,.8\n1,3,1,.005,1.8\n", "batch=n,drafted=l,tpot_s=x,accepted=y"),
         ('[{"bs":1,"k":0,"step_ns":1e7},{"bs":1,"k":1,"step_ns":12e6},{"bs":1,"k":3,"step_ns":14e6}]', {}),
         ("max_concurrency,k,mean_itl_ms\n1,0,10\n1,1,12\n1,3,14\n", {}),

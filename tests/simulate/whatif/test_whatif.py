@@ -297,17 +297,17 @@ def test_fit_compares_each_side_at_its_own_best_batch(tmp_path, files):
 
 
 def test_where_a_tree_does_not_fit_the_fastest_smaller_one_is_planned():
-    """Each drafted token keeps 170 MB of states: six leave room for 14 sequences, one for 48; 93 fit without."""
+    """Each drafted token keeps 170 MB of states: four leave room for 14 sequences, one for 40; 93 fit without."""
     target, figure = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", treeopt.acceptance("0.8,0.62,0.48,0.36,0.28")
-    asked = {"hardware": "h200", "target": target, "kind": "mtp", "batch": (14, 24, 48, 64), "context": (4096,)}
+    asked = {"hardware": "h200", "target": target, "kind": "mtp", "batch": (14, 24, 40, 64), "context": (4096,)}
     found = treeopt.whatif(figure, **asked, fit=True, max_tpot_s=(1.0,))
     cells = {cell["batch"]: cell for cell in found["cells"]}
     memory = found.scenarios[0].memory
     nodes = {batch: 0 if cell["tree"] is None else cell["tree"]["nodes"] for batch, cell in cells.items()}
     assert all(cell["fits"] and memory.batch(nodes[batch]) >= batch for batch, cell in cells.items())
-    assert [nodes[batch] > 0 for batch in (14, 24, 48, 64, 93)] == [True] * 3 + [False] * 2
-    assert found["limits"][0]["pays_up_to"] == 48
-    assert found["fits"][0]["speculating"]["most"] == 48
+    assert [nodes[batch] > 0 for batch in (14, 24, 40, 64, 93)] == [True] * 3 + [False] * 2
+    assert found["limits"][0]["pays_up_to"] == 40
+    assert found["fits"][0]["speculating"]["most"] == 40
     most = next(iter(RESULTS["whatif"].answers(found)))
     assert most.startswith(
         "Context 4096, at most 1000 ms per token: most tokens per second without speculation on H200, batch 93"

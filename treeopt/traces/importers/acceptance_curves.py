@@ -106,7 +106,7 @@ def _acceptance(text: str) -> AcceptanceFigure:
     if re.search(r"[^\d\W]", re.sub(r"(?<=\d)[eE](?=[-+\d])", "", text)):
         raise UsageError(f"{text!r} is no figure of acceptance: give {FORMS}: {', '.join(published_acceptance())}")
     value, drafted = _at(text.strip("[]()"), "--acceptance", FORMS)
-    parts = [part.strip() for part in value.removesuffix(",").split(",")]
+    parts = [part.strip() for part in re.split("[,/]", value.removesuffix(","))]
     if len(parts) > MAX_DEPTH:
         raise UsageError(f"--acceptance names {len(parts)} positions, at most {MAX_DEPTH}")
     if len({part.endswith("%") for part in parts}) > 1:

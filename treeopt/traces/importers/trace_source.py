@@ -268,7 +268,7 @@ def nothing_known(text: str) -> str:
             "bare numbers do not say what they are: give `--format table --column survival` (shares of all steps by "
             "position, as engines print them), or `rank` or `recall` (of each rank, given the rows before)"
         )
-    if not re.search(r"(?i)spec|draft|accept|acc[ _]len", text):
+    if not re.search(r"(?i)spec|draft|accept|acc[ _]len|\bidxs\b", text):
         return (
             "it says nothing about speculative decoding: was it on? Start the engine with its drafter, and take one of "
             f"the outputs in {GUIDE}"

@@ -91,6 +91,7 @@ def test_a_file_is_recognised_by_its_content(tmp_path, kind):
          "llamacpp:spec_decode_num_accepted_tokens_total 4\n", "no positions; take llama-server's log with LLAMA"),
         ('vllm:spec_decode_num_draft_tokens_total{model_name="m"} 6\n', "take the responses of a server started with"),
         ("batch size: 1\nacc_length: 3.10\n", "means do not determine it: docs/guides"),
+        ('{"turns": ["x"], "idxs": [100], "new_tokens": [380]}', "means do not determine it: docs/guides"),  # EAGLE
         ("hello\n", "it says nothing about speculative decoding: was it on?"),
         ("\n \n", "it is empty"),
     ],
