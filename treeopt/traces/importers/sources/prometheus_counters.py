@@ -326,10 +326,10 @@ def _engine(counts: Mapping[Key, float]) -> str:
 def _by_steps(counts: Mapping[Key, float], names: CounterNames, engine: str, uneven: bool) -> Chain:
     """Read an engine that counts its steps, all drafted and accepted tokens, and accepted ones by position."""
     if not names.accepted:
-        steps = total(counts, f"{names.prefix}{names.steps}")
-        tau = (total(counts, names.generated) - total(counts, names.ended)) / max(steps, 1)
+        calls = total(counts, f"{names.prefix}{names.steps}")
+        tau = (total(counts, names.generated) - total(counts, names.ended)) / max(calls, 1)
         raise TraceError(
-            f"{engine} counts no positions; its {steps} steps committed {tau:.2f} tokens each: give search or whatif "
+            f"{engine} counts no positions; its {calls} steps committed {tau:.2f} tokens each: give search or whatif "
             f"`--accepted-length {tau:.2f}@K` with K draft tokens, or take {ask(engine)}"
         )
     steps, drafted, accepted_total = (
