@@ -223,6 +223,22 @@ def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
     assert "gave way" not in exported.output
 
 
+def test_a_plan_of_a_figure_names_the_kind_that_was_priced(tmp_path):
+    """So that an export knows what drafts, and says so where the engine does not run it."""
+    plans = tmp_path / "p"
+    asked = ["whatif", "--acceptance", "0.7", "--target", "8b", "--hardware", "h100", "--batch", "1", "--plans", plans]
+    told = done(*asked, "--kind", "hydra", "--for", "vllm").output
+    assert "Warning: vLLM 0.33.0 runs no drafter of kind hydra" in told
+    told = done("export", plans / "h100-sxm-512.json", "--format", "sglang").output
+    assert "made for a drafter of kind hydra, but SGLang" in told
+    done(*asked, "--kind", "p-eagle", "--for", "vllm")
+    exported = ["export", plans / "h100-sxm-512.json", "--format", "vllm", "--model", "d"]
+    refused(run(*exported), "needs a method, one of eagle3: give --method", code=2)
+    assert json.loads(done(*exported, "--method", "eagle3").stdout)["parallel_drafting"]
+    (tmp_path / "config.json").write_text('{"model_type": "mlp_speculator", "n_predict": 4}')
+    refused(run(*asked, "--drafter", tmp_path), "config.json: architectures: an MLP speculator has no price")
+
+
 def test_a_quantised_config_has_the_bytes_of_its_weights_or_needs_them(files, tmp_path):
     awq = LLAMA_3_8B | {"quantization_config": {"quant_method": "awq", "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(awq), "utf-8")
