@@ -83,18 +83,19 @@ class DeviceMemory:
         heads = heads if drafts.parallel and not drafts.slots else min(heads, 1 + len(drafts.deeper))
         several = drafts.parallel and not drafts.shared_head
         own_heads = not drafts.slots and (several or bool(drafts.deeper))  # each has an LM head of its own
-        drafter_bytes = 0.0 if drafts.opening is None else drafts.opening.stored_bytes(draft_bytes)
+        opening = drafts.opening or Forward(())
+        first = replace(opening, matrices=()) if drafts.slots else opening  # a block's keys have the level's matrices
+        drafter_bytes = first.stored_bytes(draft_bytes)
         for depth in range(heads):
             level = drafts.at(depth)
             size = 0 if level.head is None else level.head[0] * level.head[1]
             stored_head = size if own_heads or level.head != forward.head else 0
             drafter_bytes += level.stored_bytes(draft_bytes) + stored_head * max(draft_bytes, HEAD_BYTES)
-        caches = [drafts.level, *([] if drafts.opening is None else [drafts.opening])]
         return cls(
             weights / devices,
             drafter_bytes,
             forward.kept_elements(context) * kv_bytes + forward.state_bytes,
-            sum(each.kept_elements(context) * kv_bytes + each.state_bytes for each in caches),
+            sum(each.kept_elements(context) * kv_bytes + each.state_bytes for each in (drafts.level, opening)),
             forward.state_bytes,
             total,
             share,

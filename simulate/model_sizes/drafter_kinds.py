@@ -29,7 +29,7 @@ _UNKNOWN = {
     "arcticlstm": "an Arctic speculator",
     "redrafter": "ReDrafter",
     "recurrentdraft": "ReDrafter",
-    "assistant": "an MTP head",
+    "assistant": "an assistant that reads its target's keys",
 }
 ALIKE = ({"eagle", "eagle3"}, {"dflash", "dspark"})  # kinds whose configurations may be
 _ANY = {"draft": "a drafter", "specul": "a speculator"}  # parts of the class names of all other drafters
@@ -301,9 +301,6 @@ def drafter_shape(config: Config, *, kind: str, target: Shape | None = None) -> 
         return no_work()
 
     def read(content: Fields) -> DrafterShape:
-        if (unknown := _unknown(class_words(content))) is not None:
-            known = "EAGLE, EAGLE-3, Medusa and Hydra have one"
-            raise CostError(f"architectures: {unknown} has no price ({known}): {OWN_SWEEP}")
         stated = _stated_kind(content)
         if stated not in (None, kind) and {stated, kind} not in ALIKE:
             raise CostError(f"the configuration is of kind {stated}, not {kind}: give --kind {stated}")
@@ -361,7 +358,9 @@ def _unknown(words: str) -> str | None:
 
 
 def _stated_kind(config: Fields) -> str | None:
-    """Return the kind that the names or fields of a configuration state."""
+    """Return the kind that the names or fields of a configuration state; raise CostError for one without a price."""
+    if (unknown := _unknown(class_words(config))) is not None:
+        raise CostError(f"architectures: {unknown} has no price: {OWN_SWEEP}")
     for name in NAMES:
         value = config.get(name)
         words = value.get("kind") if isinstance(value, Mapping) else value

@@ -99,11 +99,11 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     >>> text_part({"text_config": {"hidden_size": 8}, "model_type": "gemma3"})["model_type"]
     'gemma3'
     """
-    for name in ("text_config", "llm_config", "language_config"):
+    for name in ("thinker_config", "text_config", "llm_config", "language_config"):
         inner = config.get(name)
-        if isinstance(inner, Mapping) and "hidden_size" not in config:
+        if isinstance(inner, Mapping) and not {"hidden_size", "num_hidden_layers"} <= config.keys():
             outer = ("model_type", "tie_word_embeddings", "quantization_config", "hf_quant_config")
-            return {**{field: config[field] for field in outer if field in config}, **inner}
+            return text_part({**{field: config[field] for field in outer if field in config}, **inner})
     return config
 
 

@@ -87,6 +87,8 @@ def _families() -> Mapping[str, _Family]:
 
 DENSE = ("arcee", "gemma", "llama", "mistral", "qwen2", "qwen3")  # families that drafters' layers may be of
 _WINDOWS = ("sliding_window", "sliding_window_size", "attention_chunk_size", "use_sliding_window", "max_window_layers")
+MOE_K = ("moe_topk", "moe_k")  # of LongCat and Hunyuan, of ERNIE
+SHARED = ("n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts")
 _OPTIONAL = ("num_key_value_heads", "intermediate_size")
 _LISTS = re.compile("layer_ids$|source|(multiplier|scale|factor)s$")  # of layers, not of tokens
 
@@ -112,9 +114,10 @@ class _Fields:
         return [positive(f"{name}: {each}", self.get(name).get(each)) for each in names]
 
     def size(self, *names: str, default: int | None = None) -> int:
-        """Return a size."""
+        """Return a size; one that a list states for every layer, too."""
         given = next((name for name in names if self.config.get(name) is not None), names[0])
-        return positive(given, self.get(*names, default=default))
+        value = self.get(*names, default=default)
+        return positive(given, value[0] if isinstance(value, list) and value == value[:1] * len(value) != [] else value)
 
     def count(self, *names: str) -> int:
         """Return a size, 0 where it is missing, null or 0."""
@@ -209,9 +212,9 @@ class _Reader:
         self.layers, self.hidden, self.heads = layers, hidden, heads
         self.matrices: dict[str, tuple[int, int]] = {}  # by their names in checkpoints
         self.other = 0  # weights of a layer beside its matrices
-        totals = ("num_experts", "num_local_experts", "n_routed_experts")
+        totals = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
         count = fields.count(*totals)
-        names = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "experts_per_token", "moe_topk")
+        names = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "experts_per_token", *MOE_K)
         if any(len({str(fields.given.get(name)) for name in same} - {"None"}) > 1 for same in (totals, names)):
             raise CostError(f"{', '.join(totals)} must agree where several are given, and {', '.join(names)}")
         self.experts = Experts(count, fields.size(*names)) if count else None
@@ -282,10 +285,10 @@ class _Reader:
         fields, n = self.fields, self.layers
         if self.experts is None or not fields.get("enable_moe_block", default=True):
             return [False] * n
-        first = fields.count("first_k_dense_replace", "num_dense_layers")
+        first = fields.count("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
         every = fields.get("moe_layer_freq", default=1)
         only, named = fields.get("mlp_only_layers", default=[]), fields.get("moe_layers")
-        step = fields.size("decoder_sparse_step", "interleave_moe_layer_step", default=1)
+        step = fields.size("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
         if (kinds := fields.listed("mlp_layer_types", n)) is not None:
             return [kind == "sparse" for kind in kinds]
         if (entries := fields.listed("moe_layer_freq", n)) is not None:
@@ -310,6 +313,8 @@ class _Reader:
         """Return a layer of one kind."""
         self.matrices, self.other = {}, self.family.norms * self.hidden
         state, attention = 0, None
+        if own := self.fields.listed("num_attention_heads_per_layer", self.layers):
+            self.heads = positive("num_attention_heads_per_layer", own[i])
         mamba = self.fields.get("mamba_num_heads", "mamba_n_heads")
         if kind in ("mamba", "hybrid") or (kind == "linear_attention" and mamba):
             state = self._mamba()
@@ -355,7 +360,7 @@ class _Reader:
         self.other += family.router_bias * count + family.beside * (4 * hidden + count)
         if inner != hidden:
             self.matrices |= {"mlp.fc1_latent_proj": (inner, hidden), "mlp.fc2_latent_proj": (hidden, inner)}
-        counted = fields.count("n_shared_experts", "num_shared_experts") or family.shared
+        counted = fields.count(*SHARED) or family.shared
         names = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim")
         if shared := fields.count(*names, "shared_intermediate_size") or counted * width:
             self._mlp("mlp.shared_experts", shared)
@@ -506,8 +511,9 @@ def _refuse_unread(fields: _Fields, layers: int) -> None:
     lists = {name for name, value in unread if isinstance(value, list) and len(value) >= max(layers, 2)}
     lists |= {name for name, value in unread if isinstance(value, Mapping) and str(layers - 1) in value}
     lists |= {name for name, value in unread if isinstance(value, str) and len(value) == layers > 4 > len(set(value))}
+    off = tuple(f"{name[4:]}_" for name, value in fields.config.items() if name.startswith("use_") and not value)
     weighty, harmless = ("|".join(shipped_json(MODEL_DATA)["field_words"][kind]) for kind in ("weighty", "harmless"))
     for name, _ in sorted(unread, key=lambda field: field[0] not in lists):
-        passed = "quant" in name or (re.search(harmless, name) and not _LISTS.search(name))
+        passed = "quant" in name or name.startswith(off) or (re.search(harmless, name) and not _LISTS.search(name))
         if not passed and (name in lists or re.search(weighty, name)):
             raise CostError(f"{name} is not understood, and may change what a layer holds: {OWN_SWEEP}, {BY_HAND}")

@@ -1,7 +1,7 @@
 """Bytes of stored weights and cached numbers, as `quantization_config` or `hf_quant_config` states them.
 
-Covers fp8 (blocks or tensors), mxfp4, nvfp4, AWQ, GPTQ, bitsandbytes, compressed-tensors, ModelOpt and GGUF. Scales
-count.
+Covers fp8 (blocks or tensors), mxfp4, nvfp4, AWQ, GPTQ, AutoRound, bitsandbytes, compressed-tensors, ModelOpt, Quark
+and GGUF. Scales count.
 """
 
 import re
@@ -16,10 +16,14 @@ from treeopt.errors import CostError
 from treeopt.storage.user_files import shipped_json
 
 HALF = ("mlp.gate", "attn_hc", "ffn_hc", "self_attn.indexer.weights_proj", "linear_attn.in_proj_ba", "self_attn.b_proj")
-_FORMATS = {"mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16, "fp8": 1.0}
+_FORMATS = {"mxfp4": 17 / 32, "nvfp4": 9 / 16, "w4a16_nvfp4": 9 / 16, "fp8": 1.0, "mxfp8": 33 / 32}  # with scales
+_FORMATS |= dict.fromkeys(("fbgemm_fp8", "fp8_per_channel_per_token", "fp8_pb_wo"), 1.0)
 WIDEST = 64  # bits of a weight
-_LEFT_OUT = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers", "llm_int8_skip_modules")
-_ONE_BY_ONE = ("dynamic", "modules_in_block_to_quantize", "extra_config")  # widths of single modules, of GPTQ
+_LEFT_OUT = (
+    *("modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules"),
+    *("ignore", "exclude", "exclude_modules"),
+)
+_ONE_BY_ONE = ("dynamic", "modules_in_block_to_quantize", "extra_config", "layer_quant_config")  # widths of modules
 _ATTENTION = ("self_attn", "linear_attn")
 
 
@@ -82,7 +86,7 @@ def read_stored_bytes(config: Mapping[str, Any]) -> StoredBytes:
     groups = tuple(_groups(both))
     if not groups or any(both.get(name) for name in _ONE_BY_ONE):
         raise CostError(
-            f"the bytes of weights quantised by {both.get('quant_method') or both.get('quant_algo')} are not known"
+            f"the bytes of weights quantised by {both.get('quant_algo') or both.get('quant_method')} are not known"
         )
     head = "config_groups" in both or bool(both.get("lm_head"))
     kv_bytes = _FORMATS.get(str(cached).lower(), 1.0) if cached else None
@@ -106,12 +110,17 @@ def _groups(both: Mapping[str, Any]) -> list[tuple[float, Sequence[str]]]:
         return [(1 + (4 / (block[0] * block[1]) if block else 0), ())]
     if method in _FORMATS:
         return [(_FORMATS[method], ("mlp.experts",) if method == "mxfp4" else ())]
-    if method in ("awq", "gptq"):
+    if method == "quark":
+        weights = both["global_quant_config"]["weight"]
+        digits, kind = re.findall(r"\d", weights["dtype"]), "int" if "int" in weights["dtype"] else "float"
+        return [(_width({**weights, "num_bits": int(digits[0]), "type": kind}), ())]
+    if method in ("awq", "gptq", "auto-round"):
         bits = positive("bits", both.get("bits") or both.get("w_bit") or 4, most=WIDEST)
         size = int(both.get("group_size") or 128)
         return [(bits / 8 + (2 + bits / 8) / size if size > 0 else bits / 8, ())]
     if method == "bitsandbytes":
-        return [(0.5 + 4 / 64 if both.get("load_in_4bit") else 1.0, ())]
+        scale = 1 + 4 / 256 if both.get("bnb_4bit_use_double_quant") else 4  # of 64 weights
+        return [(0.5 + scale / 64 if both.get("load_in_4bit") else 1.0, ())]
     return []
 
 
@@ -137,9 +146,10 @@ def _names(pattern: str, name: str, layer: int | None, shortened: bool) -> bool:
         pattern = pattern[own.end() :]
         if own[1] not in ("*", str(layer)) and (pattern in ("", "*") or not shortened):
             return False
-    pattern = _plain(pattern.removeprefix("*.").removeprefix("language_model.").rstrip("*").rstrip("."))
+    pattern = pattern.removeprefix("*.").removeprefix("language_model.")
+    glob, pattern = _plain(pattern), _plain(pattern.rstrip("*").rstrip("."))
     whole = pattern in ("", name) or name.startswith(f"{pattern}.") or pattern in name.split(".")
-    return whole or ("*" in pattern and fnmatchcase(name, pattern))
+    return whole or ("*" in glob and fnmatchcase(name, glob))
 
 
 def _plain(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Step times of an inference engine, read from a CSV table: a profile of chains.
+"""Step times of an inference engine, read from a CSV table: a profile of chains, see `engine_profile`.
 
 Values under a header, separated by commas, tabs, semicolons or bars (Markdown), one measurement per line:
 
@@ -10,24 +10,14 @@ Values under a header, separated by commas, tabs, semicolons or bars (Markdown),
   takes tpot_ms x committed);
 * `context`, mean tokens per request in the cache; optional.
 
-Times may also be in s, us or ns (`step_us`). Spellings that mean nothing else are read (`bs`, `Step time (ms)`), and
-any name that `columns` gives. It may also give `accepted`, drafted tokens kept per step, or `acceptance`, accepted over
-drafted tokens, in place of `committed`. Other columns are ignored. Lines of the same batch, chain and context are
-repetitions. Several files count as one table. The same in JSON: a list of objects with these fields.
-Results of engines' benchmarks are read where they hold as much:
-
-* `vllm bench serve --save-result` and `vllm bench sweep serve`, CSV too: batch from `max_concurrency`, the step from
-  `mean_itl_ms` (the time between a request's outputs), drafted tokens from the counts of drafts and of their tokens.
-* SGLang's `bench_speculative`: chains (`topk` 1) and plain steps, `step_time` in seconds.
-* SGLang's `bench_one_batch`: plain steps, from the median latency of decoding.
-
-What other programs write lacks a step's time, its batch or its drafted tokens, and is refused in one line.
-
-The profile is one of chains, see `engine_profile`.
+`NAMES` and `UNITS` have the spellings that are read, and `columns` gives others; it may also give `accepted`, drafted
+tokens kept per step, or `acceptance`, accepted over drafted tokens, in place of `committed`. Other columns are ignored.
+Lines of the same batch, chain and context are repetitions. Several files count as one table. The same in JSON: a list
+of objects with these fields. Of engines' benchmarks are read `vllm bench serve`, saved or printed, and its sweeps (the
+step is `mean_itl_ms`), SGLang's `bench_speculative` (chains and plain steps) and `bench_one_batch` (plain steps).
 """
 
 import csv
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -40,10 +30,11 @@ import numpy as np
 from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
-from treeopt.errors import CostError, UsageError
+from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.storage.json_records import reading
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import checksum, read_text
+from treeopt.traces.importers.source_file import is_json, parsed
 
 NAMES = {  # a column -> further spellings that mean nothing else; case and marks between words do not count
     "batch": ("batch_size", "bs", "concurrency", "max_concurrency"),
@@ -57,7 +48,8 @@ NAMES = {  # a column -> further spellings that mean nothing else; case and mark
 UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "ns": 1e-6}  # of a time -> milliseconds
 GIVEN = ("accepted", "acceptance")  # read if `columns` names them: these words have several meanings
 KINDS = dict.fromkeys(("step_ms", "tpot_ms", "tokens_s"), "time") | dict.fromkeys(GIVEN, "committed")
-NO_TOKENS = ("", "-", "0", "0.0", "nan", "none", "n/a")  # `committed` of plain decoding, which is 1
+NO_TOKENS = ("", "-", "\u2013", "\u2014", "0", "0.0", "nan", "none", "n/a")  # `committed` of plain decoding, which is 1
+MARKS = " *`"  # around words in Markdown
 NEEDED = "batch, drafted, and step_ms (or step_us, step_s), or tokens_s or tpot_ms with committed"
 FASTER = 0.95  # of a plain step: measurements are noisy, but a step that drafts and verifies takes no less
 SHORTER, MUCH = 0.99, 3  # of a step with fewer drafts; of a plain step, for one draft: beyond are doubts
@@ -195,12 +187,14 @@ def _lines(path: Path, given: Mapping[str, str], *, contexts: bool) -> list[_Lin
     """Read the measurements of a table, or of results, whose mean contexts count only with `contexts`."""
     with reading(path, CostError):
         text = read_text(path)
-    is_json = text.lstrip().startswith(("{", "["))
-    records = list(enumerate(_records(path, text), start=1)) if is_json else table_of(path, text)
-    named = [(f"{path}: {'result' if is_json else 'line'} {number}", record) for number, record in records]
+    results = _reports(text) or (_records(path, text) if is_json(text) else [])
+    records = list(enumerate(results, start=1)) or table_of(path, text)
+    named = [(f"{path}: {'result' if results else 'line'} {number}", record) for number, record in records]
     rows = named if given else [(at, row) for at, record in named if (row := _row(record, at)) is not None]
     if not rows:
         raise CostError(f"{path}: holds no chain and no plain step: {COLUMNS}")
+    if not (results or given) and (len(rows[0][1]) == 1 or re.search(r"\d[.:]\d", " ".join(rows[0][1]))):
+        raise CostError(f"{path}: {NO_TABLE}")
     if rows[0][1] is not records[0][1] and (not contexts or len({frozenset(row) for _, row in rows}) > 1):
         rows = [(at, {name: value for name, value in row.items() if name != "context"}) for at, row in rows]
     columns = _columns(path, [*rows[0][1]], given)
@@ -209,10 +203,13 @@ def _lines(path: Path, given: Mapping[str, str], *, contexts: bool) -> list[_Lin
 
 def table_of(path: Path, text: str) -> list[tuple[int, Row]]:
     """Return the lines of a table by their numbers."""
-    table = [line.strip().strip("|") if "|" in line else line for line in text.splitlines()]
+    lines = text.splitlines()
+    bars = [number for number, line in enumerate(lines) if line.lstrip().startswith("|")]
+    first = bars[0] if bars else 0  # what stands around a table of bars is prose
+    table = [line.strip().strip("|") if "|" in line else "" if bars else line for line in lines[first:]]
     mark = next((mark for mark in "|\t;" if table and mark in table[0]), ",")
     reader = csv.DictReader(table, skipinitialspace=True, delimiter=mark)
-    names = [name.strip() for name in reader.fieldnames or ()]
+    names = [name.strip(MARKS) for name in reader.fieldnames or ()]
     reader.fieldnames = names
     if twice := [name for name in names if names.count(name) > 1 and column_of(name).holds in NAMES]:
         raise CostError(f"{path}: there are {len(twice)} columns `{twice[0]}`")
@@ -220,16 +217,17 @@ def table_of(path: Path, text: str) -> list[tuple[int, Row]]:
     try:
         for row in reader:
             if None in row:
-                count = len(names) + len(row[None])
-                raise CostError(f"{path}: line {reader.line_num} has {count} cells, the header {len(names)} columns")
+                count, known = len(names) + len(row[None]), any(column_of(name).holds in NAMES for name in names)
+                ragged = f"line {first + reader.line_num} has {count} cells, the header {len(names)} columns"
+                raise CostError(f"{path}: {ragged if known else NO_TABLE}")
             if any(cell and cell.strip("-: ") for cell in row.values()):
                 if {*row} >= SERVED:  # results hold numbers
                     row = {
                         name: float(c) if re.fullmatch(r"\d*\.?\d+", c or "") else c or None for name, c in row.items()
                     }
-                rows.append((reader.line_num, row))
+                rows.append((first + reader.line_num, row))
     except csv.Error as error:
-        raise CostError(f"{path}: line {reader.line_num}: {error}") from error
+        raise CostError(f"{path}: line {first + reader.line_num}: {error}") from error
     return rows
 
 
@@ -275,8 +273,8 @@ def _columns(path: Path, names: Sequence[str], given: Mapping[str, str]) -> dict
         options = ",".join(f"{name}=NAME" for name in missing)
         tokens = ", or accepted=NAME if the bonus is left out, or acceptance=NAME for accepted over drafted"
         raise CostError(
-            f"{path}: which column is {', '.join(missing)}? {shown}; between commas must stand {NEEDED}: rename yours, "
-            f"or give --columns {options}{tokens if 'committed' in missing else ''}"
+            f"{path}: which column is {', '.join(missing)}? {shown}; a table needs {NEEDED}: add or rename columns, or "
+            f"give --columns {options}{tokens if 'committed' in missing else ''}"
         )
     return columns
 
@@ -289,7 +287,7 @@ def _line(row: Row, where: str, columns: Mapping[str, Column]) -> _Line:
     if value == 0:
         raise CostError(f"{where}: `{time.name}` must be above 0, found 0")
     tokens, kept = 1.0, columns.get("committed", time)
-    if time.holds != "step_ms" and (drafted or str(row.get(kept.name) or "").strip().lower() not in NO_TOKENS):
+    if time.holds != "step_ms" and (drafted or str(row.get(kept.name) or "").strip(MARKS).lower() not in NO_TOKENS):
         found = number_of(row, kept, where)
         tokens = {"accepted": 1 + found, "acceptance": 1 + found * drafted}.get(kept.holds, found)
     if not 1 <= tokens <= drafted + 1:
@@ -303,7 +301,9 @@ def _line(row: Row, where: str, columns: Mapping[str, Column]) -> _Line:
 def number_of(row: Row, column: Column, where: str, *, whole: bool = False) -> float:
     """Return a finite number of a row in the unit of `NAMES`, `whole`: an integer."""
     found = row.get(column.name)
-    text = "" if found is None else str(found).strip()
+    text = "" if found is None else str(found).strip(MARKS)
+    if column.holds == "acceptance" and text.endswith("%"):
+        text, column = text[:-1], column._replace(factor=0.01)
     try:
         value = float(re.sub(r",(?=\d{3}(?:,\d{3})*\.\d)", "", text)) * column.factor  # 4,094.75
     except ValueError:
@@ -323,34 +323,55 @@ COLUMNS = (
     "write a CSV with a line per measurement and the columns batch, drafted and step_ms (the time between a request's "
     "outputs, such as mean ITL), or tokens_s (of all requests) and committed"
 )
+NO_TABLE = f"its first line has no names of columns: {COLUMNS}"
 SERVED = {"mean_itl_ms", "max_concurrency"}  # fields of results of `vllm bench serve`
+REPORT = "Serving Benchmark Result"  # head of what vLLM's and SGLang's benchmarks print
+REPORTED = {  # a line below it -> the field of results
+    "Max(?:imum)? request concurrency": "max_concurrency",
+    "Successful requests": "completed",
+    "Total input tokens": "total_input_tokens",
+    "Total generated tokens": "total_output_tokens",
+    r"Mean TPOT \(ms\)": "mean_tpot_ms",
+    r"Mean ITL \(ms\)": "mean_itl_ms",
+    "Acceptance length": "spec_decode_acceptance_length",
+    "Accept length": "accept_length",
+    "Drafts": "spec_decode_num_drafts",
+    "Draft tokens": "spec_decode_draft_tokens",
+}
 LENGTHS = ("spec_decode_acceptance_length", "accept_length")
 UNEVEN = 1.5  # by how much the means over requests and over outputs may differ
 LACKING = {  # a field that only this program writes -> the program, and what its results lack
     "speed_tg": ("llama-batched-bench", "times plain steps of the target alone, without a drafter"),
+    "S_TG t/s": ("llama-batched-bench", "times plain steps of the target alone, without a drafter"),
     "avg_latency": ("vllm bench latency", "has neither the batch size nor the tokens of what it timed"),
     "world_info": ("trtllm-bench", "has means over requests of different load, and no time of a step"),
     "avg_ts": ("llama-bench", "times the target alone, without a drafter"),
     "t/s": ("llama-bench", "times the target alone, without a drafter"),
-    "Metric": ("AIPerf", "has neither the batch size nor the tokens that are drafted"),
+    "p25": ("AIPerf", "has neither the batch size nor the tokens that are drafted"),
     "Run Info": ("GuideLLM", "does not say how many tokens are drafted"),
     "accept_length": ("sglang.bench_serving", "does not say how many tokens are drafted"),
 }
 
 
 def _records(path: Path, text: str) -> Sequence[Row]:
-    """Return the objects of a JSON file or of JSON lines."""
+    """Return the objects of JSON, of lines of JSON, or of joined files."""
     try:
-        try:
-            content = json.loads(text)
-        except ValueError:
-            content = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (ValueError, RecursionError) as error:
-        raise CostError(f"{path}: is no JSON that can be read: {error}") from error
-    records = content if isinstance(content, list) else [content]
+        content = parsed(text)
+    except TraceError as error:
+        raise CostError(f"{path}: {error}") from error
+    records = content[0] if len(content) == 1 and isinstance(content[0], list) else content
     if not all(isinstance(record, Mapping) for record in records):
         raise CostError(f"{path}: is JSON, but no results of a benchmark: {COLUMNS}")
     return records
+
+
+def _reports(text: str) -> list[dict[str, Any]]:
+    """Return the reports that `vllm bench serve` and SGLang's bench_serving printed, as their results."""
+    reports = []
+    for part in text.split(REPORT)[1:]:
+        found = {name: re.search(rf"(?m)^\W*{line}: +(\d+(?:\.\d+)?)\s*$", part) for line, name in REPORTED.items()}
+        reports.append(dict.fromkeys(SERVED) | {name: float(match[1]) for name, match in found.items() if match})
+    return reports
 
 
 def _row(record: Row, where: str) -> Row | None:
@@ -387,7 +408,7 @@ def _served(record: Row, where: str) -> dict[str, Any]:
     if record["max_concurrency"] is None:
         raise CostError(f"{where}: max_concurrency must be a number: serve with --max-concurrency")
     if record.get("completed") and _figure(record, "completed", where) < _figure(record, "max_concurrency", where):
-        raise CostError(f"{where}: {record['completed']} requests never fill max_concurrency: serve many more")
+        raise CostError(f"{where}: {record['completed']:g} requests never fill max_concurrency: serve many more")
     row = {"batch": record["max_concurrency"], "drafted": asked, "step_ms": _figure(record, "mean_itl_ms", where)}
     if record.get("mean_tpot_ms"):
         tokens = row["step_ms"] / _figure(record, "mean_tpot_ms", where)

@@ -33,7 +33,7 @@ from treeopt.tree import Tree
 
 NEAR = 0.03  # of the fastest: as good
 TURNS = 8  # requests per row
-MOST = 5000  # tokens per row that are simulated, about
+MOST, FEWEST = 5000, 4  # tokens per row that are simulated, about, and as many rows' at least
 TEXTS, TOKENS = 200, 512  # of a figure of acceptance
 CONCENTRATION = 2.0  # a + b of the law of a drafted token's probability; from vllm#52362 (docs/results/adaptive.md)
 ASSUMED = (
@@ -120,7 +120,8 @@ def compare_lengths(
         texts["adaptive"] = f"adaptive@{longest}"
         if assumed:
             texts |= {"oracle": f"oracle@{longest}"}
-        arms, number = dict[str, _Arm](), min(max(2, math.ceil(MOST * n / held.lengths.mean())), held.requests)
+        arms, number = dict[str, _Arm](), math.ceil(MOST * max(n, FEWEST) / held.lengths.mean())
+        number = min(max(2, number), held.requests)
         some = held.select(np.linspace(0, held.requests - 1, number).round().astype(np.int64))  # evenly spaced
         for name, text in texts.items():
             decoding, _ = length_decoding(some, text, profile, rows=n, **how)

@@ -102,6 +102,8 @@ class WhatIf:
         kind, warnings = drafter_kind(trace, settings.kind, settings.drafter)
         drafter = None if str(settings.drafter) in without_sizes() else settings.drafter
         _check_drafter(kind, drafter, settings.draft_bytes)
+        if look(trace.meta, "drafter", "kind") is None:  # for exports of its plans
+            trace = replace(trace, meta={**trace.meta, "drafter": {**(trace.meta.get("drafter") or {}), "kind": kind}})
         settings = _with_profile(settings, trace, warnings)
         settings = settings.changed(kind=kind, drafter=drafter, **_bytes(settings, drafter))
         places, more = places_of(settings, heads=trace.depth)
@@ -110,6 +112,8 @@ class WhatIf:
         recorded = look(trace.meta, "drafter", "positions")
         positions = recorded if drafter is None else context_limit(drafter)
         beyond, engine = context_warnings(settings.target, settings.context, positions), settings.limiting
+        if engine is not None and ENGINES[engine].methods and not ENGINES[engine].fitting(kind):
+            beyond = [f"{ENGINES[engine].title} runs no drafter of kind {kind}", *beyond]
         if engine is not None and ENGINES[engine].cannot_run is not None:
             beyond = [
                 f"{engine} also grows dynamic trees, which no data sheet prices: `treeopt search --for {engine}` tries "

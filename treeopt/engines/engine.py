@@ -261,14 +261,13 @@ class Engine:
         """Return the drafting method of an export, by default the first one for the drafter that the plan names."""
         if "method" not in self.takes:
             return None
-        known = ", ".join(self.methods)
+        known, fitting = ", ".join(self.methods), self.fitting(look(plan.meta, "trace", "drafter", "kind"))
         if method is None and self.default_method == "drafter":
-            kind = look(plan.meta, "trace", "drafter", "kind")
-            method = next((name for name, each in self.methods.items() if kind in each.kinds), None)
+            method = next((name for name in self.methods if name in fitting), None)
         if method is None:
             if self.default_method == "optional":
                 return None
-            raise UsageError(f"{self.title} needs a method, one of {known}: give --method")
+            raise UsageError(f"{self.title} needs a method, one of {', '.join(fitting) or known}: give --method")
         name = next((name for name in self.methods if name.lower() == method.lower()), None)
         if name is None:
             why = self.removed.get(method, "is not one of its methods")

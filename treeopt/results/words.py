@@ -219,7 +219,7 @@ def method_advice(engine: str | None, *, kind: Any = None) -> str:
         return ""
     others = ENGINES.running(kind)
     able = f" ({', '.join(others)} {'does' if len(others) == 1 else 'do'})" if others else ""
-    named = {"ngram": "n-gram-count"}.get(kind, kind)  # engines call prompt lookup ngram
+    named, able = ("n-gram-count", " (engines' n-grams are prompt-lookup)") if kind == "ngram" else (kind, able)
     unfit = "" if kind is None else f", which runs no {named} drafter{able}"
     choice = "" if entry.default_method == "optional" else f"; METHOD is one of {', '.join(entry.choices)}"
     return f"{unfit}{choice}"

@@ -5,22 +5,27 @@
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
-from executor.drafters.eagle import dense, layer_fields
+from executor.drafters.eagle import dense, layer_fields, plain_layers
 from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training, decoder, heads_of
 from simulate.model_sizes.forward_pass import Forward
-from simulate.model_sizes.hf_config import positive
+from simulate.model_sizes.hf_config import OWN_SWEEP, positive
 from simulate.model_sizes.model_shape import Shape
+from treeopt.errors import CostError
 
 LAYERS, SLOTS = 5, 16  # of the published drafters (arXiv 2602.06036)
-PARTS = ("dflash_config",)  # where fields may be nested
+PARTS = ("dflash_config", "dspark_config")  # where fields may be nested
+BLOCKS = ("block_size", "dspark_block_size")
+_WINDOWS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")  # beside speculators' layers
+_SORTS = ("projector_type", "attention_mode", "attention_modes")  # of SpecForge's drafters
 
 
 def field_of(config: Mapping[str, Any], *names: str) -> Any:
-    """Return the first of these fields in a configuration or its `dflash_config`, which comes first; None without."""
+    """Return the first of these fields in a configuration or its `PARTS`, which come first; None without."""
     nested = [config[part] for part in PARTS if isinstance(config.get(part), Mapping)]
     values = (part.get(name) for part in (*nested, config) for name in names)
     return next((value for value in values if value is not None), None)
@@ -28,16 +33,20 @@ def field_of(config: Mapping[str, Any], *names: str) -> Any:
 
 def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShape:
     """Return the forward of a block, and of the features that a step commits; without a configuration five layers."""
-    slots, inner = field_of(config, "block_size"), layer_fields(config)
-    own = _states_layers(config)
+    slots, own = field_of(config, *BLOCKS), _states_layers(config)
+    inner = {**layer_fields(config), **{name: config[name] for name in _WINDOWS if name in config}}
+    plain_layers(inner, "a DFlash drafter")
+    stated = set(re.findall(r"\w+", str([field_of(config, name) for name in _SORTS])))
+    if odd := stated - {"None", "dflash", "dspark", "gqa", "mha"}:
+        raise CostError(f"a DFlash drafter of kind {min(odd):.40} has no price: {OWN_SWEEP}")
     layer = Shape.from_config({**inner, "model_type": "qwen3"}) if own else dense(heads_of(target))
     layers = layer.layers if own else LAYERS
     vocabulary = positive("draft_vocab_size", field_of(config, "draft_vocab_size") or layer.vocab)
-    ids = field_of(config, "target_layer_ids", "aux_hidden_state_layer_ids") or [0] * layers
+    ids = field_of(config, "target_layer_ids", "dspark_target_layer_ids", "aux_hidden_state_layer_ids") or [0] * layers
     wide = len(ids) * (layer.hidden if target is None else target.hidden)
     level = decoder(layer, tuple((layers, *matrix) for matrix in layer.layer_matrices.values()), vocabulary, layers)
     keys = (layers, 2 * layer.kv_heads * layer.head_dim, layer.hidden)
-    rank = field_of(config, "markov_rank") or 0
+    rank = field_of(config, "markov_rank", "dspark_markov_rank") or 0
     block, anchor = positive("block_size", slots or SLOTS), field_of(config, "sample_from_anchor")
     return DrafterShape(
         level,
@@ -50,7 +59,7 @@ def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShap
 
 
 def _states_layers(config: Mapping[str, Any]) -> bool:
-    return field_of(config, "block_size") is not None or any(config.get(part) for part in PARTS)
+    return field_of(config, *BLOCKS) is not None or any(config.get(part) for part in PARTS)
 
 
 def assumed(config: Mapping[str, Any] | None, target: Shape, drafter: DrafterShape) -> Sequence[str]:

@@ -24,7 +24,7 @@ from simulate.model_sizes.drafter_kinds import (
     class_words,
     decoder,
 )
-from simulate.model_sizes.hf_config import EXPERT_FIELDS, FIELDS, LATENT_FIELDS, positive
+from simulate.model_sizes.hf_config import EXPERT_FIELDS, FIELDS, LATENT_FIELDS, OWN_SWEEP, positive
 from simulate.model_sizes.hf_config_parameters import DENSE
 from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.model_sizes.model_shape import Shape
@@ -106,12 +106,17 @@ def _like_llama(config: Mapping[str, Any], inner: Mapping[str, Any]) -> Mapping[
     Classes of Llama's layers have neither experts nor latent attention, whatever fields their configurations have.
     """
     classes = config.get("architectures")
-    llama = "llama" in str(classes).lower() or inner is not config
-    for name, fields in (("experts", EXPERT_FIELDS), ("latent attention", LATENT_FIELDS)):
-        if not llama and any(inner.get(field) for field in fields):
-            raise CostError(f"an EAGLE drafter with {name} has no price")
+    if "llama" not in str(classes).lower() and inner is config:
+        plain_layers(inner, "an EAGLE drafter")
     kind = inner.get("model_type")
     return {name: inner[name] for name in _LLAMA if name in inner} | {"model_type": kind if kind in DENSE else "llama"}
+
+
+def plain_layers(inner: Mapping[str, Any], drafter: str) -> None:
+    """Raise CostError if the fields of a layer state experts or latent attention."""
+    for name, fields in (("experts", EXPERT_FIELDS), ("latent attention", LATENT_FIELDS)):
+        if any(inner.get(field) for field in fields):
+            raise CostError(f"{drafter} with {name} has no price: {OWN_SWEEP}")
 
 
 def _vocabulary(config: Mapping[str, Any]) -> int | None:

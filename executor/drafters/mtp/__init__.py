@@ -13,6 +13,7 @@ from typing import Any
 from executor.drafters.base.recipe import Recipe
 from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training
 from simulate.model_sizes.forward_pass import Forward
+from simulate.model_sizes.hf_config import positive, text_part
 from simulate.model_sizes.model_shape import Shape
 
 # Family -> a tensor that each of its modules has; group 1 stands before the names of the module's tensors.
@@ -31,12 +32,20 @@ def recognise(names: Mapping[str, Sequence[int]]) -> bool:
 
 
 def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShape:
-    """Return the projection of a pair and one layer like the target's last, with its experts."""
+    """Return the projection of a pair and one layer like the target's last that attends, with its experts."""
     shape = Shape.from_config(config) if target is None else target
-    group = [each for each in shape.layer_groups if each.attention is not None][-1]
-    layer = Forward.of(replace(shape, layers=1, groups=(replace(group, count=1),)))
-    modules = config.get("num_nextn_predict_layers")
-    level = replace(layer, whole=((1, shape.hidden, 2 * shape.hidden),))
+    groups, stated = shape.layer_groups, text_part(config)
+    own = [each for each in groups if each.attention is not None][-1:]
+    if str(stated.get("model_type")).startswith("mimo_v2"):  # a dense layer with a window
+        window = next(each for each in groups if each.attention and each.attention.window)
+        mlp = next(each for each in groups if each.experts is None).matrices[2:]
+        own = [replace(window, matrices=(*window.matrices[:2], *mlp), experts=None, expert_matrices=())]
+    elif stated.get("model_type") == "nemotron_h":  # layers attend or have experts; the module is one of each
+        own += [each for each in groups if each.experts is not None][-1:]
+    layer = Forward.of(replace(shape, layers=1, groups=tuple(replace(each, count=1) for each in own)))
+    modules = stated.get("num_nextn_predict_layers")
+    rows = positive("draft_vocab_size", stated.get("draft_vocab_size") or shape.vocab)
+    level = replace(layer, head=(rows, shape.hidden), whole=((1, shape.hidden, 2 * shape.hidden),))
     return DrafterShape(level, longest=modules if type(modules) is int and modules > 1 else None)
 
 
@@ -58,7 +67,7 @@ ENTRY = DrafterKind(
     "MTP",
     words=("mtp", "nextn"),
     priority=1,
-    sizes=Sizes(stated_shape),
+    sizes=Sizes(stated_shape, any_vocabulary=True),
     named=f"{__name__}.checkpoint:own_module",
     files=Files(
         recognise,

@@ -19,7 +19,7 @@ from simulate.model_sizes.drafter_kinds import drafter_shape, kind_of_drafter
 from simulate.model_sizes.model_shape import Shape
 from tests.helpers.drafters import admitted, random_drafter
 from tests.helpers.models import HIDDEN, VOCABULARY, deep_target, generated, random_prompts, small_target
-from treeopt.errors import ExecutorError, UsageError
+from treeopt.errors import CostError, ExecutorError, UsageError
 from treeopt.traces.drafter_confidence import reliability
 
 PLAIN = {"vocab_size": 16, "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
@@ -253,4 +253,17 @@ def test_a_block_is_priced_as_one_forward_of_all_its_slots():
     assert shape.opening.weights == 2 * 2 * 8 * 8 + 8 * 24
     dspark = drafter_shape(config | {"markov_rank": 4}, kind="dspark", target=target)
     assert dspark.at(1).weights == 4 * PLAIN["vocab_size"]
+    nested = drafter_shape(config | {"dspark_config": {"markov_rank": 4}}, kind="dspark", target=target)
+    assert (nested, nested.longest) == (dspark, 8)
+    window = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 5}
+    inside = {"block_size": 8, "transformer_layer_config": PLAIN, "aux_hidden_state_layer_ids": [1, 2, 3], **window}
+    assert drafter_shape(inside, kind="dflash", target=target).level == shape.level.windowed(5)
+    for more, said in (
+        ({"kv_lora_rank": 4}, "latent attention"),
+        ({"n_routed_experts": 4}, "experts"),
+        ({"dflash_config": {"projector_type": "domino"}}, "kind domino"),
+        ({"dflash_config": {"attention_modes": ["gqa", "kda"]}}, "kind kda"),
+    ):
+        with pytest.raises(CostError, match=f"a DFlash drafter .*{said} has no price"):
+            drafter_shape(config | more, kind="dflash", target=target)
     assert drafter_shape(PLAIN, kind="dflash", target=target).slots == 16

@@ -11,6 +11,8 @@ from tests.helpers.model_families import BASE, EAGER, EXPERTS, FAMILIES, MAMBA, 
 TOKENS = 9  # more than the windows hold
 UNREAD = ("time_step_limit", "per_layer_config", "dtype")  # what `to_dict` adds
 BIASED = {"mamba_proj_bias": True, "attention_bias": True, "mlp_bias": True, "mamba_n_groups": 2}
+SPARSE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+HEADS = {"head_dim": 8}
 GRANITE = MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16}
 MORE = {  # families of which the loop's tests have no small model, or one that states its layers otherwise
     "gemma4": ("Gemma4Text", FAMILIES["gemma4"][1] | {"hidden_size_per_layer_input": 0}),
@@ -40,6 +42,25 @@ MORE = {  # families of which the loop's tests have no small model, or one that 
     "granitemoehybrid": ("GraniteMoeHybrid", GRANITE | EXPERTS),
     "granitemoehybrid_dense": ("GraniteMoeHybrid", GRANITE | {"num_local_experts": 0, "attention_bias": True}),
     "kimi_linear": ("KimiLinear", RECURRENT["kimi_linear"][1] | {"n_routed_experts": ..., "num_experts": 4}),
+    "afmoe": (
+        "Afmoe",
+        SPARSE | HEADS | {"num_dense_layers": 1, "num_shared_experts": 1, "global_attn_every_n_layers": 2},
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 1},
+    ),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1",
+        HEADS | {"num_experts": 4, "moe_topk": [2, 2], "num_shared_expert": [1, 1], "use_qk_norm": True},
+    ),
+    "laguna": (
+        "Laguna",
+        SPARSE
+        | HEADS
+        | {"mlp_layer_types": ["dense", "sparse"], "num_attention_heads_per_layer": [4, 8], "sliding_window": 6}
+        | {"layer_types": ["full_attention", "sliding_attention"], "shared_expert_intermediate_size": 16},
+    ),
     "minimax": ("MiniMax", EXPERTS),
     "nemotron_h": (
         "NemotronH",
@@ -47,7 +68,7 @@ MORE = {  # families of which the loop's tests have no small model, or one that 
     ),
 }
 READ = "llama mistral qwen2 qwen2_window qwen3 gemma gemma2 gemma3 mixtral qwen3_moe gpt_oss deepseek_v3 qwen3_next"
-NAMES = (*READ.split(), "qwen3_5", "lfm2", "falcon_h1", "bamba", *MORE)
+NAMES = (*READ.split(), "phi3", "smollm3", "qwen3_5", "lfm2", "falcon_h1", "bamba", *MORE)
 
 
 def kept(name):

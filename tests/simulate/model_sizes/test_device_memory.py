@@ -90,6 +90,26 @@ def test_a_module_with_experts_is_held_with_all_of_them():
         assert DeviceMemory.of(target, drafter, context=1, **degrees).drafter == pytest.approx(held, rel=0.01)
 
 
+def test_modules_that_are_not_like_the_last_layer():
+    """Nemotron-H's has a layer of experts beside its attention; MiMo-V2's is dense, 0.33 billion weights, windowed.
+
+    A draft vocabulary needs an LM head of its own.
+    """
+    for name, weights in (
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", 2.94e9),
+        ("XiaomiMiMo/MiMo-V2-Flash", 0.33e9),
+    ):
+        target = Shape.from_config(MODELS[name])
+        drafter = drafter_shape(MODELS[name], kind="mtp", target=target)
+        held = DeviceMemory.of(target, drafter, context=1)
+        assert held.drafter / 2 == pytest.approx(weights, rel=0.01)
+        fewer = drafter_shape(
+            MODELS[name] | {"draft_vocab_size": 1000, "architectures": ["MTP"]}, kind="mtp", target=target
+        )
+        assert DeviceMemory.of(target, fewer, context=1).drafter - held.drafter == 2 * 1000 * target.hidden
+    assert drafter.level.attention[0][1].window == 128
+
+
 def test_states_of_those_that_run_alone():
     """vllm-project/vllm#57261: 635,699 tokens, 729,088 if only 8 running requests keep states for 3 drafted tokens.
 

@@ -10,6 +10,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto import CONFIG_MAPPING
 
+from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import FIELDS, text_part
 from simulate.model_sizes.model_shape import Shape
 from simulate.model_sizes.stored_bytes import read_stored_bytes
@@ -146,6 +147,31 @@ def test_a_gate_and_heads_that_the_usual_fields_do_not_tell():
         Shape.from_config(mimo)
 
 
+LAYERS = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "kept"),  # of transformers 5.23; numbers of a token in the cache at context 32,768
+    [
+        ({"model_type": "gemma3", "text_config": {**LAYERS, "model_type": "gemma3_text"}}, 3.880, 12096),
+        ({**LAYERS, "model_type": "cohere2", **dict(zip(FIELDS[3:], (20, 4, 256000), strict=True))}, 3.864, 9024),
+        ({**LAYERS, "model_type": "phi3", **dict(zip(FIELDS[3:], (20, 4, 100352), strict=True))}, 3.723, 1088),
+    ],
+)
+def test_models_that_leave_out_what_their_class_says(config, billions, kept):
+    """Gemma 3 4B states no heads; Command R7B's class ties its head, every fourth layer sees all; Phi-3's none."""
+    shape = Shape.from_config(config)
+    assert shape.parameters / 1e9 == pytest.approx(billions, rel=1e-3)
+    assert Forward.of(shape).kept_elements(32_768) / 32_768 == kept
+
+
+def test_the_language_model_inside_a_model_for_sound():
+    """Voxtral states a hidden size outside too; Qwen3-Omni's text part is a part of its thinker."""
+    text = MODELS["meta-llama/Llama-3.2-1B-Instruct"]
+    for outer in ({"text_config": text, "hidden_size": 2048}, {"thinker_config": {"text_config": text}}):
+        assert Shape.from_config({"model_type": "voxtral", **outer}) == Shape.from_config(text)
+
+
 def test_known_totals_states_and_caches():
     shapes = covered()
     assert round(shapes["openai/gpt-oss-120b"].parameters / 1e9, 2) == 116.83
@@ -179,6 +205,17 @@ LLAMA = MODELS["meta-llama/Llama-3.1-8B-Instruct"]
         ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.3.mlp.down_proj"]}, {1.0, None}, None),
         ({"quant_method": "gptq", "bits": 4, "group_size": 64, "lm_head": True}, {0.5 + 2.5 / 64}, 0.5 + 2.5 / 64),
         ({"quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*.self_attn*"]}, {0.5625, None}, None),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True}, {0.5158691}, None),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 64}, {0.5 + 2.5 / 64}, None),
+        (
+            {
+                "quant_method": "quark",
+                "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}},
+                "exclude": ["lm_head", "*self_attn*"],
+            },
+            {0.5 + 1 / 32, None},
+            None,
+        ),
         ({"quant_method": "fp8", "ignored_layers": ["model.layers.3.mlp.down_proj"]}, {1.0, None}, None),
         (
             {
@@ -202,7 +239,8 @@ LLAMA = MODELS["meta-llama/Llama-3.1-8B-Instruct"]
 )
 def test_widths_of_matrices(settings, widths, head):
     shape = Shape.from_config(LLAMA | {"quantization_config": settings}, as_stored=True)
-    assert {each.stored for group in shape.layer_groups for each in group.matrices} == widths
+    stored = {each.stored for group in shape.layer_groups for each in group.matrices}
+    assert {each and round(each, 7) for each in stored} == {each and round(each, 7) for each in widths}
     assert shape.head_bytes == head
     assert shape.parameters == Shape.from_config(LLAMA).parameters
 

@@ -80,7 +80,7 @@ def test_several_files_are_one_table_and_state_their_contexts(tmp_path):
         ({"world_info": {}, "performance": {}}, f"trtllm-bench has means .*: {COLUMNS}"),
         ({"something": 1}, "which column is batch, drafted, step_ms. the columns are something;"),
         ({"schema": "treeopt.profile/2", "batches": []}, "is 'treeopt.profile/2', no table of an engine's step times"),
-        ([3], f"is JSON, but no results of a benchmark: {COLUMNS}"),
+        ([[3]], f"is JSON, but no results of a benchmark: {COLUMNS}"),
         ([], f"holds no chain and no plain step: {COLUMNS}"),
         (served(64, 0, completed=8), "8 requests never fill max_concurrency"),
         (served(1, 0, max_concurrency=None), "max_concurrency must be a number: serve with --max-concurrency"),
@@ -104,6 +104,37 @@ def test_what_results_lack_is_named(tmp_path, record, message):
         read_times(path, device=DEVICE, context=(1, 1))
 
 
+def report(record, head="Maximum"):
+    """Print a result as `vllm bench serve` does; SGLang's bench_serving has another head."""
+    lines = {
+        "Successful requests": 64,
+        f"{head} request concurrency": record["max_concurrency"],
+        "Total input tokens": 64 * 400,
+        "Total generated tokens": 64 * 200,
+        "Mean TPOT (ms)": record["mean_tpot_ms"],
+        "Mean ITL (ms)": record["mean_itl_ms"],
+    }
+    if "spec_decode_num_drafts" in record:
+        lines |= {"Drafts": 2000, "Draft tokens": record["spec_decode_draft_tokens"]}
+    return "\n".join(f"{name + ':':<40} {value:<10}" for name, value in lines.items())
+
+
+def test_printed_reports_are_read_as_the_results_that_they_show(tmp_path):
+    """Posted ones stand among other lines; a report of SGLang's plain decoding belongs to them."""
+    path, frame = tmp_path / "bench.log", "```\n============ Serving Benchmark Result ============\n{}\n=====\n```\n"
+    reports = [report(served(*size), "Maximum" if size[1] else "Max") for size in SIZES]
+    path.write_text("tip: install termplotlib\n" + "".join(map(frame.format, reports)))
+    found = read_times(path, device=DEVICE)
+    costs_what_it_took(found)
+    assert found.context == (500, 500)
+    path.write_text(frame.format("Successful requests:     16\nMean ITL (ms):      10.2\n"))
+    with pytest.raises(CostError, match="result 1: max_concurrency must be a number: serve with --max-concurrency"):
+        read_times(path, device=DEVICE)
+    path.write_text(frame.format(report(served(8, 0)) + "\nAccept length:      2.14\n"))
+    with pytest.raises(CostError, match="result 1: does not say how many tokens are drafted"):
+        read_times(path, device=DEVICE)
+
+
 def test_a_cell_of_a_table_of_results_that_is_no_number_is_named(tmp_path):
     (tmp_path / "s.csv").write_text("max_concurrency,mean_itl_ms\n4,1.2.3\n")
     with pytest.raises(CostError, match=r"line 2: `mean_itl_ms` must be a number above 0, found '1\.2\.3'"):
@@ -114,7 +145,7 @@ def test_what_is_no_json_is_named(tmp_path):
     for text in ('{"a":', "[" * 100_000):
         path = tmp_path / "r.json"
         path.write_text(text)
-        with pytest.raises(CostError, match="is no JSON that can be read"):
+        with pytest.raises(CostError, match=r"r\.json: neither JSON nor lines of JSON"):
             read_times(path, device=DEVICE, context=(1, 1))
     path.write_text(json.dumps([served(1, 0), served(1, 1)]))
     with pytest.raises(UsageError, match="does not say at which context"):

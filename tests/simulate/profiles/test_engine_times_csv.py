@@ -118,7 +118,14 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
         ("batch,k,k\n1,0,9\n", "there are 2 columns `k`"),
         ("test,t/s\ntg128,9 ± 1\n", "llama-bench times the target alone"),
         ("batch,drafted,step_ms\n1,0,2\n1,2.5,3", "line 3: `drafted` must be an integer, found '2.5'"),
-        ("batch drafted step_ms\n1 0 2", "the columns are batch drafted step_ms; between commas"),
+        ("batch drafted step_ms\n1 0 2", "its first line has no names of columns: write a CSV"),
+        ("K,Cum tok/s\n0,9\n", "the columns are K, Cum tok/s; a table needs batch, drafted, and step_ms"),
+        ("Avg latency: 1.45 seconds\n10% percentile latency: 1.44 seconds\n", "its first line has no names of columns"),
+        ("[2026-02-03 10:00:01 TP0] Decode batch, accept len: 2.73\n[2026] a, b, c\n", "no names of columns: write"),
+        ('code_python rate=0.645\n"n_requests": 9, 2\n', "its first line has no names of columns: write a CSV"),
+        ("|Metric|MTP 1|\n|---|---|\n|Acceptance length|1.84|\n", "the columns are Metric, MTP 1; a table needs"),
+        ("Metric,avg,p25\nTTFT,9,8\n", "line 2: AIPerf has neither the batch size nor the tokens"),
+        ("main: n = 9, m = 1\n\n| PP | S_TG t/s |\n|---|---|\n| 1 | 9 |\n", "line 5: llama-batched-bench times plain"),
         ("batch;drafted;step_ms\n1;0;10,5", "line 2: `step_ms` must be a number, found '10,5'"),
         ("batch,drafted,tpot_ms,committed\n1,0,10,\n1,1,6.6,0.8", "`committed` must be 1 to 2, bonus counted"),
         ("batch,drafted,step_ms\n1,0,1e-9", "line 2: a step of 1e-12 seconds is not possible"),
@@ -158,6 +165,8 @@ def test_pasted_tables_are_read(tmp_path):
     path = tmp_path / "pasted.md"
     for text in (
         "| batch | drafted | step_ms |\n|---|:---:|---|\n| 1 | 0 | 10 |\n| 1 | 1 | 12 |\n",
+        "My, own sweep:\n\n|batch|drafted|step_ms|\n|---|---|---|\n|1|0|10|\n|1|1|12|\n\nOne is, sadly, slower.\n",
+        "|**batch**|`drafted`|tpot_ms|committed|\n|-|-|-|-|\n|1|0|10|\u2014|\n|1|1|**8**|`1.5`|\n",
         "batch\tdrafted\tstep_ms\n1\t0\t10\n1\t1\t12\n",
     ):
         path.write_text(text)
@@ -202,6 +211,7 @@ ITL = "batch,drafted,step_ms\n1,0,10\n1,1,12\n1,3,14\n"
         ("batch_size,spec_len,step_s,mean_tpot_ms\n1,0.0,0.010,9\n1,1.0,0.012,9\n1,3.0,0.014,9\n", {}),
         ("bs,gamma,tok/s,tau\n1,0,100,nan\n1,1,150,1.8\n1,3,200,2.8\n", {}),
         ("n,l,x,y\n1,0,10,0\n1,1,6.66667,0.8\n1,3,5,0.6\n", "batch=n,drafted=l,tpot_ms=x,acceptance=y"),
+        ("n,l,x,y\n1,0,10,N/A\n1,1,6.66667,80%\n1,3,5,60 %\n", "batch=n,drafted=l,tpot_ms=x,acceptance=y"),
         ("n,l,step_ms,x,y\n1,0,1,.01,\n1,1,1,.00666667,.8\n1,3,1,.005,1.8\n", "batch=n,drafted=l,tpot_s=x,accepted=y"),
         ('[{"bs":1,"k":0,"step_ns":1e7},{"bs":1,"k":1,"step_ns":12e6},{"bs":1,"k":3,"step_ns":14e6}]', {}),
         ("max_concurrency,k,mean_itl_ms\n1,0,10\n1,1,12\n1,3,14\n", {}),

@@ -90,6 +90,14 @@ def test_a_shorter_chain_than_the_trace_walks_its_own_steps():
     assert not any("few" in warning for warning in record["warnings"])
 
 
+def test_one_running_request_stands_for_as_many_texts_as_four():
+    """A handful of short texts had another tau than the trace."""
+    trace = made_trace(np.linspace(0.2, 0.9, 24))
+    record = compare_lengths(trace, profile_of(0.1), {1: None, 4: None}, VerdictSettings(adaptive_s=0), fixed=4)
+    one, four = (load["configurations"][1]["tau"] for load in record["loads"])
+    assert one == pytest.approx(four)
+
+
 def test_few_requests_are_warned_of_and_one_is_refused():
     few, one = made_trace([0.7]), with_lengths(np.zeros((9, 4)), [9], width=1)
     record = compare_lengths(few, profile_of(0.1), {1: None}, VerdictSettings())

@@ -223,6 +223,22 @@ def test_an_engine_takes_what_it_runs(of_kind, tmp_path):
     assert "gave way" not in exported.output
 
 
+def test_a_plan_of_a_figure_names_the_kind_that_was_priced(tmp_path):
+    """So that an export knows what drafts, and says so where the engine does not run it."""
+    plans = tmp_path / "p"
+    asked = ["whatif", "--acceptance", "0.7", "--target", "8b", "--hardware", "h100", "--batch", "1", "--plans", plans]
+    told = done(*asked, "--kind", "hydra", "--for", "vllm").output
+    assert "Warning: vLLM 0.33.0 runs no drafter of kind hydra" in told
+    told = done("export", plans / "h100-sxm-512.json", "--format", "sglang").output
+    assert "made for a drafter of kind hydra, but SGLang" in told
+    done(*asked, "--kind", "p-eagle", "--for", "vllm")
+    exported = ["export", plans / "h100-sxm-512.json", "--format", "vllm", "--model", "d"]
+    refused(run(*exported), "needs a method, one of eagle3: give --method", code=2)
+    assert json.loads(done(*exported, "--method", "eagle3").stdout)["parallel_drafting"]
+    (tmp_path / "config.json").write_text('{"model_type": "mlp_speculator", "n_predict": 4}')
+    refused(run(*asked, "--drafter", tmp_path), "config.json: architectures: an MLP speculator has no price")
+
+
 def test_a_quantised_config_has_the_bytes_of_its_weights_or_needs_them(files, tmp_path):
     awq = LLAMA_3_8B | {"quantization_config": {"quant_method": "awq", "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(awq), "utf-8")
@@ -297,17 +313,17 @@ def test_fit_compares_each_side_at_its_own_best_batch(tmp_path, files):
 
 
 def test_where_a_tree_does_not_fit_the_fastest_smaller_one_is_planned():
-    """Each drafted token keeps 170 MB of states: six leave room for 14 sequences, one for 48; 93 fit without."""
+    """Each drafted token keeps 170 MB of states: four leave room for 14 sequences, one for 40; 93 fit without."""
     target, figure = "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", treeopt.acceptance("0.8,0.62,0.48,0.36,0.28")
-    asked = {"hardware": "h200", "target": target, "kind": "mtp", "batch": (14, 24, 48, 64), "context": (4096,)}
+    asked = {"hardware": "h200", "target": target, "kind": "mtp", "batch": (14, 24, 40, 64), "context": (4096,)}
     found = treeopt.whatif(figure, **asked, fit=True, max_tpot_s=(1.0,))
     cells = {cell["batch"]: cell for cell in found["cells"]}
     memory = found.scenarios[0].memory
     nodes = {batch: 0 if cell["tree"] is None else cell["tree"]["nodes"] for batch, cell in cells.items()}
     assert all(cell["fits"] and memory.batch(nodes[batch]) >= batch for batch, cell in cells.items())
-    assert [nodes[batch] > 0 for batch in (14, 24, 48, 64, 93)] == [True] * 3 + [False] * 2
-    assert found["limits"][0]["pays_up_to"] == 48
-    assert found["fits"][0]["speculating"]["most"] == 48
+    assert [nodes[batch] > 0 for batch in (14, 24, 40, 64, 93)] == [True] * 3 + [False] * 2
+    assert found["limits"][0]["pays_up_to"] == 40
+    assert found["fits"][0]["speculating"]["most"] == 40
     most = next(iter(RESULTS["whatif"].answers(found)))
     assert most.startswith(
         "Context 4096, at most 1000 ms per token: most tokens per second without speculation on H200, batch 93"

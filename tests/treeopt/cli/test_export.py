@@ -65,7 +65,8 @@ def test_the_proposed_export_runs_or_says_what_to_choose_from(tmp_path, engine, 
     assert ("METHOD" in line.command) == (bool(methods) and not fits and engine != "sglang")
     assert all(f" {method}" in line.text for method in offered)
     if methods and kind is not None:
-        assert (f"runs no {kind.replace('ngram', 'n-gram-count')} drafter" in line.text) == (not fits)
+        named = {"ngram": "n-gram-count drafter (engines' n-grams are prompt-lookup)"}.get(kind, f"{kind} drafter")
+        assert (f"runs no {named}" in line.text) == (not fits)
     for method in offered[:1]:
         command = line.command.replace("METHOD", method).replace("DRAFTER", "folder")
         result = done(*shlex.split(command)[1:])

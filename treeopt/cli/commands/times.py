@@ -40,9 +40,9 @@ def times(
     TABLE is comma-separated; several files count as one. Columns: batch; drafted, tokens of the chain, 0 for plain
     decoding; step_ms (time between a request's outputs), or committed (tokens per request and step) with tokens_s (all
     requests) or tpot_ms; times also as _us or _s. --columns names columns that are called otherwise. Every batch size
-    needs lines with 0 and 1 drafted tokens. JSON results of `vllm bench serve` and of SGLang's bench_speculative and
-    bench_one_batch are read as such lines. `treeopt export --replay` makes the engine accept what a trace accepts while
-    it is measured. The profile covers chains only: give `search` the engine's name.
+    needs lines with 0 and 1 drafted tokens. What `vllm bench serve` saves as JSON or prints, and the JSON results of
+    SGLang's bench_speculative and bench_one_batch, are read as such lines. `treeopt export --replay` makes the engine
+    accept what a trace accepts while it is measured. The profile covers chains only: give `search` the engine's name.
     TABLE may also be the cost table of SGLang's DSpark planner (JSON), whose steps all draft, plain ones too.
     """
     output_files.check_output(output, force=force)

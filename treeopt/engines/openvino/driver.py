@@ -72,7 +72,6 @@ class OpenVino(StepWorker):
             "lookup_ngram": self._lookup_ngram,
             "device": DEVICE,
             "properties": self._properties,
-            "scheduler": {},
         }
 
     def decode(self, requests: Sequence[EngineRequest], *, draft: Draft, concurrency: int) -> Iterator[EngineStep]:
@@ -125,7 +124,6 @@ class OpenVino(StepWorker):
             "draft_model": self._draft_model if pipeline == DRAFTING else None,
             "device": DEVICE,
             "properties": {**self._properties, **({"prompt_lookup": True} if lookup else {})},
-            "scheduler": {},
         }
 
     def loaded(self, answer: Mapping[str, Any]) -> None:

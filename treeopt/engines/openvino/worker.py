@@ -1,8 +1,8 @@
 """OpenVINO GenAI for the step worker: needs the standard library, `openvino` and `openvino_genai`.
 
-An order to load holds "model", "draft_model" (a folder or null), "device", "properties", and "scheduler", fields of the
-engine's `SchedulerConfig`. The answer's "eagle3" says whether the draft model is an EAGLE-3 head. The settings of an
-order to decode are fields of `GenerationConfig`.
+An order to load holds "model", "draft_model" (a folder or null), "device", and "properties", which both models are
+compiled with. The answer's "eagle3" says whether the draft model is an EAGLE-3 head. The settings of an order to decode
+are fields of `GenerationConfig`.
 """
 
 import os
@@ -31,16 +31,13 @@ class Adapter:
     def load(self, order: Message) -> Message:
         """Load a pipeline; one of the same name is dropped first."""
         self.drop(order["pipeline"])
-        scheduler = self._genai.SchedulerConfig()
-        for name, value in order["scheduler"].items():
-            if not hasattr(scheduler, name):
-                raise ValueError(f"SchedulerConfig has no field {name!r}")
-            setattr(scheduler, name, value)
         properties = dict(order["properties"])
-        if order["draft_model"] is not None:
-            properties["draft_model"] = self._genai.draft_model(order["draft_model"], order["device"])
+        if order["draft_model"] is not None:  # without properties of its own, DFlash's runs in bf16 where that is fast
+            properties["draft_model"] = self._genai.draft_model(
+                order["draft_model"], order["device"], **order["properties"]
+            )
         self._loaded[order["pipeline"]] = self._genai.ContinuousBatchingPipeline(
-            order["model"], scheduler, order["device"], properties
+            order["model"], self._genai.SchedulerConfig(), order["device"], properties
         )
         if order["draft_model"] is None:
             return {"eagle3": False}

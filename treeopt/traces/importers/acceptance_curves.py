@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
 from treeopt.settings import typed
 from treeopt.statistics import isotonic, quantile
 from treeopt.storage.provenance import this_run
@@ -76,13 +76,15 @@ def published_acceptance() -> dict[str, tuple[float, ...]]:
 
 
 @typed
-def acceptance(figure: str | float | Collection[float] | None = None, *, accepted_length: str | None = None) -> Trace:
+def acceptance(
+    figure: str | float | Collection[float] | None = None, *, accepted_length: str | float | None = None
+) -> Trace:
     """Return a trace of chains that a figure of acceptance stands for; give the figure or an accepted length.
 
     Args:
         figure: `0.75`: each token given the one before; `"0.48@3"`: accepted over drafted tokens of drafts of 3;
             `"0.73,0.52,0.35"` or a sequence: shares of all steps by position; or a name of `published_acceptance()`.
-        accepted_length: `"3.2@5"`: tokens per step, the bonus counted, of drafts of 5.
+        accepted_length: `"3.2@5"`: tokens per step, the bonus counted, of drafts of 5; or `"1.8,2.4,2.9"`: of 1, 2, 3.
 
     Raises:
         UsageError: both or neither, no such form or name, or numbers that no drafter can have.
@@ -106,11 +108,9 @@ def _acceptance(text: str) -> AcceptanceFigure:
         meaning = f"acceptance is the published curve {name}, one run of {len(rates)} lengths"
         return meaning, from_positions(rates, max(len(rates), LENGTH))
     if re.search(r"[^\d\W]", re.sub(r"(?<=\d)[eE](?=[-+\d])", "", text)):
-        raise UsageError(f"--acceptance {text!r}: no such curve; published are {', '.join(published_acceptance())}")
+        raise UsageError(f"{text!r} is no figure of acceptance: give {FORMS}: {', '.join(published_acceptance())}")
     value, drafted = _at(text.strip("[]()"), "--acceptance", FORMS)
-    parts = [part.strip() for part in value.removesuffix(",").split(",")]
-    if len(parts) > MAX_DEPTH:
-        raise UsageError(f"--acceptance names {len(parts)} positions, at most {MAX_DEPTH}")
+    parts = [part.strip() for part in re.split("[,/]", value.removesuffix(","))]
     if len({part.endswith("%") for part in parts}) > 1:
         raise UsageError(f"--acceptance {text} mixes per cent and shares: give % to each, or to none")
     rates = [_number(part, text) for part in parts]
@@ -142,17 +142,23 @@ def _acceptance(text: str) -> AcceptanceFigure:
 
 
 def _accepted_length(text: str) -> AcceptanceFigure:
-    value, drafted = _at(text, "--accepted-length", "3.2@5 (tokens per step, bonus counted, 5 drafted)")
-    if drafted is None:
+    form = "3.2@5 (tokens per step, bonus counted, 5 drafted) or 1.8,2.4,2.9 (with 1, 2 and 3 drafted)"
+    value, drafted = _at(text.strip("[]()"), "--accepted-length", form)
+    lengths = [_number(part, text, form) for part in (value.split(",") if drafted is None else [value])]
+    if drafted is None and len(lengths) == 1:
         raise UsageError(f"--accepted-length {text}: say of how many draft tokens: {text}@K")
-    length = _number(value, text)
-    if not 1 <= length <= drafted + 1:
-        raise UsageError(
-            f"--accepted-length {text}: {drafted} draft tokens and the bonus give 1 to {drafted + 1} tokens per step; "
-            "without the bonus, add 1"
-        )
-    meaning = f"{length:.4g} tokens per step with {drafted} draft tokens, bonus counted"
-    return meaning, _of_sum(length - 1, drafted)
+    for number, length in enumerate(lengths, drafted or 1):
+        if not 1 <= length <= number + 1:
+            raise UsageError(
+                f"--accepted-length {text}: {counted(number, 'draft token')} and the bonus give 1 to {number + 1} "
+                f"tokens per step, got {length:g}; without the bonus, add 1"
+            )
+    if drafted is None:
+        rates = _falling(np.diff([1.0, *lengths]))
+        meaning = f"tokens per step with 1 to {len(rates)} draft tokens are as given, bonus counted"
+        return meaning, from_positions(rates, max(len(rates), LENGTH))
+    meaning = f"{lengths[0]:.4g} tokens per step with {counted(drafted, 'draft token')}, bonus counted"
+    return meaning, _of_sum(lengths[0] - 1, drafted)
 
 
 def _at(text: str, option: str, forms: str) -> tuple[str, int | None]:
@@ -162,14 +168,16 @@ def _at(text: str, option: str, forms: str) -> tuple[str, int | None]:
         raise UsageError(f"{option} {text}: behind @ stands the number of draft tokens, 1 to {MAX_DEPTH}")
     if not value.strip():
         raise UsageError(f"{option} takes {forms}")
+    if (positions := 1 + len(re.findall("[,/]", value))) > MAX_DEPTH:
+        raise UsageError(f"{option} names {positions} positions, at most {MAX_DEPTH}")
     return value, int(number) if at else None
 
 
-def _number(part: str, text: str) -> float:
+def _number(part: str, text: str, forms: str = FORMS) -> float:
     try:
         return float(part.strip().removesuffix("%")) / (100 if part.strip().endswith("%") else 1)
     except ValueError:
-        raise UsageError(f"{text!r} is no figure of acceptance: give {FORMS}") from None
+        raise UsageError(f"{text!r} is no figure of acceptance: give {forms}") from None
 
 
 def _of_sum(total: float, drafted: int) -> Curves:

@@ -268,7 +268,7 @@ def nothing_known(text: str) -> str:
             "bare numbers do not say what they are: give `--format table --column survival` (shares of all steps by "
             "position, as engines print them), or `rank` or `recall` (of each rank, given the rows before)"
         )
-    if not re.search(r"(?i)spec|draft|accept", text):
+    if not re.search(r"(?i)spec|draft|accept|acc[ _]len|\bidxs\b", text):
         return (
             "it says nothing about speculative decoding: was it on? Start the engine with its drafter, and take one of "
             f"the outputs in {GUIDE}"
@@ -279,8 +279,8 @@ def nothing_known(text: str) -> str:
     wanted = f"take of {'; '.join(named)}" if named else f"{GUIDE} says which output to take of each engine"
     return (
         f"it has no acceptance by position or step in a form that is read, and means do not determine it: {wanted}; or "
-        "give search or whatif shares of all steps by position, `--acceptance 0.8,0.6`, or L tokens per step with K "
-        "draft tokens, `--accepted-length L@K`"
+        "give search or whatif `--acceptance 0.8,0.6` (shares of all steps by position), `--accepted-length L@K` "
+        "(tokens per step with K draft tokens; L,L,L: with 1, 2, 3) or `--acceptance R@K` (accepted over drafted)"
     )
 
 

@@ -52,6 +52,10 @@ NEMO = '{"num_drafts": 2000, "acceptance_rate": 60.0, "per_position_acceptance_r
         (PULL_REQUEST, 2000),
         (SWEEP, 2000),
         (NEMO, 2000),
+        (
+            '{"conditional_accept_rates": [0.8, 0.75, 0.667], "marginal_accept_rates": [0.8, 0.6, 0.4]}',
+            None,
+        ),  # ModelOpt
         ("Per-position acceptance rate: 0.800, 0.600, 0.400", None),
         ('{\n "per_position_acceptance": [\n  0.8,\n  0.6,\n  0.4\n ]\n}', None),
         ("acceptance rate at position 1: 80%, at position 2: 60%, at position 3: 40%", None),
@@ -85,6 +89,8 @@ def test_rows_are_pooled_by_their_steps():
         ("Per-position acceptance rate: 0.4, 0.6", "is accepted more often"),
         ("per-position acceptance: 80%, 0.6, 0.4\n", "rates mix per cent and shares"),
         ("Conditional acceptance per position: 0.80, 0.75\n", "give `--acceptance 0.8,0.6`"),
+        ("Conditional acceptance: pos 1: 80%, pos 2: 75%", "give `--acceptance 0.8,0.6`"),
+        ("Acceptance: pos 1: 80% (800/1000), pos 2: 75% (600/800)", "give `--acceptance 0.8,0.6`"),
         ("A per-position acceptance: 0.8, 0.6\nB per-position acceptance: 0.7, 0.5\n", "it has 2 lists"),
         ("Mean acceptance length: 3.50\nPer-position acceptance: 0.8, 0.6, 0.4\n", "add up to 2.80 tokens a step"),
         (

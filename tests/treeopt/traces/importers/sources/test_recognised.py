@@ -90,6 +90,8 @@ def test_a_file_is_recognised_by_its_content(tmp_path, kind):
         ("llamacpp:spec_decode_num_drafts_total 5\nllamacpp:spec_decode_num_draft_tokens_total 9\n"
          "llamacpp:spec_decode_num_accepted_tokens_total 4\n", "no positions; take llama-server's log with LLAMA"),
         ('vllm:spec_decode_num_draft_tokens_total{model_name="m"} 6\n', "take the responses of a server started with"),
+        ("batch size: 1\nacc_length: 3.10\n", "means do not determine it: docs/guides"),
+        ('{"turns": ["x"], "idxs": [100], "new_tokens": [380]}', "means do not determine it: docs/guides"),  # EAGLE
         ("hello\n", "it says nothing about speculative decoding: was it on?"),
         ("\n \n", "it is empty"),
     ],
@@ -106,8 +108,9 @@ def test_the_output_that_is_wanted_is_named():
         read_output('{"tensorrt-llm": {"acceptanceLength": 2.5}}', {})
     assert str(refused.value) == (
         "it has no acceptance by position or step in a form that is read, and means do not determine it: take of "
-        "TensorRT-LLM: responses with per_request_spec_decode_stats; or give search or whatif shares of all steps by "
-        "position, `--acceptance 0.8,0.6`, or L tokens per step with K draft tokens, `--accepted-length L@K`"
+        "TensorRT-LLM: responses with per_request_spec_decode_stats; or give search or whatif `--acceptance 0.8,0.6` "
+        "(shares of all steps by position), `--accepted-length L@K` (tokens per step with K draft tokens; L,L,L: "
+        "with 1, 2, 3) or `--acceptance R@K` (accepted over drafted)"
     )
 
 
