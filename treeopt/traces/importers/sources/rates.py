@@ -25,12 +25,11 @@ _RATE = re.compile(rf"{_NUMBER}%?")
 _BY_POSITION = re.compile(r"(?i)per[-_ ]?pos|marginal_|pos(?:ition)? accept|accept\w*(?: rates?)? (?:by|per) pos")
 _LINE = re.compile(
     r"(?i)^(?P<words>[^|]*?)(?:[:=]|\s)\s*(?P<rates>[\[(]?\s*"
-    + _NUMBER
-    + r"\s*%?(?:[,;/\s]+"
-    + _NUMBER
-    + r"\s*%?)*\s*[\])]?)\s*$"
+    rf"{_NUMBER}\s*%?(?:[,;/\s]+{_NUMBER}\s*%?)*\s*[\])]?)\s*$"
 )
-_ONE = re.compile(rf"(?i)\b(token|position|pos)\.? ?#?(\d{{1,2}})\s*[:=]\s*({_NUMBER}(?:,\d{{1,6}})?\s?%?)")
+_ONE = re.compile(
+    rf"(?i)\b(token|position|pos)\.? ?#?(\d{{1,2}})\s*[:=]\s*({_NUMBER}(?:,\d{{1,6}})?\s?%?)(?: ?\(\d+ ?/ ?(\d+)\))?"
+)
 _DISTRIBUTION = re.compile(r"(?i)accepted tokens distribution\W{1,4}((?:\d{1,2}: ?'?[\d.]{1,20}%'?,? ?)+)")
 _HISTOGRAM = re.compile(
     r'acceptance_rate_per_position_(sum|count)\{[^}\n]{0,200}?position="(\d{1,2})"[^}\n]{0,200}\}\s+'
@@ -170,7 +169,7 @@ def _of_line(line: str, counts: Sequence[int | None]) -> Printed | None:
 def _of_ones(text: str, counts: Sequence[int | None]) -> Iterator[Printed]:
     """Yield the rates that follow a position each, `position 0: 0.8`, where acceptance is spoken of shortly before."""
     rates: list[str] = []
-    first, words = 0, ""
+    first, words, steps = 0, "", None
     for found in _ONE.finditer(text):
         spoken, position = text[max(found.start() - NEARBY, 0) : found.start()], int(found[2])
         line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
@@ -180,13 +179,13 @@ def _of_ones(text: str, counts: Sequence[int | None]) -> Iterator[Printed]:
             yield _printed(rates, words, counts)
             rates = []
         if not rates:
-            words = spoken[spoken.lower().rfind("accept") :]
+            words, steps = spoken[spoken.lower().rfind("accept") :], found[4]
             first = 1 if position == 1 and found[1].lower() != "token" else 0  # engines number tokens from 0
         if position != first + len(rates):
             raise TraceError(f"position {position} stands where position {first + len(rates)} is expected")
         rates.append(found[3])
-        if _CONDITIONAL.search(spoken):
-            raise TraceError(_conditional(rates))
+        if _CONDITIONAL.search(spoken) or found[4] != steps:  # of fewer steps than the first
+            words += " conditional"
     if rates:
         yield _printed(rates, words, counts)
 

@@ -89,6 +89,8 @@ def test_rows_are_pooled_by_their_steps():
         ("Per-position acceptance rate: 0.4, 0.6", "is accepted more often"),
         ("per-position acceptance: 80%, 0.6, 0.4\n", "rates mix per cent and shares"),
         ("Conditional acceptance per position: 0.80, 0.75\n", "give `--acceptance 0.8,0.6`"),
+        ("Conditional acceptance: pos 1: 80%, pos 2: 75%", "give `--acceptance 0.8,0.6`"),
+        ("Acceptance: pos 1: 80% (800/1000), pos 2: 75% (600/800)", "give `--acceptance 0.8,0.6`"),
         ("A per-position acceptance: 0.8, 0.6\nB per-position acceptance: 0.7, 0.5\n", "it has 2 lists"),
         ("Mean acceptance length: 3.50\nPer-position acceptance: 0.8, 0.6, 0.4\n", "add up to 2.80 tokens a step"),
         (
