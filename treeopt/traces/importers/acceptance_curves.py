@@ -14,7 +14,7 @@ docs/results/acceptance_law.md (`python -m tests.benchmarks.fit_acceptance_curve
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import UsageError, counted
+from treeopt.settings import typed
 from treeopt.statistics import isotonic, quantile
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped
@@ -74,7 +75,10 @@ def published_acceptance() -> dict[str, tuple[float, ...]]:
     return {curve["name"]: tuple(curve["accepted_length"]) for curve in whole}
 
 
-def acceptance(figure: str | float | Sequence[float] | None = None, *, accepted_length: str | None = None) -> Trace:
+@typed
+def acceptance(
+    figure: str | float | Collection[float] | None = None, *, accepted_length: str | float | None = None
+) -> Trace:
     """Return a trace of chains that a figure of acceptance stands for; give the figure or an accepted length.
 
     Args:
@@ -91,7 +95,7 @@ def acceptance(figure: str | float | Sequence[float] | None = None, *, accepted_
     """
     if (figure is None) == (accepted_length is None):
         raise UsageError("give either acceptance or accepted_length")
-    if isinstance(figure, Sequence | np.ndarray) and not isinstance(figure, str):
+    if isinstance(figure, Collection) and not isinstance(figure, str):
         figure = ",".join(str(float(rate)) for rate in figure) + ("," if len(figure) == 1 else "")
     text = str(figure if accepted_length is None else accepted_length).strip()
     stands_for = _acceptance(text) if accepted_length is None else _accepted_length(text)
@@ -194,10 +198,9 @@ def _falling(rates: Floats) -> Sequence[float]:
 
 def _trace(text: str, figure: AcceptanceFigure, name: str) -> Trace:
     (meaning, curves), length = figure, len(figure[1].expected)
-    # Half-width of Student's interval of GROUPS means that lie `apart` from their mean on either side.
-    half = (curves.slower - curves.faster) / 2
-    apart = half * np.sqrt(GROUPS - 1) / quantile(GROUPS)
-    ends = [np.minimum.accumulate(np.clip(curves.expected + sign * apart, 0.0, 1.0)) for sign in (1, -1)]
+    # So near their mean Student's interval of GROUPS means is as wide as the ends are apart. A mean of curves is one.
+    near = np.sqrt(GROUPS - 1) / quantile(GROUPS)
+    ends = [near * end + (1 - near) * curves.expected for end in (curves.slower, curves.faster)]
     shares = -np.diff([[1.0, *end, 0.0] for end in ends])
     group = np.repeat(np.arange(GROUPS), TEXTS_PER_GROUP)
     rng = np.random.default_rng(0)
@@ -205,7 +208,7 @@ def _trace(text: str, figure: AcceptanceFigure, name: str) -> Trace:
     rank = np.where(np.arange(length) < accepted[:, None], np.int16(0), np.int16(MISSED))
     given = f"{meaning}; what it leaves open is as in published curves, 95 % interval included"
     meta = {
-        "imported": {"format": "acceptance", name: text, "survival": np.round(curves.expected, 4).tolist()},
+        "imported": {"format": "acceptance", name: text, "survival": np.mean(ends, axis=0).round(4).tolist()},
         "assumed": [given],
         "provenance": this_run(),
     }
