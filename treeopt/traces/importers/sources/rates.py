@@ -219,7 +219,7 @@ def _of_tables(text: str) -> Iterator[Printed]:
 def _column_of_positions(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rates of a table with a row for each position; none of other tables."""
     places = [
-        place for place, name in enumerate(header) if re.fullmatch(r"(?i)(?:draft )?(?:position|pos|token)s?", name)
+        place for place, name in enumerate(header) if re.fullmatch(r"(?i)(?:draft )?(?:positions?|pos|token)", name)
     ]
     rates = [place for place, name in enumerate(header) if "accept" in name.lower() and not _CONDITIONAL.search(name)]
     if len(places) != 1 or len(rates) != 1 or any(len(row) <= max(places + rates) for row in rows):
@@ -239,7 +239,8 @@ def _rates_of(cells: Mapping[str, str], text: str) -> list[str]:
         and sorted(columns) == list(range(first, first + len(columns)))
         and "accept" in text.lower()
     ):
-        return [columns[first + place] for place in range(len(columns))]
+        rates = [columns[first + place] for place in range(len(columns))]
+        return rates[: sum(1 for cell in rates if cell.strip("-\u2013\u2014"))]  # shorter drafts leave the rest empty
     lists = [cell for name, cell in cells.items() if "accept" in name.lower() and _BY_POSITION.search(name)]
     return _RATE.findall(lists[0]) if len(lists) == 1 else []
 
