@@ -157,12 +157,12 @@ class _Brief(reprlib.Repr):
 
 
 def brief(value: Any) -> str:
-    """Return the beginning of a value's text for an error, at most 60 characters, whatever the value is.
+    """Return the beginning of a value's text for an error, one line of at most 60 characters, whatever it is.
 
     >>> brief([[0, 1], "x"]), brief(16**5000)
     ("[[0, 1], 'x']", 'one too large')
     """
-    text = _BRIEF.repr(value)
+    text = " ".join(_BRIEF.repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

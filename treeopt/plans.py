@@ -15,6 +15,7 @@ from msgspec import Meta
 from treeopt.errors import PlanError, TreeError, UsageError
 from treeopt.policies import POLICIES, Policy
 from treeopt.policies.policy_kinds import policy_of, to_record
+from treeopt.settings import typed
 from treeopt.statistics import Estimate
 from treeopt.storage.json_records import RecordError, parse, reading
 from treeopt.storage.typed_records import (
@@ -187,6 +188,7 @@ class Plan(ValueMethods):
         pairs = zip(self.entries, policies, strict=True)
         return tuple((entry.batch, 1 + math.ceil((policy or entry.choice).nodes)) for entry, policy in pairs)
 
+    @typed
     def entry(self, batch: int | None) -> PlanEntry:
         """Return the entry for a batch size, or the only entry.
 

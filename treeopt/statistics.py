@@ -24,6 +24,7 @@ SETTLED = 60.0  # effective clusters from which on the linearised interval cover
 MANY = 10.0
 FEW_GROUPS = 5  # fewer do not show how far groups differ: `make coverage`
 BY_CHANCE = 0.95  # share of groups that are alike whose spread passes for chance
+ROUNDING = 1e-9  # share of a ratio by which a cluster that is like the others may differ
 EVEN = 0.999  # share of the clusters that count if all are equally large, but for rounding
 
 Counts = NDArray[np.int64] | NDArray[np.float64]
@@ -93,7 +94,7 @@ def evidence(numerator: Counts, denominator: Counts) -> float:
     """Return the number of clusters that the interval of a ratio rests on, (Σ v_i)² / Σ v_i² with v_i = e_i².
 
     The e_i are those of the jackknife. About R / 3 where they are normal, few where some clusters that are far from the
-    others make up the variance; infinite without any variance.
+    others make up the variance; 0 if it is no more than rounding, because clusters that differ may be missing.
 
     Raises:
         TraceError: see `ratio`.
@@ -102,10 +103,11 @@ def evidence(numerator: Counts, denominator: Counts) -> float:
     >>> round(evidence(tokens, np.full(5, 10)), 1), round(evidence(tokens[:4], np.full(4, 10)), 1)
     (1.5, 2.0)
     """
-    _, influence, shares = _influence(numerator, denominator)
+    value, influence, shares = _influence(numerator, denominator)
     squares = np.square(influence / np.maximum(1 - shares, np.finfo(np.float64).tiny))
     top = float(squares.max())
-    return math.inf if top == 0 else float((squares / top).sum() ** 2 / np.square(squares / top).sum())
+    alike = math.sqrt(top) * len(shares) <= ROUNDING * abs(value)
+    return 0.0 if alike else float((squares / top).sum() ** 2 / np.square(squares / top).sum())
 
 
 def paired_difference(first: tuple[Counts, Counts], second: tuple[Counts, Counts], group: Groups = None) -> Estimate:

@@ -88,7 +88,7 @@ class Tree(ValueMethods):
         ((0,), (2,), (0, 1))
         """
         nodes: set[Path] = set()
-        for number, path in enumerate(paths):
+        for number, path in enumerate(paths if isinstance(paths, Iterable) else (paths,)):
             if not hasattr(path, "__len__"):
                 raise TreeError(f"path {number} must be a sequence of ranks, got {brief(path)}")
             if len(nodes) > MAX_NODES:
@@ -127,7 +127,7 @@ class Tree(ValueMethods):
             total += count
             if total > MAX_NODES:
                 raise TreeError(f"a tree has at most {MAX_NODES} nodes, widths {brief(tuple(widths))} make more")
-        return cls.from_paths(product(*(range(width) for width in widths)) if widths else ())
+        return cls.from_paths(product(*(range(width) for width in widths)) if len(widths) else ())
 
     @classmethod
     def full(cls, width: int, depth: int) -> "Tree":

@@ -73,17 +73,17 @@ def times_of(cost: CostModel, depth: int, *, pad_to: int = 0) -> Times:
             try:
                 parts = cost.parts(batch=size, tokens=depth + 1, depth=depth, width=1, context=context)
                 plain_s = cost.plain_s(batch=size, context=context)
-                break
+                verify, draft = parts.verify_s[1:].copy(), np.append(0.0, parts.draft_s[:, 1].cumsum())
+                verify[0] = verify[0] if np.isfinite(verify[0]) else plain_s
+                if np.isfinite([verify[-1], draft[-1]]).all():
+                    break
+                why = f"a chain of {depth} tokens at batch {size} has no cost: give a shorter one, as in fixed:3"
+                raise CostError(why)
             except CostError as error:
                 failed = failed or error
         else:
             assert failed is not None
             raise failed
-        verify = parts.verify_s[1:].copy()
-        verify[0] = verify[0] if np.isfinite(verify[0]) else plain_s
-        draft = np.append(0.0, parts.draft_s[:, 1].cumsum())
-        if not (np.isfinite(verify[-1]) and np.isfinite(draft[-1])):
-            raise CostError(f"a chain of {depth} tokens at batch {size} has no cost: give a shorter one, as in fixed:3")
         known = np.flatnonzero(np.isfinite(verify))
         total = requests + np.arange(requests * depth + 1)
         padded = captured[np.searchsorted(captured, total)]

@@ -27,14 +27,14 @@ from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics import Estimate, Groups, ratio
 from treeopt.storage.provenance import from_figure, look
 from treeopt.traces.drafter_confidence import confidences
-from treeopt.traces.importers.synthetic_trace import trace_from_ranks
+from treeopt.traces.importers.synthetic_trace import drawn_by_text, trace_from_ranks
 from treeopt.traces.trace import MISSED, PAST_END, Trace
 from treeopt.tree import Tree
 
 NEAR = 0.03  # of the fastest: as good
 TURNS = 8  # requests per row
 MOST, FEWEST = 5000, 4  # tokens per row that are simulated, about, and as many rows' at least
-TEXTS, TOKENS = 200, 128  # of a figure of acceptance
+TEXTS, TOKENS = 200, 512  # of a figure of acceptance
 CONCENTRATION = 2.0  # a + b of the law of a drafted token's probability; from vllm#52362 (docs/results/adaptive.md)
 ASSUMED = (
     "the trace has no confidences: drafted tokens are taken to be right with a probability that the drafter knows, of "
@@ -55,11 +55,13 @@ def with_assumed_confidences(trace: Trace, seed: int) -> Trace:
     rates = (reached[1:] / np.maximum(reached[:-1], 1)).clip(1e-3, 1 - 1e-3)
     meta = {**trace.meta, "confidence": "head"}
     if from_figure(trace.meta):
-        p = rng.beta(CONCENTRATION * rates, CONCENTRATION * (1 - rates), (TEXTS * TOKENS, depth))
-        ranks = np.where(rng.random(p.shape) < p, np.int16(0), np.int16(MISSED))
-        return trace_from_ranks(ranks, [TOKENS] * TEXTS, width=1, meta=meta, confidence=p.astype(np.float16))
-    right, wrong = trace.rank == 0, (trace.rank != 0) & (trace.rank != PAST_END)
-    p = rng.beta(CONCENTRATION * rates + right, CONCENTRATION * (1 - rates) + wrong)
+        shares = -np.diff([1.0, *np.cumprod(rates), 0.0])
+        accepted = drawn_by_text(np.tile(shares, (TEXTS, 1)), [TOKENS] * TEXTS, rng)
+        ranks = np.where(np.arange(depth) < accepted[:, None], 0, MISSED)
+        trace = trace_from_ranks(ranks, [TOKENS] * TEXTS, width=1, meta=meta)
+    right, past = trace.rank == 0, trace.rank == PAST_END
+    known = np.cumprod(np.pad(right[:, :-1], ((0, 0), (1, 0)), constant_values=True), axis=1, dtype=bool) & ~past
+    p = rng.beta(CONCENTRATION * rates + (known & right), CONCENTRATION * (1 - rates) + (known & ~right))
     if trace.drafted is not None:
         p[np.arange(depth) >= trace.drafted[:, None]] = 0.0
     return replace(trace, meta=meta, confidence=p.astype(np.float16))

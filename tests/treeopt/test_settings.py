@@ -1,10 +1,13 @@
 """Settings: checked once, named by their option; as options of a command, as keywords of a function."""
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -22,6 +25,9 @@ class Brew(Settings):
     kind: str = setting("green", choices=lambda: ("green", "black"), help="Kind.")
     milk: bool = setting(False, help="With milk.")
     leaves: Path | None = setting(None, help="File of leaves.")
+    tea: Literal["leaf", "bag"] = setting("leaf", help="Form.", option="")
+    water: float | str = setting("tap", help="Hardness, or a name.", option="")
+    prices: Mapping[str, float] | None = setting(None, help="Of each kind.", option="")
     secret: float = setting(0.5, least=0, below=1, option="", help="For programs alone.")
 
     def check(self) -> None:
@@ -57,6 +63,13 @@ def brew(pot: str, *, settings: Brew, loud: bool = False) -> tuple[str, Brew, bo
         ({"heat_s": 0.0}, "heat_s must be above 0, got 0.0"),
         ({"heat_s": float("nan")}, "heat_s must be a finite number, got nan"),
         ({"secret": 1}, "secret must be at least 0 and below 1, got 1"),
+        ({"heat_s": 10**400}, "heat_s must be a finite number, got one too large"),
+        ({"cups": 2**63}, "cups must be below 9.2e"),
+        ({"tea": 1}, "tea must be a text, got 1"),
+        ({"tea": "cake"}, "tea must be one of leaf, bag, got 'cake'"),
+        ({"water": None}, "water must be a finite number or a text, got None"),
+        ({"prices": {"green": "1"}}, r"prices must be a Mapping, got {'green': '1'}"),
+        ({"leaves": np.zeros((2, 2))}, r"leaves must be a Path, got array\(\[\[0., 0.\], \[0., 0.\]\]\)"),
         ({"kind": "red"}, "kind must be one of green, black, got 'red'"),
         ({"kind": 3}, "kind must be a text, got 3"),
         ({"leaves": 3}, "leaves must be a Path, got 3"),
@@ -90,7 +103,7 @@ def test_keywords_change_settings_and_unknown_ones_are_type_errors():
 
 def test_signature_and_docstring_show_every_field():
     assert list(inspect.signature(brew).parameters) == [
-        "pot", "loud", "cups", "heat_s", "kind", "milk", "leaves", "secret",
+        "pot", "loud", "cups", "heat_s", "kind", "milk", "leaves", "tea", "water", "prices", "secret",
     ]  # fmt: skip
     assert "        kind: kind.\n" in brew.__doc__
 

@@ -1,7 +1,6 @@
 """`treeopt.compare`: drafters side by side on the same prompts."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,12 +53,13 @@ def compare(
         >>> found.frame()[["drafter", "tau"]].round(2).to_dict("records")
         [{'drafter': 'medusa-t0', 'tau': 1.35}, {'drafter': 'eagle-t0', 'tau': 2.15}]
     """
-    if isinstance(traces, str | os.PathLike | Trace):
+    if isinstance(traces, str) or not isinstance(traces, Collection):
         raise UsageError("several traces are wanted, got one: a list of paths, or {'a': trace, 'b': trace}")
     if profiles is not None and not settings.batch:
         raise UsageError("--profile is for batch sizes: give --batch")
-    if profiles is not None and len(profiles) != len(traces):
-        raise UsageError(f"--profile must be given once for each trace, {len(traces)} times, got {len(profiles)}")
+    given = len(profiles) if isinstance(profiles, Sequence) else 1
+    if profiles is not None and given != len(traces):
+        raise UsageError(f"--profile must be given once for each trace, {len(traces)} times, got {given}")
     settings = settings.changed(sizes=settings.shapes)  # refuses a text that is none before any file is read
     named = traces if isinstance(traces, Mapping) else names_of_files([path_of(path, NAMED) for path in traces])
     ranked: dict[str, Trace] = {}

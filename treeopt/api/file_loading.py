@@ -10,6 +10,7 @@ from treeopt.cost_model import CostModel
 from treeopt.errors import UsageError
 from treeopt.plans import Plan
 from treeopt.plans import load_plan as read_plan
+from treeopt.settings import typed
 from treeopt.traces.resumable_shards import load_file_or_shards
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
@@ -55,6 +56,7 @@ def load_trace(path: Path | str, *, ranks_only: bool = False) -> Trace:
     return load_file_or_shards(path_of(path, FILE), ranks_only=ranks_only)
 
 
+@typed
 def import_trace(path: Path | str, *, kind: str = "engine", seed: int = 0, **settings: Any) -> Trace:
     """Turn acceptance figures that another program measured into a trace; what they leave open is logged as a note.
 
@@ -74,6 +76,8 @@ def import_trace(path: Path | str, *, kind: str = "engine", seed: int = 0, **set
         >>> trace.depth, trace.meta["imported"]["engine"]
         (5, 'vllm')
     """
+    if seed < 0:
+        raise UsageError(f"seed must be at least 0, got {seed}")
     trace = imported(path_of(path, FILE), kind, seed, settings)
     note(f"assumed: {sentence}" for sentence in trace.meta["assumed"])
     return trace
@@ -187,4 +191,4 @@ def as_profile(
 
 def as_plan(plan: Plan | Path | str | None) -> Plan | None:
     """Return the plan, loaded from its path."""
-    return plan if plan is None or isinstance(plan, Plan) else load_plan(path_of(plan, "a plan, or the path of one,"))
+    return plan if plan is None or isinstance(plan, Plan) else load_plan(plan)

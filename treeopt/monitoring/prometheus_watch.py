@@ -42,12 +42,13 @@ class Totals:
     """Totals of one worker, or growth of the totals of all workers behind one address.
 
     Attributes:
-        accepted: steps of a request that accepted at least 1, 2, ... drafted tokens.
+        accepted: steps of a request that accepted at least 1, 2, ... drafted tokens; () where no positions are counted.
         steps: steps of a request that drafted.
         latency_s: seconds between the outputs of a request, summed; 0 where the engine does not count them.
         outputs: outputs of a request after its first.
         iterations: steps of the engine, each for all running requests.
         finished: requests.
+        generated: tokens written; 0 where the engine does not count them.
     """
 
     accepted: tuple[float, ...]
@@ -56,6 +57,7 @@ class Totals:
     outputs: float
     iterations: float
     finished: float
+    generated: float = 0.0
 
     def plus(self, other: "Totals", sign: int = 1) -> "Totals":
         """Return the sums, or with -1 the differences."""
@@ -69,12 +71,17 @@ class Totals:
         return self if min(*grown.accepted, *astuple(grown)[1:]) < 0 else grown
 
     @property
+    def kept(self) -> float:
+        """Drafted tokens that were accepted; without positions, all written tokens but one a step and one a request."""
+        return sum(self.accepted) if self.accepted else self.generated - self.steps - self.finished
+
+    @property
     def running(self) -> float | None:
         """Mean number of requests that decode together; None where the engine does not count it."""
         return self.outputs / self.iterations if self.iterations and self.outputs else None
 
 
-NONE = Totals((0.0,), 0, 0, 0, 0, 0)
+NONE = Totals((), 0, 0, 0, 0, 0)
 Workers = dict[str, Totals]  # by the labels that tell data-parallel engines, replicas and workers apart
 
 
@@ -98,7 +105,8 @@ def totals_of(text: str, model: str | None) -> Workers:
     samples = {(name.replace(":", "_"), labels): value for (name, labels), value in counted}
     names = counter_names()[totals_by_engine(samples)[0]]
     latency = (f"{names.latency}_sum", f"{names.latency}_count") if names.latency else ("", "")
-    start, *ends = (name.replace(":", "_") for name in (names.prefix, *latency, names.iterations, names.ended))
+    whole = (*latency, names.iterations, names.ended, names.generated)
+    start, *ends = (name.replace(":", "_") for name in (names.prefix, *whole))
     used = [key for key in samples if start in key[0] or key[0].endswith(tuple(filter(None, ends)))]
     telling = set.intersection(*({label for label, _ in labels} for _, labels in used)) - {"model_name"}
     began = [f"{BEGAN}{samples[BEGUN, ()]:.15g}"] if (BEGUN, ()) in samples else []
@@ -217,7 +225,7 @@ class PlanWatch:
         server.state = "restarted" if restarted else "ok" if growth.steps else "idle"
         if not growth.steps:
             return
-        server.tau, server.running = 1 + sum(growth.accepted) / growth.steps, growth.running
+        server.tau, server.running = 1 + growth.kept / growth.steps, growth.running
         self._compare(growth)
         state = self.state
         state.open_s += (at_s - at_before_s) / len(state.servers)
@@ -285,7 +293,7 @@ class PlanWatch:
             self._test(f"position {place}", share=True).add(Sums(before, observed, before * share / share_before))
             before, share_before = observed, share
         tau = 1 + sum(planned) if planned else nearest.choice.tau.value
-        committed = sum(growth.accepted[: len(planned)] if planned else growth.accepted)
+        committed = sum(growth.accepted[: len(planned)]) if planned else growth.kept
         self._test(TAU).add(Sums(steps, steps + committed, steps * tau))
         running, batches = growth.running, [entry.batch for entry in self._entries]
         if running is not None and batches[0] / REACH <= running <= batches[-1] * REACH:

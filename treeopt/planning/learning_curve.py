@@ -84,7 +84,7 @@ def learning_curves(
         depth: deepest tree.
         seed: seed of the split and of the order of requests.
         points: largest number of points, evenly spaced on a logarithmic scale.
-        shrink: shrink counts, with the strength from `shrinkage.fit_strength`.
+        shrink: shrink counts, with the strength from `fit_strength`.
 
     Raises:
         TraceError: fewer than 4 requests, or a rule that may accept several siblings.
@@ -126,7 +126,7 @@ def _curve(nodes: int, chosen: Sequence[tuple[Trace, Tree]], held: Trace) -> Lea
 def requests_needed(estimate: Estimate, requests: int, target: float) -> int:
     """Return how many requests to add so that an estimate's 95 % half-width is at most a share of its value.
 
-    The half-width of a clustered ratio is t(R − 1) s / sqrt(R) (`clustered_estimate.ratio`); s is assumed to stay what
+    The half-width of a clustered ratio is t(R − 1) s / sqrt(R) (`statistics.ratio`); s is assumed to stay what
     these requests show. Where a part is held out, it is this part that must grow.
 
     Args:

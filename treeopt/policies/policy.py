@@ -1,7 +1,7 @@
 """The Policy protocol: a rule that grows a dynamic tree at run time from the drafter's probabilities."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ class Chosen:
         return Chosen(self.levels[index], self.nodes[index], self.known[index])
 
 
+@runtime_checkable
 class Policy(Protocol):
     """A rule that chooses the levels and nodes of each step from the drafter's probabilities; frozen and hashable."""
 

@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 
 from treeopt.acceptance_rule_entries import draws_candidates, may_accept_several
 from treeopt.cost_model import CostModel, StepShape
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import TraceError
 from treeopt.replay.walk import StepCounts, Walk, count, total_counts, walk_steps
+from treeopt.settings import typed
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 
 
+@typed
 def replay_tree(tree: Tree, trace: Trace) -> StepCounts:
     """Return the counts of the tree's walk through every request.
 
@@ -28,10 +30,6 @@ def replay_tree(tree: Tree, trace: Trace) -> StepCounts:
     >>> replay_tree(Tree.chain(1), trace).tau
     1.5
     """
-    given: tuple[object, ...] = (tree, trace)
-    if not isinstance(given[0], Tree) or not isinstance(given[1], Trace):
-        kinds = " and ".join(type(value).__name__ for value in given)
-        raise UsageError(f"a tree and a trace are wanted, such as Tree.chain(3) and load_trace(...), got {kinds}")
     return total_counts(trace.map(_counts, repeat(tree)))
 
 

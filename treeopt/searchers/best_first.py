@@ -178,7 +178,7 @@ def count_prefixes(
         depth: deepest level wanted; the trace's depth at most.
         weights: float64 (P,), weight of each anchor, not negative; None weights all equally. For shrinking they are
             scaled to add up to the effective number of anchors, (Σ w)² / Σ w² (Kish, Survey Sampling, 1965, §11.7).
-        shrink: pseudo-anchors of the back-off at every path; 0: raw counts. `shrinkage.fit_strength` finds a good one.
+        shrink: pseudo-anchors of the back-off at every path; 0: raw counts. `fit_strength` finds a good one.
         ranks: return only nodes whose ranks are below this number; None for all.
         levels: return only nodes of this many levels; None for all. Their values do not depend on it.
 

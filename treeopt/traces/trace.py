@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.acceptance_rule_entries import may_accept_several
-from treeopt.errors import TraceError, TreeError
+from treeopt.errors import TraceError, TreeError, brief
 from treeopt.traces.candidates import Candidates, check_candidates
 from treeopt.tree import Tree
 from treeopt.value_methods import ValueMethods
@@ -180,12 +180,12 @@ class Trace(ValueMethods):
         >>> trace.select(np.array([1])).rank.tolist()
         [[3]]
         """
-        requests = np.asarray(requests)
+        requests = np.atleast_1d(requests)
         if len(requests) == 0:
             raise TraceError("a selection needs at least one request")
         whole_numbers = requests.dtype.kind in "iu"
         if not whole_numbers or (np.diff(requests) <= 0).any() or requests[0] < 0 or requests[-1] >= self.requests:
-            raise TraceError(f"a selection must be increasing indices below {self.requests}, got {requests}")
+            raise TraceError(f"a selection must be increasing indices below {self.requests}, got {brief(requests)}")
         chosen_requests = np.zeros(self.requests, dtype=bool)
         chosen_requests[requests] = True
         in_selection = chosen_requests[self.request_index]

@@ -1,5 +1,6 @@
 """Draft lengths chosen while serving, against forty lines written before the product's, and against static trees."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from simulate.runs.server import serve_day
 from simulate.runs.server_load import Workload
 from tests.helpers.adaptive_forty_lines import seconds_and_steps
 from tests.helpers.strategies import drawn_trace, trace_of, traces
-from treeopt.errors import TraceError, UsageError
+from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.storage.user_files import shipped
 from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
@@ -147,6 +148,14 @@ def test_prices_lie_between_those_of_chains():
     assert times.verify_s[[4, 16]] == pytest.approx(chain.verify_s[[2, 5]])
     assert times.draft_s[4] == pytest.approx(chain.draft_s[:, 1].sum())
     assert times.plain_s == PROFILE.plain_s(batch=4)
+
+
+def test_a_load_whose_padded_tokens_have_no_cost_is_priced_as_the_next_batch():
+    """A total padded to 256 is more than the 64 tokens per sequence of the profile at batch 3, not at batch 4."""
+    padded = replace(PROFILE, captured=(256,))
+    with pytest.raises(CostError, match="chain of 4 tokens at batch 3 has no cost"):
+        times_of(padded, 4)(3, None)
+    assert times_of(padded, 4, pad_to=4)(3, None).verify_s[-1] == times_of(padded, 4)(4, None).verify_s[-1]
 
 
 def test_calibrated_confidences_are_right_on_average():

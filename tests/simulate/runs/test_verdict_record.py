@@ -71,6 +71,14 @@ def test_assumed_confidences_keep_the_trace_and_are_calibrated():
     assert not with_assumed_confidences(none, 0).confidence.any()
 
 
+def test_confidences_behind_a_miss_do_not_know_of_it():
+    """Counters mark all tokens behind a wrong one as wrong: known as such, adaptive was up to 5 % too fast."""
+    right = np.cumprod(RNG.random((25_600, 4)) < 0.7, axis=1)
+    made = with_assumed_confidences(with_lengths(right - 1, [128] * 200, width=1), 0)
+    behind = (np.cumprod(made.rank == 0, axis=1)[:, :-1] == 0) & (made.rank[:, 1:] > -2)
+    assert made.confidence[:, 1:][behind].mean(dtype=float) == pytest.approx(0.7, abs=0.02)
+
+
 def test_a_shorter_chain_than_the_trace_walks_its_own_steps():
     """Half of the texts accept all: 40 tokens in 14 steps of a chain of 2; the steps of a chain of 4 would say 1.33."""
     easy = np.repeat([True, False], 40)

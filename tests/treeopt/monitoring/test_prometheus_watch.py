@@ -287,6 +287,25 @@ def test_counters_are_those_of_each_engine(prefix):
     assert totals["engine=0"].running == 2.0
 
 
+SGLANG = """sglang:spec_accept_length{engine_type="unified",model_name="m",tp_rank="0"} 2.3492
+sglang:spec_verify_calls_total{engine_type="unified",model_name="m"} 126.0
+sglang:generation_tokens_total{engine_type="unified",is_streaming="false",model_name="m"} 296.0
+sglang:num_requests_total{engine_type="unified",is_streaming="false",model_name="m"} 13.0
+"""
+
+
+@pytest.mark.parametrize("prefix", ["sglang:", "sglang_"])
+def test_without_positions_tau_is_that_of_tokens_steps_and_requests(prefix):
+    watch, text = watched(), SGLANG.replace("sglang:", prefix)
+    more = text.replace("126.0", "254.0").replace("296.0", "584.0").replace("13.0", "25.0")
+    for scraped in (text, more):
+        watch.add("a", totals_of(scraped, None), 30.0)
+    (name,) = watch.state.tests
+    pending = watch.state.tests[name].pending
+    assert (name, pending.steps, pending.observed) == ("tau", 128, 584 - 296 - 12)
+    assert watch.state.servers["a"].tau == pending.observed / pending.steps
+
+
 def test_an_engine_that_restarts_alone_counts_from_zero_and_the_others_go_on():
     watch, later = (
         watched(),

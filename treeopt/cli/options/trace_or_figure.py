@@ -19,7 +19,8 @@ FIGURE = (
     "Acceptance in place of a trace: 0.75 (each token given the one before), 0.48@3 (accepted over drafted tokens, 3 "
     "drafted), 0.73,0.52,0.35 (shares of all steps by position), or a published curve."
 )
-LENGTH = "Accepted length in place of a trace: 3.2@5 is 3.2 tokens per step, bonus counted, of 5 draft tokens."
+LENGTH = "Accepted length in place of a trace: 3.2@5 is 3.2 tokens per step, bonus counted, of 5 draft tokens; "
+LENGTH += "1.8,2.4,2.9: of 1, 2 and 3, as model cards list them."
 
 
 CURVES = "treeopt.traces.importers.acceptance_curves:"

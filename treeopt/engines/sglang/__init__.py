@@ -23,6 +23,7 @@ from treeopt.engines.dynamic_trees import DynamicTrees, Triple
 from treeopt.engines.engine import SHARED, Engine, ExportJob, Method
 from treeopt.engines.export import DRAFTER, Export, batch_sizes, origin, tiers
 from treeopt.errors import EngineError
+from treeopt.traces.importers.sources.prometheus_counters import CounterNames
 
 TITLE = "SGLang 0.5.23"
 ROUTER = "srt/speculative/adaptive_spec_params.py"
@@ -139,6 +140,13 @@ def _adaptive_notes(steps: Sequence[tuple[int, int, int]], longest: int) -> list
 ENTRY = Engine(
     name="sglang",
     title=TITLE,
+    metrics=CounterNames(
+        "sglang:spec_verify_",
+        accepted="",
+        steps="calls_total",
+        generated="sglang:generation_tokens_total",
+        ended="sglang:num_requests_total",
+    ),
     rules=(chains_only(source="no tree option in srt/arg_groups/fields/spec.py"),),
     trees=TREES,
     methods={  # NEXTN is another name for EAGLE

@@ -14,7 +14,7 @@ docs/results/acceptance_law.md (`python -m tests.benchmarks.fit_acceptance_curve
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -22,7 +22,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import UsageError
+from treeopt.errors import UsageError, counted
+from treeopt.settings import typed
 from treeopt.statistics import isotonic, quantile
 from treeopt.storage.provenance import this_run
 from treeopt.storage.user_files import shipped
@@ -74,13 +75,16 @@ def published_acceptance() -> dict[str, tuple[float, ...]]:
     return {curve["name"]: tuple(curve["accepted_length"]) for curve in whole}
 
 
-def acceptance(figure: str | float | Sequence[float] | None = None, *, accepted_length: str | None = None) -> Trace:
+@typed
+def acceptance(
+    figure: str | float | Collection[float] | None = None, *, accepted_length: str | float | None = None
+) -> Trace:
     """Return a trace of chains that a figure of acceptance stands for; give the figure or an accepted length.
 
     Args:
         figure: `0.75`: each token given the one before; `"0.48@3"`: accepted over drafted tokens of drafts of 3;
             `"0.73,0.52,0.35"` or a sequence: shares of all steps by position; or a name of `published_acceptance()`.
-        accepted_length: `"3.2@5"`: tokens per step, the bonus counted, of drafts of 5.
+        accepted_length: `"3.2@5"`: tokens per step, the bonus counted, of drafts of 5; or `"1.8,2.4,2.9"`: of 1, 2, 3.
 
     Raises:
         UsageError: both or neither, no such form or name, or numbers that no drafter can have.
@@ -91,7 +95,7 @@ def acceptance(figure: str | float | Sequence[float] | None = None, *, accepted_
     """
     if (figure is None) == (accepted_length is None):
         raise UsageError("give either acceptance or accepted_length")
-    if isinstance(figure, Sequence | np.ndarray) and not isinstance(figure, str):
+    if isinstance(figure, Collection) and not isinstance(figure, str):
         figure = ",".join(str(float(rate)) for rate in figure) + ("," if len(figure) == 1 else "")
     text = str(figure if accepted_length is None else accepted_length).strip()
     stands_for = _acceptance(text) if accepted_length is None else _accepted_length(text)
@@ -107,8 +111,6 @@ def _acceptance(text: str) -> AcceptanceFigure:
         raise UsageError(f"{text!r} is no figure of acceptance: give {FORMS}: {', '.join(published_acceptance())}")
     value, drafted = _at(text.strip("[]()"), "--acceptance", FORMS)
     parts = [part.strip() for part in re.split("[,/]", value.removesuffix(","))]
-    if len(parts) > MAX_DEPTH:
-        raise UsageError(f"--acceptance names {len(parts)} positions, at most {MAX_DEPTH}")
     if len({part.endswith("%") for part in parts}) > 1:
         raise UsageError(f"--acceptance {text} mixes per cent and shares: give % to each, or to none")
     rates = [_number(part, text) for part in parts]
@@ -140,18 +142,23 @@ def _acceptance(text: str) -> AcceptanceFigure:
 
 
 def _accepted_length(text: str) -> AcceptanceFigure:
-    form = "3.2@5 (tokens per step, bonus counted, 5 drafted)"
-    value, drafted = _at(text, "--accepted-length", form)
-    length = _number(value, text, form)
-    if drafted is None:
+    form = "3.2@5 (tokens per step, bonus counted, 5 drafted) or 1.8,2.4,2.9 (with 1, 2 and 3 drafted)"
+    value, drafted = _at(text.strip("[]()"), "--accepted-length", form)
+    lengths = [_number(part, text, form) for part in (value.split(",") if drafted is None else [value])]
+    if drafted is None and len(lengths) == 1:
         raise UsageError(f"--accepted-length {text}: say of how many draft tokens: {text}@K")
-    if not 1 <= length <= drafted + 1:
-        raise UsageError(
-            f"--accepted-length {text}: {drafted} draft tokens and the bonus give 1 to {drafted + 1} tokens per step; "
-            "without the bonus, add 1"
-        )
-    meaning = f"{length:.4g} tokens per step with {drafted} draft tokens, bonus counted"
-    return meaning, _of_sum(length - 1, drafted)
+    for number, length in enumerate(lengths, drafted or 1):
+        if not 1 <= length <= number + 1:
+            raise UsageError(
+                f"--accepted-length {text}: {counted(number, 'draft token')} and the bonus give 1 to {number + 1} "
+                f"tokens per step, got {length:g}; without the bonus, add 1"
+            )
+    if drafted is None:
+        rates = _falling(np.diff([1.0, *lengths]))
+        meaning = f"tokens per step with 1 to {len(rates)} draft tokens are as given, bonus counted"
+        return meaning, from_positions(rates, max(len(rates), LENGTH))
+    meaning = f"{lengths[0]:.4g} tokens per step with {counted(drafted, 'draft token')}, bonus counted"
+    return meaning, _of_sum(lengths[0] - 1, drafted)
 
 
 def _at(text: str, option: str, forms: str) -> tuple[str, int | None]:
@@ -161,6 +168,8 @@ def _at(text: str, option: str, forms: str) -> tuple[str, int | None]:
         raise UsageError(f"{option} {text}: behind @ stands the number of draft tokens, 1 to {MAX_DEPTH}")
     if not value.strip():
         raise UsageError(f"{option} takes {forms}")
+    if (positions := 1 + len(re.findall("[,/]", value))) > MAX_DEPTH:
+        raise UsageError(f"{option} names {positions} positions, at most {MAX_DEPTH}")
     return value, int(number) if at else None
 
 
@@ -189,10 +198,9 @@ def _falling(rates: Floats) -> Sequence[float]:
 
 def _trace(text: str, figure: AcceptanceFigure, name: str) -> Trace:
     (meaning, curves), length = figure, len(figure[1].expected)
-    # Half-width of Student's interval of GROUPS means that lie `apart` from their mean on either side.
-    half = (curves.slower - curves.faster) / 2
-    apart = half * np.sqrt(GROUPS - 1) / quantile(GROUPS)
-    ends = [np.minimum.accumulate(np.clip(curves.expected + sign * apart, 0.0, 1.0)) for sign in (1, -1)]
+    # So near their mean Student's interval of GROUPS means is as wide as the ends are apart. A mean of curves is one.
+    near = np.sqrt(GROUPS - 1) / quantile(GROUPS)
+    ends = [near * end + (1 - near) * curves.expected for end in (curves.slower, curves.faster)]
     shares = -np.diff([[1.0, *end, 0.0] for end in ends])
     group = np.repeat(np.arange(GROUPS), TEXTS_PER_GROUP)
     rng = np.random.default_rng(0)
@@ -200,7 +208,7 @@ def _trace(text: str, figure: AcceptanceFigure, name: str) -> Trace:
     rank = np.where(np.arange(length) < accepted[:, None], np.int16(0), np.int16(MISSED))
     given = f"{meaning}; what it leaves open is as in published curves, 95 % interval included"
     meta = {
-        "imported": {"format": "acceptance", name: text, "survival": np.round(curves.expected, 4).tolist()},
+        "imported": {"format": "acceptance", name: text, "survival": np.mean(ends, axis=0).round(4).tolist()},
         "assumed": [given],
         "provenance": this_run(),
     }

@@ -280,7 +280,7 @@ def nothing_known(text: str) -> str:
     return (
         f"it has no acceptance by position or step in a form that is read, and means do not determine it: {wanted}; or "
         "give search or whatif `--acceptance 0.8,0.6` (shares of all steps by position), `--accepted-length L@K` "
-        "(tokens per step with K draft tokens) or `--acceptance R@K` (accepted over drafted tokens)"
+        "(tokens per step with K draft tokens; L,L,L: with 1, 2, 3) or `--acceptance R@K` (accepted over drafted)"
     )
 
 

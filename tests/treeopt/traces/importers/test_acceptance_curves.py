@@ -58,6 +58,8 @@ def test_given_positions_are_kept(rates):
     [
         ("0.48@3", 3, 1 + 3 * 0.48),
         ("48%@3", 3, 1 + 3 * 0.48),
+        ("0.08@7", 7, 1 + 7 * 0.08),
+        ("0.26@8", 8, 1 + 8 * 0.26),
         ("0.73,0.52,0.35", 3, 2.60),
         ("0.73 / 0.52 / 0.35", 3, 2.60),
         ([0.8, 0.6, 0.4], 2, 2.40),
@@ -74,6 +76,8 @@ def test_replay_gives_the_figure_back(figure, length, expected):
 def test_an_accepted_length_counts_the_bonus():
     trace = acceptance(accepted_length="3.2@5")
     assert tau(trace, 5).value == pytest.approx(3.2, rel=0.005)
+    card = acceptance(accepted_length="1.86, 2.56, 3.08, 3.53, 3.73")
+    assert [tau(card, k).value for k in (1, 3, 5)] == pytest.approx([1.86, 3.08, 3.73], rel=0.005)
     assert tau(trace, 5).relative < 0.01 < tau(trace, 2).relative
 
 
@@ -118,7 +122,10 @@ def test_other_figures_are_refused(figure, words):
     ("length", "words"),
     [
         ("3.2", "say of how many draft tokens: 3.2@K"),
+        ("0.8,0.6", "1 draft token and the bonus give 1 to 2 tokens per step, got 0.8; without"),
+        ("2.9,3.2,3.4", "1 draft token and the bonus give 1 to 2 tokens per step, got 2.9"),
         ("tau=3", "'tau=3' is no figure of acceptance: give 3.2@5"),
+        (",".join(["2"] * 65), "at most 64"),
         ("1.83 / 4", "is no figure of acceptance: give 3.2@5"),
         ("7@5", "give 1 to 6 tokens"),
         ("0.5@3", "without the bonus, add 1"),

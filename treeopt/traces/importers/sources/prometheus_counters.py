@@ -1,6 +1,7 @@
 """Counters of engines: the steps that accepted position 0, 1, ..., since the engine started or between two scrapes.
 
-Sources: vLLM 0.33.0, LMDeploy 0.18.0, llama.cpp (llama-cpp-python 0.3.36) and TensorRT-LLM (#12636).
+Sources: vLLM 0.33.0, LMDeploy 0.18.0, llama.cpp (llama-cpp-python 0.3.36), TensorRT-LLM (#12636), and SGLang 0.5.23,
+which counts no positions.
 
 They stand in any container: Prometheus text (also behind what `kubectl logs`, a quotation or a log puts before each
 line), the objects of vLLM's `LLM.get_metrics()` as JSON, and answers of Prometheus to a query. Names are as the text
@@ -18,12 +19,13 @@ from treeopt.registry import load
 from treeopt.traces.importers.chain_counts import Chain, chain_from_counts, with_undrafted
 from treeopt.traces.importers.trace_source import GUIDE, Content, Output, TraceSource, ask
 
-PART = "spec_decode"  # part of the name of every sample that is read
+PARTS = ("spec_decode", "spec_verify")  # one is part of the name of every sample that is read
 RATES = "acceptance_rate"  # part of the names of samples that are rates and no counts: `sources.rates` reads them
 DIGITS = 6  # most digits of a position
 AT_ONCE = "keep one, and give an earlier one as --before"
-WHOLE = ("generation_tokens_total", "request_success_total")  # ends of names of samples that tell of all steps
-_NAMES = f"spec_decode_\\w+|{'|'.join(WHOLE)}"
+# Ends of names of samples that tell of all steps.
+WHOLE = ("generation_tokens_total", "request_success_total", "num_requests_total")
+_NAMES = f"(?:{'|'.join(PARTS)})_\\w+|{'|'.join(WHOLE)}"
 _LINE = re.compile(rf"(?:.*[\s\]|>])?((?:[a-z]\w*[:_])(?:{_NAMES})(?:\{{.*\}}|\s).*?)\s*(?:\s#\s.*)?")
 Key = tuple[str, tuple[tuple[str, str], ...]]
 Samples = dict[Key, float]
@@ -35,7 +37,7 @@ class CounterNames:
 
     Attributes:
         prefix: how all names begin.
-        accepted: accepted tokens by position.
+        accepted: accepted tokens by position; "": they are not counted.
         position: the label of the position.
         drafted: drafted tokens: all of them, or by position if `steps` is None.
         steps: drafts, one for each step.
@@ -63,8 +65,12 @@ class CounterNames:
 def holds_samples(content: Content) -> bool:
     """Return True if samples of speculative decoding are in the content, and not their names alone."""
     if content.values is None:
-        return any(_sample(line) for _, line in _lines(content.text) if PART in line)
-    return PART in content.text and bool(_of_get_metrics(content))
+        return any(_sample(line) for _, line in _lines(content.text) if _part_of(line))
+    return _part_of(content.text) and bool(_of_get_metrics(content))
+
+
+def _part_of(text: str) -> bool:
+    return any(part in text for part in PARTS)
 
 
 def samples_of(content: Content, model: str | None) -> Samples:
@@ -82,7 +88,7 @@ def samples_of(content: Content, model: str | None) -> Samples:
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines that must be samples, and their numbers."""
     for number, line in enumerate(text.splitlines(), 1):
-        if any(part in line for part in (PART, *WHOLE)) and RATES not in line and not line.lstrip().startswith("#"):
+        if any(part in line for part in (*PARTS, *WHOLE)) and RATES not in line and not line.lstrip().startswith("#"):
             yield number, line
 
 
@@ -119,7 +125,7 @@ def _of_get_metrics(content: Content) -> Samples:
     samples: Samples = {}
     for record in map(_of_query, content.records):
         name, labels = record.get("name"), record.get("labels") or {}
-        if not (isinstance(name, str) and PART in name and isinstance(labels, dict)):
+        if not (isinstance(name, str) and _part_of(name) and isinstance(labels, dict)):
             continue
         vector = isinstance(record.get("values"), list)
         for position, value in enumerate(record["values"] if vector else [record.get("value")]):
@@ -264,12 +270,16 @@ def counter_names() -> dict[str, CounterNames]:
 def totals_by_engine(samples: Mapping[Key, float]) -> tuple[str, int, list[int]]:
     """Return the engine of a scrape, its steps that drafted, and those that accepted position 0, 1, ...
 
+    Of an engine that counts no positions there are none.
+
     Raises:
-        TraceError: no counters of an engine known here, those of several engines, or totals without positions.
+        TraceError: no counters of an engine known here, those of several engines, or totals without their positions.
     """
     counts = _totals(samples)
     engine = _engine(counts)
     names = counter_names()[engine]
+    if not names.accepted:
+        return engine, total(counts, f"{names.prefix}{names.steps}"), []
     accepted = by_position(counts, f"{names.prefix}{names.accepted}", names.position)
     if names.steps is None:
         drafted = by_position(counts, f"{names.prefix}{names.drafted}", names.position)
@@ -291,8 +301,9 @@ def _totals(samples: Mapping[Key, float]) -> dict[Key, float]:
         for (name, labels), value in samples.items():
             if (match := written.search(name)) and not name.endswith(("_created", "_rate", "_efficiency", "_length")):
                 totals[names.prefix + name[match.end() :].removesuffix("_total") + "_total", labels] = value
-            elif name in (names.generated, names.ended):
-                totals[name, labels] = value
+            for whole in filter(None, (names.generated, names.ended)):
+                if name.replace(":", "_").endswith(whole.replace(":", "_")):
+                    totals[whole, labels] = value
     return totals
 
 
@@ -314,6 +325,13 @@ def _engine(counts: Mapping[Key, float]) -> str:
 
 def _by_steps(counts: Mapping[Key, float], names: CounterNames, engine: str, uneven: bool) -> Chain:
     """Read an engine that counts its steps, all drafted and accepted tokens, and accepted ones by position."""
+    if not names.accepted:
+        calls = total(counts, f"{names.prefix}{names.steps}")
+        tau = (total(counts, names.generated) - total(counts, names.ended)) / max(calls, 1)
+        raise TraceError(
+            f"{engine} counts no positions; its {calls} steps committed {tau:.2f} tokens each: give search or whatif "
+            f"`--accepted-length {tau:.2f}@K` with K draft tokens, or take {ask(engine)}"
+        )
     steps, drafted, accepted_total = (
         f"{names.prefix}{name}" for name in (names.steps, names.drafted, names.accepted_total)
     )

@@ -25,12 +25,11 @@ _RATE = re.compile(rf"{_NUMBER}%?")
 _BY_POSITION = re.compile(r"(?i)per[-_ ]?pos|marginal_|pos(?:ition)? accept|accept\w*(?: rates?)? (?:by|per) pos")
 _LINE = re.compile(
     r"(?i)^(?P<words>[^|]*?)(?:[:=]|\s)\s*(?P<rates>[\[(]?\s*"
-    + _NUMBER
-    + r"\s*%?(?:[,;/\s]+"
-    + _NUMBER
-    + r"\s*%?)*\s*[\])]?)\s*$"
+    rf"{_NUMBER}\s*%?(?:[,;/\s]+{_NUMBER}\s*%?)*\s*[\])]?)\s*$"
 )
-_ONE = re.compile(rf"(?i)\b(token|position|pos)\.? ?#?(\d{{1,2}})\s*[:=]\s*({_NUMBER}(?:,\d{{1,6}})?\s?%?)")
+_ONE = re.compile(
+    rf"(?i)\b(token|position|pos)\.? ?#?(\d{{1,2}})\s*[:=]\s*({_NUMBER}(?:,\d{{1,6}})?\s?%?)(?: ?\(\d+ ?/ ?(\d+)\))?"
+)
 _DISTRIBUTION = re.compile(r"(?i)accepted tokens distribution\W{1,4}((?:\d{1,2}: ?'?[\d.]{1,20}%'?,? ?)+)")
 _HISTOGRAM = re.compile(
     r'acceptance_rate_per_position_(sum|count)\{[^}\n]{0,200}?position="(\d{1,2})"[^}\n]{0,200}\}\s+'
@@ -170,7 +169,7 @@ def _of_line(line: str, counts: Sequence[int | None]) -> Printed | None:
 def _of_ones(text: str, counts: Sequence[int | None]) -> Iterator[Printed]:
     """Yield the rates that follow a position each, `position 0: 0.8`, where acceptance is spoken of shortly before."""
     rates: list[str] = []
-    first, words = 0, ""
+    first, words, steps = 0, "", None
     for found in _ONE.finditer(text):
         spoken, position = text[max(found.start() - NEARBY, 0) : found.start()], int(found[2])
         line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
@@ -180,13 +179,13 @@ def _of_ones(text: str, counts: Sequence[int | None]) -> Iterator[Printed]:
             yield _printed(rates, words, counts)
             rates = []
         if not rates:
-            words = spoken[spoken.lower().rfind("accept") :]
+            words, steps = spoken[spoken.lower().rfind("accept") :], found[4]
             first = 1 if position == 1 and found[1].lower() != "token" else 0  # engines number tokens from 0
         if position != first + len(rates):
             raise TraceError(f"position {position} stands where position {first + len(rates)} is expected")
         rates.append(found[3])
-        if _CONDITIONAL.search(spoken):
-            raise TraceError(_conditional(rates))
+        if _CONDITIONAL.search(spoken) or found[4] != steps:  # of fewer steps than the first
+            words += " conditional"
     if rates:
         yield _printed(rates, words, counts)
 
@@ -220,7 +219,7 @@ def _of_tables(text: str) -> Iterator[Printed]:
 def _column_of_positions(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rates of a table with a row for each position; none of other tables."""
     places = [
-        place for place, name in enumerate(header) if re.fullmatch(r"(?i)(?:draft )?(?:position|pos|token)s?", name)
+        place for place, name in enumerate(header) if re.fullmatch(r"(?i)(?:draft )?(?:positions?|pos|token)", name)
     ]
     rates = [place for place, name in enumerate(header) if "accept" in name.lower() and not _CONDITIONAL.search(name)]
     if len(places) != 1 or len(rates) != 1 or any(len(row) <= max(places + rates) for row in rows):
@@ -240,7 +239,8 @@ def _rates_of(cells: Mapping[str, str], text: str) -> list[str]:
         and sorted(columns) == list(range(first, first + len(columns)))
         and "accept" in text.lower()
     ):
-        return [columns[first + place] for place in range(len(columns))]
+        rates = [columns[first + place] for place in range(len(columns))]
+        return rates[: sum(1 for cell in rates if cell.strip("-\u2013\u2014"))]  # shorter drafts leave the rest empty
     lists = [cell for name, cell in cells.items() if "accept" in name.lower() and _BY_POSITION.search(name)]
     return _RATE.findall(lists[0]) if len(lists) == 1 else []
 

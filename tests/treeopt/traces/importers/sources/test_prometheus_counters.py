@@ -229,6 +229,7 @@ def test_steps_without_a_draft_are_counted_where_all_tokens_are(tmp_path):
     )
     chain = chain_of(whole)
     assert (chain.steps, chain.undrafted) == (20, 0.75)
+    assert chain_of(whole.replace("vllm:", "ray_vllm_")) == chain
     assert chain.survival == pytest.approx((0.2, 0.1, 0.05))
     (tmp_path / "m.txt").write_text(whole)
     trace, _ = bring(tmp_path, tmp_path / "m.txt", "engine")
@@ -237,6 +238,14 @@ def test_steps_without_a_draft_are_counted_where_all_tokens_are(tmp_path):
     assert counts.drafted_counts[0] / counts.drafted_counts.sum() == pytest.approx(0.75)
     assert chain_of(VLLM).undrafted == 0
     assert chain_of(whole + VLLM.replace('engine="0"', 'engine="1"')).undrafted == 0  # tokens of one engine alone
+
+
+def test_counters_without_positions_are_refused_with_their_tokens_per_step():
+    text = (
+        "sglang:spec_verify_calls_total 126.0\nsglang:generation_tokens_total 296.0\nsglang:num_requests_total 13.0\n"
+    )
+    with pytest.raises(TraceError, match=r"SGLang counts no positions; its 126 steps .* `--accepted-length 2.25@K`"):
+        chain_of(text)
 
 
 @pytest.mark.parametrize("name", ["num_drafts", "num_draft_tokens", "num_accepted_tokens"])

@@ -57,6 +57,10 @@ NEMO = '{"num_drafts": 2000, "acceptance_rate": 60.0, "per_position_acceptance_r
             None,
         ),  # ModelOpt
         ("Per-position acceptance rate: 0.800, 0.600, 0.400", None),
+        (
+            "| run | pos 1 | pos 2 | pos 3 | accepted |\n|---|\n| plain | - | - | | |\n| MTP | 0.8 | 0.6 | 0.4 | |\n",
+            None,
+        ),
         ('{\n "per_position_acceptance": [\n  0.8,\n  0.6,\n  0.4\n ]\n}', None),
         ("acceptance rate at position 1: 80%, at position 2: 60%, at position 3: 40%", None),
         ("| Position | acceptance rate | note |\n|---|---|---|\n| 0 | 0.8 | |\n| 1 | 0.6 | |\n| 2 | 0.4 | |\n", None),
@@ -89,6 +93,8 @@ def test_rows_are_pooled_by_their_steps():
         ("Per-position acceptance rate: 0.4, 0.6", "is accepted more often"),
         ("per-position acceptance: 80%, 0.6, 0.4\n", "rates mix per cent and shares"),
         ("Conditional acceptance per position: 0.80, 0.75\n", "give `--acceptance 0.8,0.6`"),
+        ("Conditional acceptance: pos 1: 80%, pos 2: 75%", "give `--acceptance 0.8,0.6`"),
+        ("Acceptance: pos 1: 80% (800/1000), pos 2: 75% (600/800)", "give `--acceptance 0.8,0.6`"),
         ("A per-position acceptance: 0.8, 0.6\nB per-position acceptance: 0.7, 0.5\n", "it has 2 lists"),
         ("Mean acceptance length: 3.50\nPer-position acceptance: 0.8, 0.6, 0.4\n", "add up to 2.80 tokens a step"),
         (
@@ -99,6 +105,9 @@ def test_rows_are_pooled_by_their_steps():
         (ATOM.format(6, 9).replace("3: '40", "3: '30"), "adds up to 90.0%"),
         ("per-position accept " + "0.1, " * 20_000 + "x", "no acceptance by position or step"),  # in linear time
         ("0.8\n0.6\n0.4\n", "--format table --column survival"),
+        ("| Draft tokens | Acceptance rate |\n|---|---|\n| 1 | 80% |\n| 2 | 72% |\n", "`--acceptance R@K`"),  # lengths
+        ("k,accept@1,accept@2\n1,0.8,-\n2,0.8,0.6\n", "it has rates of 1 to 2 positions: keep those of one length"),
+        ("k,accept@1,accept@2\n2,-,0.6\n", "numbers with a decimal point, found ['-']"),
         ("model,mean_itl_ms,acceptance_length\ndspark,4.69,3.44\n", "`--accepted-length L@K`"),
     ],
 )

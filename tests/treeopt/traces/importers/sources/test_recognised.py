@@ -109,8 +109,8 @@ def test_the_output_that_is_wanted_is_named():
     assert str(refused.value) == (
         "it has no acceptance by position or step in a form that is read, and means do not determine it: take of "
         "TensorRT-LLM: responses with per_request_spec_decode_stats; or give search or whatif `--acceptance 0.8,0.6` "
-        "(shares of all steps by position), `--accepted-length L@K` (tokens per step with K draft tokens) or "
-        "`--acceptance R@K` (accepted over drafted tokens)"
+        "(shares of all steps by position), `--accepted-length L@K` (tokens per step with K draft tokens; L,L,L: "
+        "with 1, 2, 3) or `--acceptance R@K` (accepted over drafted)"
     )
 
 
