@@ -115,7 +115,7 @@ def as_stored(config: Config) -> StoredBytes:
     """Return the bytes of a model's weights as its configuration states them; of none where that is not understood."""
     try:
         return parsed(config, read_stored_bytes)
-    except (CostError, TypeError, ValueError, LookupError, AttributeError, ZeroDivisionError):
+    except (CostError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
         return StoredBytes()
 
 
