@@ -27,9 +27,10 @@ from treeopt.traces.trace import Trace
 
 Tokens = Annotated[int, Meta(ge=1, le=2**31)]  # of a request
 MOST = 10**7  # arrivals on all days together
-# Gauges of vLLM, SGLang and llama.cpp; a file may hold any number of scrapes, one after the other.
+# Gauges of vLLM, SGLang and llama.cpp, and vLLM's log; a file may hold any number of scrapes, one after the other.
 GAUGE = re.compile(
-    r"(?m)^\w*?(?:vllm[:_]num_requests_running|sglang[:_]num_running_reqs|llamacpp[:_]requests_processing)\b\S*\s+(\S+)"
+    r"(?m)^(?:\w*?(?:vllm[:_]num_requests_running|sglang[:_]num_running_reqs|llamacpp[:_]requests_processing)\b\S*"
+    r"|.*generation throughput: .*\bRunning:)\s+(\S+)"
 )
 BUCKET = re.compile(r'(?m)^\S*running\S*_bucket\{\S*le="([^"]+)"\S*\}\s+(\S+)')
 LOADS = 8  # numbers of requests that are simulated
@@ -291,8 +292,8 @@ class Load(Settings):
 def read_running(path: Path) -> dict[int, float]:
     """Return running requests -> share of the time that the server is busy, at most `LOADS` of them.
 
-    The file is a table `requests,share` (CSV), scrapes of `/metrics` with a gauge of running requests, or a histogram
-    of them. vLLM's tokens per step are not read: those of prompts are among them. Neighbours are joined, at their mean.
+    The file is a table `requests,share` (CSV), vLLM's log, scrapes of `/metrics` with a gauge of running requests, or
+    a histogram of them, but no tokens per step, which count prompts, too. Neighbours are joined, at their mean.
 
     Raises:
         UsageError: names the file and what it must hold.
@@ -318,13 +319,13 @@ def read_running(path: Path) -> dict[int, float]:
         if wrong := [(n, share) for n, share in shares.items() if not (n >= 0 and share >= 0)]:
             raise ValueError(f"{wrong[0][0]:g} requests, {wrong[0][1]:g} of the time")
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: is no distribution of running requests: {error!r:.80}") from error
+        raise UsageError(f"{path}: is no distribution of running requests such as 8,0.25: {error!s:.80}") from error
     busy = sorted((n, share) for n, share in shares.items() if n >= 1 and share > 0)
     if not busy or busy[-1][0] > MOST_RUNNING or not np.isfinite(sum(share for _, share in busy)):
         raise UsageError(
-            f"{path}: must hold running requests from 1 to {MOST_RUNNING}: a table `requests,share`, or /metrics with "
-            "vllm:num_requests_running, sglang:num_running_reqs, llamacpp:requests_processing or a histogram of them, "
-            "scraped while requests run"
+            f"{path}: must hold running requests from 1 to {MOST_RUNNING}: a CSV `requests,share`, vLLM's log, or "
+            "/metrics with vllm:num_requests_running, sglang:num_running_reqs, llamacpp:requests_processing or a "
+            "histogram of them, scraped while requests run"
         )
     sizes, weights = np.array(busy).T
     group = np.minimum((weights.cumsum() - weights / 2) / weights.sum() * LOADS, LOADS - 1).astype(int)

@@ -10,12 +10,14 @@ x:running_requests_bucket{engine="0",le="1.0"} 10.0
 x:running_requests_bucket{engine="0",le="8.0"} 30.0
 x:running_requests_bucket{engine="0",le="+Inf"} 40.0
 """
+LOG = "INFO [loggers.py:271] Engine 000: Avg generation throughput: 72.0 tokens/s, Running: {} reqs, Waiting: 0 reqs\n"
 TOKENS = HISTOGRAM.replace("x:running_requests", "vllm:iteration_tokens_total")
 FORMS = {
     "requests,share\n4, 1\n0,5\n16,3\n": {4: 0.25, 16: 0.75},
     "vllm:num_requests_running{m='a'} 8.0\nvllm:num_requests_running{m='a'} 2\n": {2: 0.5, 8: 0.5},
     TOKENS + "vllm:num_requests_running 4\n": {4: 1.0},  # steps that read prompts are in the histogram, too
     "ray_vllm_num_requests_running{ReplicaId='a'} 6\n": {6: 1.0},
+    LOG.format(8) + LOG.format(2) + "Running: tests\n": {2: 0.5, 8: 0.5},
     "sglang:num_running_reqs 3\nother 7\n": {3: 1.0},
     HISTOGRAM: {1: 0.25, 5: 0.5, 8: 0.25},
     HISTOGRAM + HISTOGRAM.replace('"0"', '"1"'): {1: 0.25, 5: 0.5, 8: 0.25},  # two engines behind one address
