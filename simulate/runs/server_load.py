@@ -139,7 +139,7 @@ def _row(number: int, line: str) -> _Line:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"{where}: not JSON: {error}") from error
+        raise RecordError(f'{where}: is no JSON such as {{"prompt_tokens": 99, "tokens": 99}}: {error}') from error
     return read_record(record, _Line, where)
 
 
