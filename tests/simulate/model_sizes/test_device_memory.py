@@ -112,7 +112,7 @@ def test_modules_that_are_not_like_the_last_layer():
     ernie |= {"num_key_value_heads": 4, "num_hidden_layers": 28, "vocab_size": 103424, "moe_intermediate_size": 1536}
     ernie |= {"moe_num_experts": 64, "moe_k": 6, "moe_num_shared_experts": 2, "moe_layer_start_index": 1}
     dense = drafter_shape(ernie, kind="mtp").level
-    assert not dense.routed and dense.weights == 2560 * (2 * 2560 + 28 * 128 + 20 * 128 + 3 * 12288 + 103424)
+    assert (dense.routed, dense.weights) == ((), 2560 * (2 * 2560 + 28 * 128 + 20 * 128 + 3 * 12288 + 103424))
 
 
 def test_states_of_those_that_run_alone():
