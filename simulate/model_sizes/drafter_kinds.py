@@ -304,7 +304,10 @@ def drafter_shape(config: Config, *, kind: str, target: Shape | None = None) -> 
         stated = _stated_kind(content)
         if stated not in (None, kind) and {stated, kind} not in ALIKE:
             raise CostError(f"the configuration is of kind {stated}, not {kind}: give --kind {stated}")
-        return sizes.shape(content, target)
+        try:
+            return sizes.shape(content, target)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CostError(f"a field that describes the drafter holds a value of another kind: {error}") from error
 
     return parsed(config, read)
 

@@ -69,10 +69,6 @@ class Forward:
             head_bytes=shape.head_bytes,
         )
 
-    def windowed(self, window: int) -> "Forward":
-        """Return the forward with a window in every layer."""
-        return replace(self, attention=tuple((n, replace(each, window=window)) for n, each in self.attention))
-
     @property
     def groups(self) -> int:
         """Groups of devices with sequences of their own: 1 if all share every matrix."""

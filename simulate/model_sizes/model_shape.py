@@ -91,7 +91,7 @@ class Shape:
             try:
                 stored = read_stored_bytes(content) if as_stored else StoredBytes()
                 sizes = sizes_of(content, stored)
-            except (TypeError, ValueError, LookupError, AttributeError, ZeroDivisionError) as error:
+            except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
                 raise CostError(f"a field that describes layers holds a value of another kind: {error}") from error
             shape = cls(**sizes)
             if stored.weights and abs(shape.parameters / stored.weights - 1) > UNSURE:

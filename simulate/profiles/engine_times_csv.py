@@ -41,7 +41,7 @@ NAMES = {  # a column -> further spellings that mean nothing else; case and mark
     "drafted": ("k", "gamma", "spec_len", "draft_len", "draft_length", "speculative_tokens", "num_speculative_tokens"),
     "step_ms": ("step", "step_time", "step_latency"),
     "tpot_ms": ("tpot", "mean_tpot", "time_per_output_token"),
-    "tokens_s": ("tok_s", "tokens_per_s", "tokens_per_sec", "tokens_per_second"),
+    "tokens_s": ("tok_s", "t_s", "tokens_per_s", "tokens_per_sec", "tokens_per_second"),
     "committed": ("tau",),
     "context": (),
 }
@@ -271,6 +271,7 @@ def _columns(path: Path, names: Sequence[str], given: Mapping[str, str]) -> dict
         raise CostError(f"{path}: there is no column {absent[0]!r:.40}; {shown}")
     if missing := [name for name in needed if name not in columns]:
         options = ",".join(f"{name}=NAME" for name in missing)
+        options += ", or tokens_s=NAME or tpot_ms=NAME in place of step_ms" if "step_ms" in missing else ""
         tokens = ", or accepted=NAME if the bonus is left out, or acceptance=NAME for accepted over drafted"
         raise CostError(
             f"{path}: which column is {', '.join(missing)}? {shown}; a table needs {NEEDED}: add or rename columns, or "
@@ -340,16 +341,14 @@ REPORTED = {  # a line below it -> the field of results
 }
 LENGTHS = ("spec_decode_acceptance_length", "accept_length")
 UNEVEN = 1.5  # by how much the means over requests and over outputs may differ
-LACKING = {  # a field that only this program writes -> the program, and what its results lack
-    "speed_tg": ("llama-batched-bench", "times plain steps of the target alone, without a drafter"),
-    "S_TG t/s": ("llama-batched-bench", "times plain steps of the target alone, without a drafter"),
-    "avg_latency": ("vllm bench latency", "has neither the batch size nor the tokens of what it timed"),
-    "world_info": ("trtllm-bench", "has means over requests of different load, and no time of a step"),
-    "avg_ts": ("llama-bench", "times the target alone, without a drafter"),
-    "t/s": ("llama-bench", "times the target alone, without a drafter"),
-    "p25": ("AIPerf", "has neither the batch size nor the tokens that are drafted"),
-    "Run Info": ("GuideLLM", "does not say how many tokens are drafted"),
-    "accept_length": ("sglang.bench_serving", "does not say how many tokens are drafted"),
+LACKING = {  # fields that only this program writes, in a row without `drafted` -> the program, and what it lacks
+    ("speed_tg", "S_TG t/s"): ("llama-batched-bench", "times plain steps of the target alone, without a drafter"),
+    ("avg_latency",): ("vllm bench latency", "has neither the batch size nor the tokens of what it timed"),
+    ("world_info",): ("trtllm-bench", "has means over requests of different load, and no time of a step"),
+    ("avg_ts", "params"): ("llama-bench", "times the target alone, without a drafter"),
+    ("p25",): ("AIPerf", "has neither the batch size nor the tokens that are drafted"),
+    ("Run Info",): ("GuideLLM", "does not say how many tokens are drafted"),
+    ("accept_length",): ("sglang.bench_serving", "does not say how many tokens are drafted"),
 }
 
 
@@ -388,8 +387,8 @@ def _row(record: Row, where: str) -> Row | None:
         return row | {"context": context}
     if "schema" in record:
         raise CostError(f"{where}: is {str(record['schema'])!r:.40}, no table of an engine's step times: {COLUMNS}")
-    for name, (program, why) in LACKING.items():
-        if name in record:
+    for names, (program, why) in LACKING.items():
+        if any(name in record for name in names) and all(column_of(name).holds != "drafted" for name in record):
             raise CostError(f"{where}: {program} {why}: {COLUMNS}")
     return record
 

@@ -160,7 +160,8 @@ def profile_of_arms(path: Path, trace: Trace) -> tuple[Profile, list[str]]:
         columns, where = {column.holds: column for column in map(column_of, row)}, f"{path}: line {number}"
         if missing := {"batch", "drafted", "tokens_s"} - {*columns}:
             raise CostError(
-                f"{path}: there is no column {', '.join(sorted(missing))}; its columns are {', '.join(row)}"
+                f"{path}: which column is {', '.join(sorted(missing))}? the columns are {', '.join(row):.300}: rename "
+                "or add it; drafted is 0 for plain decoding, tokens_s of all requests"
             )
         batch, drafted = (int(number_of(row, columns[name], where, whole=True)) for name in ("batch", "drafted"))
         rate = number_of(row, columns["tokens_s"], where)
@@ -175,7 +176,7 @@ def profile_of_arms(path: Path, trace: Trace) -> tuple[Profile, list[str]]:
         raise CostError(f"{path}: `drafted` must be 0 and one length, at the same batch sizes; found {lengths}")
     if len(both) == 1:
         raise CostError(
-            f"{path}: one batch size, {both[0]}, does not tell drafting from verification: measure a small one, too"
+            f"{path}: one batch size, {both[0]}, does not tell drafting from verification: measure a small and a large"
         )
     length = lengths[1]
     if length > trace.depth:

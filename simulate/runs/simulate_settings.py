@@ -66,7 +66,7 @@ class VerdictSettings(Settings):
     running: Path | None = setting(
         None,
         form="file",
-        help="The distribution of running requests: a table `requests,share`, or scrapes of a server's /metrics.",
+        help="The distribution of running requests: a CSV `requests,share`, scrapes of /metrics, or vLLM's log.",
     )
     arms: Path | None = setting(
         None,

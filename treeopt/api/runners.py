@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treeopt.api.messages import note
-from treeopt.api.run_models import Models, Sampling, engine_tokenizer, load_models
+from treeopt.api.run_models import Models, Sampling, engine_tokenizer, load_models, quiet_libraries
 from treeopt.engines import ENGINES
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.settings import Settings, setting
@@ -126,6 +126,7 @@ def open_runner(
         UsageError: settings that the engine does not take, or models without a drafter.
         ExecutorError: models that cannot be loaded, or do not fit each other.
     """
+    quiet_libraries()
     sampling = sampling or Sampling()
     if engine.engine is not None:
         from executor.runners.engine_runner import EngineRunner

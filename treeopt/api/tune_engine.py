@@ -103,7 +103,6 @@ def tune(*, settings: TuneSettings, work: Path | None = None, progress: Progress
         UsageError: settings that do not go together, too few prompts, or a budget too small for a comparison.
         EngineError: the engine does not start, or fails; in its own words.
     """
-    quiet_libraries()
     runner, tuner, tokens = _prepared(settings)
     from executor.models import tokens_hash
     from executor.profiling.tuned_settings import TunedRuns
@@ -128,10 +127,9 @@ def tune(*, settings: TuneSettings, work: Path | None = None, progress: Progress
 
 def dry_run(settings: TuneSettings) -> list[str]:
     """Return what `tune` would launch and measure, a sentence each; nothing is started."""
-    quiet_libraries()
+    runner, tuner, _ = _prepared(settings)
     from executor.profiling.tuned_settings import count_of
 
-    runner, tuner, _ = _prepared(settings)
     driver, drafts = runner.driver, settings.drafts
     first = len({driver.launch(draft) for draft in drafts}) if tuner.one_launch else 2
     most = first if tuner.one_launch else settings.launches
@@ -149,6 +147,7 @@ def dry_run(settings: TuneSettings) -> list[str]:
 
 def _prepared(settings: TuneSettings) -> "tuple[EngineRunner, Tuner, list[list[int]]]":
     """Return the runner, not entered, the tuner, and the prompts."""
+    quiet_libraries()
     from executor.profiling.tuned_settings import count_of
     from executor.runners.engine_runner import EngineRunner
 

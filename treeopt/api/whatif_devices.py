@@ -18,7 +18,7 @@ from treeopt.plans import Plan
 from treeopt.replay.sampled_rules import ranks_and_rules
 from treeopt.results.kinds import Record
 from treeopt.settings import takes
-from treeopt.storage.hub_models import folder_name, model_folder
+from treeopt.storage.hub_models import folder_name
 from treeopt.storage.provenance import look, this_run
 from treeopt.traces.trace import Trace
 
@@ -194,7 +194,7 @@ class WhatIfRecord(Record):
         question, settings = self.question, self.question.settings
         nodes, depth = settings.max_nodes or NODES, settings.max_depth or question.trace.depth
         meta = {
-            "target": {"name": _name(settings.target)},
+            "target": {"name": named_target(settings.target) or None},
             "drafter": {"kind": settings.kind},
             "provenance": this_run(),
         }
@@ -254,15 +254,3 @@ def _bytes(settings: WhatIfSettings, drafter: Config | None) -> dict[str, float 
     drafter_bytes = bytes_per_weight(drafter, settings.draft_bytes, "--draft-bytes", default=default)
     kv_bytes = settings.kv_bytes or stored.kv_bytes or BYTES
     return {"weight_bytes": target_bytes, "draft_bytes": drafter_bytes, "kv_bytes": kv_bytes}
-
-
-def _name(target: Config) -> str | None:
-    """Return the name of the target's folder; None where its config has no file."""
-    from simulate.model_sizes.hf_config import known_name, shape_name
-
-    if isinstance(target, Mapping):
-        return None
-    if (name := shape_name(target) or known_name(target)) is not None:
-        return name
-    path = model_folder(target, weights=False)
-    return folder_name(path if path.is_dir() else path.parent)

@@ -185,7 +185,7 @@ def advice(trace: Trace, nodes: int) -> tuple[str, ...]:
     if trace.anchors < nodes:
         raise TraceError(
             f"a tree of {counted(nodes, 'node')} needs at least {counted(nodes, 'anchor')}, one per node; the trace "
-            f"has {trace.anchors}: give a smaller --max-nodes, or record more requests"
+            f"has {trace.anchors}: choose smaller trees (--max-nodes, --shapes), or record more requests"
         )
     warnings = []
     if trace.anchors < ANCHORS_PER_NODE * nodes:

@@ -100,7 +100,10 @@ def _deepest_accepted(tree: Tree, trace: Trace, accepted: NDArray[np.bool_]) -> 
     recorded = {path: node for node, path in enumerate(trace.tree.paths if trace.tree else ())}
     missing = next((path for path in tree.paths if path not in recorded), None)
     if missing is not None:
-        raise TraceError(f"node {list(missing)} of the tree is not in the tree that the trace was recorded with")
+        raise TraceError(
+            f"node {list(missing)} of the tree is not in the tree that the trace was recorded with, and this rule is "
+            "replayed on parts of that tree alone: record another with `trace collect --tree`"
+        )
     nodes = np.full(trace.anchors, -1, dtype=np.int64)
     for node in sorted(range(tree.nodes), key=lambda node: (tree.depths[node], -node)):
         nodes[accepted[:, recorded[tree.paths[node]]]] = node  # where a node is accepted its ancestors are too

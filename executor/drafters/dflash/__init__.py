@@ -36,8 +36,8 @@ def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShap
     slots, own = field_of(config, *BLOCKS), _states_layers(config)
     inner = {**layer_fields(config), **{name: config[name] for name in _WINDOWS if name in config}}
     plain_layers(inner, "a DFlash drafter")
-    stated = set(re.findall(r"\w+", str([field_of(config, name) for name in _SORTS])))
-    if odd := stated - {"None", "dflash", "dspark", "gqa", "mha"}:
+    sorts = set(re.findall(r"\w+", str([field_of(config, name) for name in _SORTS])))
+    if odd := sorts - {"None", "dflash", "dspark", "gqa", "mha"}:
         raise CostError(f"a DFlash drafter of kind {min(odd):.40} has no price: {OWN_SWEEP}")
     layer = Shape.from_config({**inner, "model_type": "qwen3"}) if own else dense(heads_of(target))
     layers = layer.layers if own else LAYERS
@@ -46,7 +46,8 @@ def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShap
     wide = len(ids) * (layer.hidden if target is None else target.hidden)
     level = decoder(layer, tuple((layers, *matrix) for matrix in layer.layer_matrices.values()), vocabulary, layers)
     keys = (layers, 2 * layer.kv_heads * layer.head_dim, layer.hidden)
-    rank = field_of(config, "markov_rank", "dspark_markov_rank") or 0
+    stated = field_of(config, "markov_rank", "dspark_markov_rank")
+    rank = positive("markov_rank", stated) if stated else 0
     block, anchor = positive("block_size", slots or SLOTS), field_of(config, "sample_from_anchor")
     return DrafterShape(
         level,

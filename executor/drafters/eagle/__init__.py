@@ -10,7 +10,7 @@ SGLang, SpecForge, speculators, ModelOpt and NeMo Automodel.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
@@ -39,53 +39,25 @@ _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers")
 _LLAMA = (*FIELDS, "head_dim", "tie_word_embeddings", *_BIASES, *_WINDOWS)  # what a layer like Llama's has
 
 
-@dataclass(frozen=True)
-class EagleConfig:
-    """The sizes of an EAGLE or EAGLE-3 drafter that its configuration states.
-
-    Attributes:
-        layer: sizes of a decoder layer, with the vocabulary of the target.
-        layers: decoder layers.
-        window: positions that every layer sees; None if one of them sees all.
-        vocabulary: tokens that the LM head scores.
-        features: width of the target's features side by side that `fc` merges; 0: no `fc`; None: not stated.
-    """
-
-    layer: Shape
-    layers: int = 1
-    window: int | None = None
-    vocabulary: int | None = None
-    features: int | None = None
-
-
-def eagle_config(config: Mapping[str, Any], target: Shape | None = None) -> EagleConfig:
-    """Return the sizes that a drafter's configuration states; a target's, those of one layer like the target's.
-
-    Args:
-        config: the content of a config.json.
-        target: sizes of the target, for the width of its features.
+def eagle_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a drafter's configuration states, by the names of `eagle_shape`; a target's: one layer like it.
 
     Raises:
         CostError: a field is wrong, missing or not covered; names it.
 
     >>> llama = {"model_type": "kimi_k2", "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 4}
     >>> drafter = llama | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 2, "vocab_size": 32}
-    >>> eagle_config(drafter).layers
+    >>> eagle_config(drafter)["layers"]
     2
     """
     inner = layer_fields(config)
     if not names_drafter(config):
-        return EagleConfig(Shape.from_config(inner), vocabulary=_vocabulary(config))
+        return {"layer": Shape.from_config(inner), "draft_vocab": _vocabulary(config)}
     shape, kinds = Shape.from_config(_like_llama(config, inner)), inner.get("layer_types")
     own = kinds[: shape.layers] if isinstance(kinds, list) else []  # counted from the drafter's own first layer
-    sliding = len(own) == shape.layers and all(kind == SLIDING for kind in own)
-    return EagleConfig(
-        shape,
-        layers=shape.layers,
-        window=positive("sliding_window", inner.get("sliding_window")) if sliding else None,
-        vocabulary=_vocabulary(config),
-        features=_features(config, shape if target is None else target),
-    )
+    if len(own) == shape.layers and all(kind == SLIDING for kind in own):
+        shape = replace(shape, window=positive("sliding_window", inner.get("sliding_window")))
+    return {"layer": shape, "layers": shape.layers, "draft_vocab": _vocabulary(config)}
 
 
 def layer_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -125,8 +97,10 @@ def _vocabulary(config: Mapping[str, Any]) -> int | None:
     return next((positive(name, value) for name, value in stated if value is not None), None)
 
 
-def _features(config: Mapping[str, Any], target: Shape) -> int | None:
-    """Return the width of the features that `fc` merges; 0 without `fc`."""
+def fused_width(config: Mapping[str, Any], target: Shape) -> int | None:
+    """Return the width of the features that `fc` merges; 0 without `fc`, None where no drafter's fields state it."""
+    if not names_drafter(config):
+        return None
     nested = config.get("eagle_config")
     parts = [config, nested if isinstance(nested, Mapping) else {}]
     if any(part.get("use_aux_hidden_state") is False for part in parts):
@@ -160,21 +134,12 @@ def eagle_shape(
 
 def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShape:
     """Return the layer of an EAGLE's configuration, with CORAL's router if it states one."""
-    sizes, groups = eagle_config(config, target), config.get("router_num_groups")
-    experts = None
+    groups, experts = config.get("router_num_groups"), None
     if groups is not None:
         facts = config.get("treeopt_drafter")
         active = facts.get("active_groups", 2) if isinstance(facts, Mapping) else 2
         experts = Experts(positive("router_num_groups", groups), positive("active_groups", active))
-    shape = eagle_shape(sizes.layer, layers=sizes.layers, draft_vocab=sizes.vocabulary, groups=experts)
-    return windowed(shape, sizes)
-
-
-def windowed(drafter: DrafterShape, sizes: EagleConfig) -> DrafterShape:
-    """Return the drafter with the window that all its layers have."""
-    if sizes.window is None:
-        return drafter
-    return replace(drafter, level=drafter.level.windowed(sizes.window))
+    return eagle_shape(**eagle_config(config), groups=experts)
 
 
 def dense(layer: Shape) -> Shape:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
-from executor.drafters.eagle import dense, eagle_config, names_drafter, windowed
+from executor.drafters.eagle import dense, eagle_config, fused_width, names_drafter
 from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training, decoder
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
@@ -41,9 +41,8 @@ def eagle3_shape(
 
 def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShape:
     """Return the layers of an EAGLE-3's configuration."""
-    sizes = eagle_config(config, target)
-    shape = eagle3_shape(sizes.layer, draft_vocab=sizes.vocabulary, layers=sizes.layers, features=sizes.features)
-    return windowed(shape, sizes)
+    own = eagle_config(config)
+    return eagle3_shape(**own, features=fused_width(config, own["layer"] if target is None else target))
 
 
 def assumed(config: Mapping[str, Any] | None, target: Shape, drafter: DrafterShape) -> Sequence[str]:

@@ -257,7 +257,7 @@ def test_a_block_is_priced_as_one_forward_of_all_its_slots():
     assert (nested, nested.longest) == (dspark, 8)
     window = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 5}
     inside = {"block_size": 8, "transformer_layer_config": PLAIN, "aux_hidden_state_layer_ids": [1, 2, 3], **window}
-    assert drafter_shape(inside, kind="dflash", target=target).level == shape.level.windowed(5)
+    assert drafter_shape(inside, kind="dflash", target=target).level.attention[0][1].window == 5
     for more, said in (
         ({"kv_lora_rank": 4}, "latent attention"),
         ({"n_routed_experts": 4}, "experts"),
@@ -266,4 +266,6 @@ def test_a_block_is_priced_as_one_forward_of_all_its_slots():
     ):
         with pytest.raises(CostError, match=f"a DFlash drafter .*{said} has no price"):
             drafter_shape(config | more, kind="dflash", target=target)
+    with pytest.raises(CostError, match="a field that describes the drafter holds a value of another kind"):
+        drafter_shape(config | {"dflash_config": {"target_layer_ids": 4.0}}, kind="dflash", target=target)
     assert drafter_shape(PLAIN, kind="dflash", target=target).slots == 16

@@ -270,6 +270,7 @@ def test_cached_numbers_of_one_byte():
         ({"config_groups": {"a": {"targets": ["frob"], "weights": {"num_bits": 4}}}}, "names no matrix of this model"),
         ({"quant_method": "fp8", "weight_block_size": [128, -1]}, "weight_block_size must be a positive integer"),
         ({"quant_method": "awq", "bits": -4}, "bits must be a positive integer, got -4"),
+        ({"quant_method": "awq", "group_size": float("inf")}, "holds a value of another kind"),
         ({"quant_method": "gptq", "dynamic": {"-:.*mlp.*": {}}}, "weights quantised by gptq are not known"),
     ],
 )

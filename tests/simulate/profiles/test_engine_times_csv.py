@@ -75,7 +75,7 @@ def test_contexts_and_repetitions(tmp_path):
         for note, factor in (("a", 0.9), ("b", 1.0), ("c", 1.3))
     ]
     rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
-    path = written(tmp_path / "t.csv", rows, "note,context,drafted,batch,step_ms")
+    path = written(tmp_path / "t.csv", rows, "p25,context,drafted,batch,step_ms")
     path.write_text(path.read_text().replace("\n", "\n\n", 3), "utf-8-sig")
     found = read_times(path, device=DEVICE)
     assert [(times.batch, times.context) for times in found.batches] == [(1, 512), (1, 2048), (4, 512), (4, 2048)]
@@ -109,14 +109,16 @@ def test_a_plan_of_an_engines_times_takes_its_best_chain(tmp_path):
         ("bs,k,tok_s,accept\n1,0,9,\n", "which column is committed? the columns are bs, k, tok_s, accept; "),
         ("bs,k,tok_s,accept\n1,0,9,\n", "--columns committed=NAME, or accepted=NAME if the bonus is left out"),
         ("batch,drafted,tpot,tau\n1,0,9,1\n", "which column is step_ms? the columns are batch, drafted, tpot, tau"),
-        ("batch,drafted,step_ms (us)\n1,0,9\n", "which column is step_ms?"),
+        ("batch,drafted,step_ms (us)\n1,0,9\n", "step_ms=NAME, or tokens_s=NAME or tpot_ms=NAME in place of step_ms"),
+        ("batch,k,t/s,accept_length\n1,0,9,\n", "which column is committed? the columns are batch, k, t/s, accept_l"),
         ("batch,drafted,STEP (us),Step [ms]\n1,0,9,9\n", "`STEP (us)` and `Step [ms]` both give the time: keep one"),
         (
             "batch,drafted,step_us\n1,0,9ms\n",
             "`step_us` must be a number, found '9ms'; a unit belongs into the column's",
         ),
         ("batch,k,k\n1,0,9\n", "there are 2 columns `k`"),
-        ("test,t/s\ntg128,9 ± 1\n", "llama-bench times the target alone"),
+        ("params,ngl,test,t/s\n7 B,99,tg128,9 ± 1\n", "llama-bench times the target alone"),
+        ("model,test,t/s,ttfr (ms)\nQ,tg128,9 ± 1,\n", "which column is batch, drafted, committed?"),  # llama-benchy
         ("batch,drafted,step_ms\n1,0,2\n1,2.5,3", "line 3: `drafted` must be an integer, found '2.5'"),
         ("batch drafted step_ms\n1 0 2", "its first line has no names of columns: write a CSV"),
         ("K,Cum tok/s\n0,9\n", "the columns are K, Cum tok/s; a table needs batch, drafted, and step_ms"),

@@ -92,7 +92,7 @@ def test_arms_of_tokens_of_one_request_are_doubted(tmp_path):
 
 BAD = {
     "batch,drafted,tokens_s\n1,0,x\n": "line 2",
-    "batch,drafted\n1,0\n": "there is no column tokens_s; its columns are batch, drafted",
+    "batch,drafted\n1,0\n": "which column is tokens_s? the columns are batch, drafted: rename or add it",
     "bs,k,tok/s\n1,0,9\n1,2,9\n1,3,9\n": "must be 0 and one length",
     "batch,drafted,tokens_s\n1,0,9\n2,2,9\n": "at the same batch sizes",
     "batch,drafted,tokens_s\n1,0,9\n1,2,9\n": "one batch size, 1, does not tell drafting from verification",

@@ -89,6 +89,7 @@ def _size_errors(error: float, *, cells: int, median_error: float | None) -> str
 
     median = "" if median_error is None else f", the median error is {median_error:.1%}"
     if cells < ENOUGH:
-        few = f"only {cells} sizes could be left out, too few for a 95 % interval"
+        left = f"only {counted(cells, 'size')}" if cells else "no size"
+        few = f"{left} could be left out, too few for a 95 % interval"
         return f"{few}{median}: other sizes are assumed to have an error of {error:.1%}"
     return f"a left-out size is predicted within {error:.1%} in 95 % of cases{median}"

@@ -75,7 +75,8 @@ def tune(settings: TuneSettings, output: Path | None, *, dry_run: bool, as_json:
         printing.show(ENTRY, tuned.record)
     printing.say(f"written to {output}: {', '.join(files)}")
     for export in tuned.exports.values():
-        printing.say(f"launch: {export.launch}")
+        if "\n" not in export.launch:  # no program
+            printing.say(f"launch: {export.launch}")
 
 
 def _write(tuned: Tuned, output: Path) -> list[str]:

@@ -145,12 +145,14 @@ def _of_json(content: Content) -> Iterator[Printed]:
     """Yield the lists of objects whose name speaks of acceptance by position."""
     for record in content.records:
         counts = _counts(json.dumps({name: value for name, value in record.items() if type(value) in (int, float)}))
-        for name, value in record.items():
-            if isinstance(value, list) and value and "accept" in name.lower() and _BY_POSITION.search(name):
-                if re.search(r"(?i)accepted[ _]tokens", name):  # counts
-                    value = [rate / counts[0] for rate in value] if counts[0] else []
-                if value:
-                    yield _printed([str(rate) for rate in value], name, counts)
+        lists = {name: value for name, value in record.items() if isinstance(value, list) and value}
+        named = [name for name in lists if "accept" in name.lower() and _BY_POSITION.search(name)]
+        for name in [name for name in named if "rate" in name.lower()] or named:
+            rates = lists[name]
+            if re.search(r"(?i)accepted[ _]tokens", name):  # counts
+                rates = [count / counts[0] for count in rates] if counts[0] else []
+            if rates:
+                yield _printed([str(rate) for rate in rates], name, counts)
 
 
 def _of_line(line: str, counts: Sequence[int | None]) -> Printed | None:
@@ -219,7 +221,7 @@ def _of_tables(text: str) -> Iterator[Printed]:
 def _column_of_positions(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the rates of a table with a row for each position; none of other tables."""
     places = [
-        place for place, name in enumerate(header) if re.fullmatch(r"(?i)(?:draft )?(?:position|pos|token)s?", name)
+        place for place, name in enumerate(header) if re.fullmatch(r"(?i)(?:draft )?(?:positions?|pos|token)", name)
     ]
     rates = [place for place, name in enumerate(header) if "accept" in name.lower() and not _CONDITIONAL.search(name)]
     if len(places) != 1 or len(rates) != 1 or any(len(row) <= max(places + rates) for row in rows):
@@ -239,7 +241,8 @@ def _rates_of(cells: Mapping[str, str], text: str) -> list[str]:
         and sorted(columns) == list(range(first, first + len(columns)))
         and "accept" in text.lower()
     ):
-        return [columns[first + place] for place in range(len(columns))]
+        rates = [columns[first + place] for place in range(len(columns))]
+        return rates[: sum(1 for cell in rates if cell.strip("-\u2013\u2014"))]  # shorter drafts leave the rest empty
     lists = [cell for name, cell in cells.items() if "accept" in name.lower() and _BY_POSITION.search(name)]
     return _RATE.findall(lists[0]) if len(lists) == 1 else []
 

@@ -56,7 +56,15 @@ NEMO = '{"num_drafts": 2000, "acceptance_rate": 60.0, "per_position_acceptance_r
             '{"conditional_accept_rates": [0.8, 0.75, 0.667], "marginal_accept_rates": [0.8, 0.6, 0.4]}',
             None,
         ),  # ModelOpt
+        (
+            '{"num_drafts": 2000, "accepted_per_pos": [1600, 1200, 800], "acceptance_rate_per_pos": [0.8, 0.6, 0.4]}',
+            2000,
+        ),
         ("Per-position acceptance rate: 0.800, 0.600, 0.400", None),
+        (
+            "| run | pos 1 | pos 2 | pos 3 | accepted |\n|---|\n| plain | - | - | | |\n| MTP | 0.8 | 0.6 | 0.4 | |\n",
+            None,
+        ),
         ('{\n "per_position_acceptance": [\n  0.8,\n  0.6,\n  0.4\n ]\n}', None),
         ("acceptance rate at position 1: 80%, at position 2: 60%, at position 3: 40%", None),
         ("| Position | acceptance rate | note |\n|---|---|---|\n| 0 | 0.8 | |\n| 1 | 0.6 | |\n| 2 | 0.4 | |\n", None),
@@ -101,6 +109,9 @@ def test_rows_are_pooled_by_their_steps():
         (ATOM.format(6, 9).replace("3: '40", "3: '30"), "adds up to 90.0%"),
         ("per-position accept " + "0.1, " * 20_000 + "x", "no acceptance by position or step"),  # in linear time
         ("0.8\n0.6\n0.4\n", "--format table --column survival"),
+        ("| Draft tokens | Acceptance rate |\n|---|---|\n| 1 | 80% |\n| 2 | 72% |\n", "`--acceptance R@K`"),  # lengths
+        ("k,accept@1,accept@2\n1,0.8,-\n2,0.8,0.6\n", "it has rates of 1 to 2 positions: keep those of one length"),
+        ("k,accept@1,accept@2\n2,-,0.6\n", "numbers with a decimal point, found ['-']"),
         ("model,mean_itl_ms,acceptance_length\ndspark,4.69,3.44\n", "`--accepted-length L@K`"),
     ],
 )
