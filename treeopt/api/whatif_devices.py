@@ -103,7 +103,9 @@ class WhatIf:
         drafter = None if str(settings.drafter) in without_sizes() else settings.drafter
         _check_drafter(kind, drafter, settings.draft_bytes)
         if look(trace.meta, "drafter", "kind") is None:  # for exports of its plans
-            trace = replace(trace, meta={**trace.meta, "drafter": {**(trace.meta.get("drafter") or {}), "kind": kind}})
+            named = look(trace.meta, "drafter")
+            known = named if isinstance(named, Mapping) else {}
+            trace = replace(trace, meta={**trace.meta, "drafter": {**known, "kind": kind}})
         settings = _with_profile(settings, trace, warnings)
         settings = settings.changed(kind=kind, drafter=drafter, **_bytes(settings, drafter))
         places, more = places_of(settings, heads=trace.depth)
