@@ -100,8 +100,8 @@ def _configurations(plan: Plan | None, settings: SimulateSettings) -> dict[str, 
         entries = tuple(map(static_entry, plan.entries))
         plan = replace(plan, entries=entries, switches=plan.switches if entries == plan.entries else ())
         return {"plan": Switching.of(plan, switch_s=load.settings["switch_s"])} | plain
-    if load.switch_s is not None:
-        raise UsageError("--switch-s is for a --plan of several trees")
+    if load.switch_s is not None and settings.length is None:
+        raise UsageError("--switch-s is for a --plan of several trees, or a --length that changes")
     if tree is not None and tree.nodes:
         return {paths_words(tree.paths): Switching((tree,))} | plain
     return plain
@@ -164,7 +164,8 @@ def figures(served: Served, load: Load, *, warmup_s: float) -> dict[str, float]:
     run, end = served.timeline, float(served.requests.arrived_s[-1])
     length = end - warmup_s
     if not length > 0:
-        raise UsageError(f"warm-up must end before the last arrival at {end:.6g} s, got {warmup_s:.6g} s")
+        when = f"the last arrival at {end:.6g} s, got {warmup_s:.6g} s"
+        raise UsageError(f"warm-up must end before {when}; requests that arrive at once are a run without --arrivals")
 
     def share(begins: Floats, ends: Floats) -> Floats:
         """Return the share of the window that lies in each interval."""

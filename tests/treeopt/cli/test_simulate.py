@@ -283,6 +283,10 @@ def test_draft_lengths_of_a_batch_and_a_server(files):
     served = json.loads(done(*words(files, *server, "--json")).stdout)
     oracle, plain = (one["figures"]["running"]["value"] for one in served["configurations"])
     assert oracle < plain
+    changing = ("--length", "schedule:2@1,0", *server[2:])
+    slow, free = (done(*words(files, *changing, "--switch-s", seconds, "--json")).stdout for seconds in ("0.5", "0"))
+    waits = [json.loads(text)["configurations"][0]["figures"]["e2e_s_p50"]["value"] for text in (slow, free)]
+    assert waits[0] > waits[1] + 0.3  # a change takes half a second, and half of the requests see one
 
 
 def test_the_verdict_names_the_simplest_of_the_fastest(files, tmp_path):
