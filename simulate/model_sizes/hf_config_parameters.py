@@ -262,7 +262,8 @@ class _Reader:
             if self.family.attending and not attending:
                 raise CostError(f"{self.family.attending} or layer_types must list the layers with attention")
             return ["full_attention" if i in attending else mixers[i % len(mixers)] for i in range(n)]
-        if (interval := fields.count("full_attention_interval")) and fields.get("linear_num_value_heads"):
+        linear = fields.get("linear_num_value_heads") or fields.get("short_conv_kernel_size")
+        if (interval := fields.count("full_attention_interval", "layer_group_size")) and linear:
             return ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(n)]
         if (pattern := fields.listed("hybrid_layer_pattern", n)) is not None:  # of MiMo-V2
             slides = [bool(entry) for entry in pattern]
@@ -421,6 +422,8 @@ class _Reader:
         self.matrices["self_attn.kv_a_proj_with_mqa"] = (rank + rope, hidden)
         self.matrices["self_attn.kv_b_proj"] = (heads * (nope + value), rank)
         self.matrices["self_attn.o_proj"] = (hidden, heads * value)
+        if self.family.gate == "head":
+            self.matrices["self_attn.g_proj"] = (heads, hidden)
         self.other += wide + rank + self.biased("attention_bias") * (wide + rank + rope + hidden)
         picked, index = fields.count("index_topk") or None, (0, 0)
         if indexed:
@@ -449,16 +452,21 @@ class _Reader:
             self.matrices["self_attn.out_proj"] = (hidden, inner)
             self.other += inner
             return 2 * inner * size
-        own = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-        if fields.get("linear_attn_config", "linear_num_heads"):
+        own, ling = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"), "short_conv_kernel_size"
+        if fields.get(ling) and not fields.get(own[0]):
+            own = ("num_attention_heads", "head_dim", ling)
+        if fields.get("linear_attn_config", own[0]):
             fields.read(*own, "linear_lower_bound")
             names = ("num_heads", "head_dim", "short_conv_kernel_size")
             nested = fields.get("linear_attn_config")
             heads, key, kernel = fields.nested("linear_attn_config", *names) if nested else map(fields.size, own)
             inner, mixed, size = heads * key, 3 * heads * key, key
             self.matrices |= {"self_attn.qkv_proj": (mixed, hidden), "self_attn.o_proj": (hidden, inner)}
-            self.matrices |= dict.fromkeys(("self_attn.f_a_proj", "self_attn.g_a_proj"), (key, hidden))
-            self.matrices |= dict.fromkeys(("self_attn.f_b_proj", "self_attn.g_b_proj"), (inner, key))
+            if fields.get(ling):  # gates of full rank
+                self.matrices |= dict.fromkeys(("self_attn.f_proj", "self_attn.g_proj"), (inner, hidden))
+            else:
+                self.matrices |= dict.fromkeys(("self_attn.f_a_proj", "self_attn.g_a_proj"), (key, hidden))
+                self.matrices |= dict.fromkeys(("self_attn.f_b_proj", "self_attn.g_b_proj"), (inner, key))
             self.matrices["self_attn.b_proj"] = (heads, hidden)
             self.other += inner - heads
         elif not fields.get("linear_num_value_heads"):

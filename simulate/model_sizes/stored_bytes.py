@@ -19,10 +19,7 @@ HALF = ("mlp.gate", "attn_hc", "ffn_hc", "self_attn.indexer.weights_proj", "line
 _FORMATS = {"mxfp4": 17 / 32, "nvfp4": 9 / 16, "w4a16_nvfp4": 9 / 16, "fp8": 1.0, "mxfp8": 33 / 32}  # with scales
 _FORMATS |= dict.fromkeys(("fbgemm_fp8", "fp8_per_channel_per_token", "fp8_pb_wo"), 1.0)
 WIDEST = 64  # bits of a weight
-_LEFT_OUT = (
-    *("modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules"),
-    *("ignore", "exclude", "exclude_modules"),
-)
+_WHOLE = ("modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules", "ignore", "exclude", "exclude_modules")
 _ONE_BY_ONE = ("dynamic", "modules_in_block_to_quantize", "extra_config", "layer_quant_config")  # widths of modules
 _ATTENTION = ("self_attn", "linear_attn")
 
@@ -77,7 +74,7 @@ def read_stored_bytes(config: Mapping[str, Any]) -> StoredBytes:
         return StoredBytes(sizes=own["sizes"], weights=own["weights"])
     both = {**more, **{name: value for name, value in own.items() if value is not None}}
     cached = more.get("kv_cache_quant_algo") or own.get("kv_cache_scheme") or own.get("kv_cache_quant_algo")
-    lists = [both.get(name) for name in _LEFT_OUT]
+    lists = [both.get(name) for name in _WHOLE]
     names: Any = next((each for each in lists if each), [])
     notes: tuple[str, ...] = ()
     if isinstance(names, str):  # only their number

@@ -29,12 +29,11 @@ from treeopt.traces.trace import Trace
 
 Tokens = Annotated[int, Meta(ge=1, le=2**31)]  # of a request
 MOST = 10**7  # arrivals on all days together
-# Gauges of vLLM, SGLang and llama.cpp, and vLLM's log; a file may hold any number of scrapes, one after the other.
+# Gauges of engines, and vLLM's log; a file may hold any number of scrapes, one after the other.
 GAUGE = re.compile(
-    r"(?m)^(?:\w*?(?:vllm[:_]num_requests_running|sglang[:_]num_running_reqs|llamacpp[:_]requests_processing)\b\S*"
-    r"|.*generation throughput: .*\bRunning:)\s+(\S+)"
+    r"(?m)^(?:\w*?(?:(?:vllm|lmdeploy|trtllm)[:_]num_requests_running|sglang[:_]num_running_reqs"
+    r"|llamacpp[:_]requests_processing)\b\S*|.*generation throughput: .*\bRunning:)\s+(\S+)"
 )
-BUCKET = re.compile(r'(?m)^\S*running\S*_bucket\{\S*le="([^"]+)"\S*\}\s+(\S+)')
 LOADS = 8  # numbers of requests that are simulated
 MOST_RUNNING = 2**14
 
@@ -141,7 +140,7 @@ def _row(number: int, line: str) -> _Line:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"{where}: not JSON: {error}") from error
+        raise RecordError(f'{where}: is no JSON such as {{"prompt_tokens": 99, "tokens": 99}}: {error}') from error
     return read_record(record, _Line, where)
 
 
@@ -294,8 +293,8 @@ class Load(Settings):
 def read_running(path: Path) -> dict[int, float]:
     """Return running requests -> share of the time that the server is busy, at most `LOADS` of them.
 
-    The file is a table `requests,share` (CSV), vLLM's log, scrapes of `/metrics` with a gauge of running requests, or
-    a histogram of them, but no tokens per step, which count prompts, too. Neighbours are joined, at their mean.
+    The file is a table `requests,share` (CSV), vLLM's log, or scrapes of `/metrics` with a gauge of running requests;
+    tokens per step count prompts, too, and are not read. Neighbours are joined, at their mean.
 
     Raises:
         UsageError: names the file and what it must hold.
@@ -307,17 +306,8 @@ def read_running(path: Path) -> dict[int, float]:
         if text.lstrip().lower().startswith("requests"):
             for row in csv.DictReader(text.split("\n"), skipinitialspace=True):
                 shares[float(row["requests"])] += float(row["share"])
-        gauges = [float(value) for value in GAUGE.findall(text)]
-        if buckets := BUCKET.findall(text):
-            totals, before = defaultdict[float, float](float), (0.0, 0.0)
-            for edge, count in buckets:  # of all engines and scrapes
-                totals[float(edge)] += float(count)
-            for edge, count in sorted(totals.items()):
-                middle = before[0] if np.isinf(edge) else (before[0] + 1 + edge) / 2
-                shares[middle] += count - before[1]
-                before = (edge, count)
-        for value in gauges:
-            shares[value] += 1
+        for value in GAUGE.findall(text):
+            shares[float(value)] += 1
         if wrong := [(n, share) for n, share in shares.items() if not (n >= 0 and share >= 0)]:
             raise ValueError(f"{wrong[0][0]:g} requests, {wrong[0][1]:g} of the time")
     except (ValueError, KeyError, TypeError) as error:
@@ -326,8 +316,8 @@ def read_running(path: Path) -> dict[int, float]:
     if not busy or busy[-1][0] > MOST_RUNNING or not np.isfinite(sum(share for _, share in busy)):
         raise UsageError(
             f"{path}: must hold running requests from 1 to {MOST_RUNNING}: a CSV `requests,share`, vLLM's log, or "
-            "/metrics with vllm:num_requests_running, sglang:num_running_reqs, llamacpp:requests_processing or a "
-            "histogram of them, scraped while requests run"
+            "/metrics with vllm:num_requests_running, sglang:num_running_reqs or llamacpp:requests_processing, scraped "
+            "while requests run"
         )
     sizes, weights = np.array(busy).T
     group = np.minimum((weights.cumsum() - weights / 2) / weights.sum() * LOADS, LOADS - 1).astype(int)

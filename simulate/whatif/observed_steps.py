@@ -23,6 +23,8 @@ MEASURED = 0.01  # relative error of an observation
 UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 ERROR = 0.08  # 95 % of published steps of other lengths and batch sizes, given two: docs/results/engines_published.md
 NUMBERS = {"batch": 5, "K": 3, "context": 9}  # and their digits
+# Least share of the data sheet's time: of 573 published steps (tests/benchmarks/published_steps.py) 0.65 is the least.
+QUICKEST = 0.6
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def shifted(model: Roofline, observed: Sequence[Observed]) -> Roofline:
     """Return the model that agrees with the observations, and is otherwise as near to `model` as it can be.
 
     Raises:
-        CostError: no speed of device and host agrees with them within a tenth, or a larger step takes a tenth less.
+        CostError: no speed of device and host agrees with them within a tenth, only one that no device has, or a larger
+            step takes a tenth less.
     """
     from scipy.optimize import lsq_linear
 
@@ -98,6 +101,11 @@ def shifted(model: Roofline, observed: Sequence[Observed]) -> Roofline:
     scale, plain_s, step_s, level_s = (
         float(x) for x in lsq_linear(matrix, target, ([0.1, 0, 0, 0], np.inf), method="bvls").x
     )
+    if scale < QUICKEST:
+        raise CostError(
+            f"--observed: {model.label} would be {1 / scale:.2g} times as fast as assumed, more than in any published "
+            "step: is it the time per token (TPOT; a step takes TPOT x tokens per step), or is --weight-bytes too high?"
+        )
     left = (design @ [scale, plain_s, step_s, level_s] + fixed) / measured - 1
     if np.abs(left).max() > 0.1:
         worst = observed[int(np.abs(left).argmax())]

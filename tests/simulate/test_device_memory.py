@@ -108,6 +108,11 @@ def test_modules_that_are_not_like_the_last_layer():
         )
         assert DeviceMemory.of(target, fewer, context=1).drafter - held.drafter == 2 * 1000 * target.hidden
     assert drafter.level.attention[0][1].window == 128
+    ernie = {"model_type": "ernie4_5_moe", "hidden_size": 2560, "intermediate_size": 12288, "num_attention_heads": 20}
+    ernie |= {"num_key_value_heads": 4, "num_hidden_layers": 28, "vocab_size": 103424, "moe_intermediate_size": 1536}
+    ernie |= {"moe_num_experts": 64, "moe_k": 6, "moe_num_shared_experts": 2, "moe_layer_start_index": 1}
+    dense = drafter_shape(ernie, kind="mtp").level
+    assert (dense.routed, dense.weights) == ((), 2560 * (2 * 2560 + 28 * 128 + 20 * 128 + 3 * 12288 + 103424))
 
 
 def test_states_of_those_that_run_alone():

@@ -22,6 +22,7 @@ MARKS = {
     "qwen": re.compile(r"(.*?)pre_fc_norm_hidden\.weight"),
     "mimo": re.compile(r"(.*?mtp_layers\.\d+\.)input_proj\.weight"),
 }
+DENSE = ("mimo_v2", "ernie4_5", "exaone_moe")  # modules are dense, with the target's window, as in vLLM 0.32
 _LAYER = re.compile(r".*\blayers\.\d+\.")
 
 
@@ -36,10 +37,10 @@ def stated_shape(config: Mapping[str, Any], target: Shape | None) -> DrafterShap
     shape = Shape.from_config(config) if target is None else target
     groups, stated = shape.layer_groups, text_part(config)
     own = [each for each in groups if each.attention is not None][-1:]
-    if str(stated.get("model_type")).startswith("mimo_v2"):  # a dense layer with a window
-        window = next(each for each in groups if each.attention and each.attention.window)
+    if str(stated.get("model_type")).startswith(DENSE):
+        like = next((each for each in groups if each.attention and each.attention.window), own[0])
         mlp = next(each for each in groups if each.experts is None).matrices[2:]
-        own = [replace(window, matrices=(*window.matrices[:2], *mlp), experts=None, expert_matrices=())]
+        own = [replace(like, matrices=(*like.matrices[:2], *mlp), experts=None, expert_matrices=())]
     elif stated.get("model_type") == "nemotron_h":  # layers attend or have experts; the module is one of each
         own += [each for each in groups if each.experts is not None][-1:]
     layer = Forward.of(replace(shape, layers=1, groups=tuple(replace(each, count=1) for each in own)))

@@ -46,6 +46,16 @@ MORE = {  # families of which the loop's tests have no small model, or one that 
         "Afmoe",
         SPARSE | HEADS | {"num_dense_layers": 1, "num_shared_experts": 1, "global_attn_every_n_layers": 2},
     ),
+    "bailing_hybrid": (
+        "BailingHybrid",
+        EXPERTS
+        | {
+            name: size
+            for name, size in FAMILIES["deepseek_v3"][1].items()
+            if name not in ("q_lora_rank", "n_routed_experts")
+        }
+        | {"head_dim": 8, "layer_group_size": 2, "first_k_dense_replace": 1},
+    ),
     "ernie4_5_moe": (
         "Ernie4_5_Moe",
         {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 1},

@@ -93,5 +93,7 @@ def test_observations_that_no_machine_makes_are_refused():
         shifted(roofline(L3, eagle_shape(L3)), seen)
     with pytest.raises(CostError, match=r"batch 1, K 3 takes 4 ms, less than the 8 ms of batch 1, K 0"):
         shifted(roofline(L3, eagle_shape(L3)), [Observed(1, 0, 8e-3), Observed(1, 3, 4e-3)])
+    with pytest.raises(CostError, match=r"3.5 times as fast as assumed, .* is it the time per token \(TPOT;"):
+        shifted(roofline(L3, eagle_shape(L3)), [Observed(1, 3, 3.2e-3)])
     with pytest.raises(UsageError, match="--observed is of one device"):
         WhatIfSettings(hardware=("h100", "h200"), target="8b", observed=("batch=1,K=0:8ms",))

@@ -145,12 +145,14 @@ def _of_json(content: Content) -> Iterator[Printed]:
     """Yield the lists of objects whose name speaks of acceptance by position."""
     for record in content.records:
         counts = _counts(json.dumps({name: value for name, value in record.items() if type(value) in (int, float)}))
-        for name, value in record.items():
-            if isinstance(value, list) and value and "accept" in name.lower() and _BY_POSITION.search(name):
-                if re.search(r"(?i)accepted[ _]tokens", name):  # counts
-                    value = [rate / counts[0] for rate in value] if counts[0] else []
-                if value:
-                    yield _printed([str(rate) for rate in value], name, counts)
+        lists = {name: value for name, value in record.items() if isinstance(value, list) and value}
+        named = [name for name in lists if "accept" in name.lower() and _BY_POSITION.search(name)]
+        for name in [name for name in named if "rate" in name.lower()] or named:
+            rates = lists[name]
+            if re.search(r"(?i)accepted[ _]tokens", name):  # counts
+                rates = [count / counts[0] for count in rates] if counts[0] else []
+            if rates:
+                yield _printed([str(rate) for rate in rates], name, counts)
 
 
 def _of_line(line: str, counts: Sequence[int | None]) -> Printed | None:

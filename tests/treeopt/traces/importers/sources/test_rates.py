@@ -56,6 +56,10 @@ NEMO = '{"num_drafts": 2000, "acceptance_rate": 60.0, "per_position_acceptance_r
             '{"conditional_accept_rates": [0.8, 0.75, 0.667], "marginal_accept_rates": [0.8, 0.6, 0.4]}',
             None,
         ),  # ModelOpt
+        (
+            '{"num_drafts": 2000, "accepted_per_pos": [1600, 1200, 800], "acceptance_rate_per_pos": [0.8, 0.6, 0.4]}',
+            2000,
+        ),
         ("Per-position acceptance rate: 0.800, 0.600, 0.400", None),
         (
             "| run | pos 1 | pos 2 | pos 3 | accepted |\n|---|\n| plain | - | - | | |\n| MTP | 0.8 | 0.6 | 0.4 | |\n",
