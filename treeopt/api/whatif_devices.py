@@ -111,8 +111,7 @@ class WhatIf:
         places, more = places_of(settings, heads=trace.depth)
         warn(more)
         prices = None if settings.prices is None else prices_of_devices(settings.prices, places)
-        recorded = look(trace.meta, "drafter", "positions")
-        positions = recorded if drafter is None else context_limit(drafter)
+        positions = look(trace.meta, "drafter", "positions") if drafter is None else context_limit(drafter)
         beyond, engine = context_warnings(settings.target, settings.context, positions), settings.limiting
         if engine is not None and ENGINES[engine].methods and not ENGINES[engine].fitting(kind):
             beyond = [f"{ENGINES[engine].title} runs no drafter of kind {kind}", *beyond]
