@@ -19,12 +19,13 @@ from simulate.runs.run_costs import Prompts
 from simulate.runs.server import LOG, Decoding, Served, Switching, serve_day, static_entry
 from simulate.runs.server_load import Load
 from simulate.runs.simulate_settings import SimulateSettings
-from simulate.runs.timeline import LATENCIES, Floats, Timeline
+from simulate.runs.timeline import LATENCIES, Floats, quantiles
 from treeopt.cost_model import StepShape
 from treeopt.errors import UsageError
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
+from treeopt.results.run import PERCENTS
 from treeopt.results.words import paths_words
 from treeopt.statistics import Estimate, paired_ratio, ratio
 from treeopt.traces.trace import Trace
@@ -32,7 +33,6 @@ from treeopt.tree import Tree
 
 FULL = 0.97  # share of a server's rows in use above which the queue depends on the length of a day
 MOMENTS = 60  # times of the first day at which its load is recorded
-PERCENTS = (50, 95, 99)
 PILING = 0.01  # share of arrivals by which a queue may grow while a server counts as keeping up
 NEAR = 0.01  # relative precision of a rate
 LEAST, MOST = 1e-6, 1e6  # range of rates that are tried, requests per second
@@ -192,8 +192,10 @@ def figures(served: Served, load: Load, *, warmup_s: float) -> dict[str, float]:
         in_tree = float(stepping[served.tree_index == index].sum())
         values[f"tree_{index}"] = in_tree / all_steps if all_steps else math.nan
     for latency in LATENCIES:
-        for percent, value in zip(PERCENTS, _percentiles(run, latency, arriving), strict=True):
-            values[f"{latency}_s_p{percent}"] = value
+        seconds, weights, request = run.samples(latency)
+        order, weights = seconds.argsort(), np.where(arriving[request] & np.isfinite(seconds), weights, 0)
+        known = quantiles(seconds[order], weights[order], tuple(percent / 100 for percent in PERCENTS))
+        values |= {f"{latency}_s_p{percent}": float(s) for percent, s in zip(PERCENTS, known, strict=True)}
     return values
 
 
@@ -228,17 +230,6 @@ def replicate(
         most = 1.0 if name in ("within", "busy") or name.startswith("tree_") else math.inf
         estimates[name] = Estimate(mean.value, max(least, mean.low), min(most, mean.high))
     return estimates
-
-
-def _percentiles(run: Timeline, latency: str, chosen: NDArray[np.bool_]) -> list[float]:
-    """Return the `PERCENTS` of a latency over the chosen requests; nan if they have none."""
-    values, weights, request = run.samples(latency)
-    known = chosen[request] & (weights > 0) & np.isfinite(values)
-    if not known.any():
-        return [float("nan")] * len(PERCENTS)
-    shares = [percent / 100 for percent in PERCENTS]
-    quantiles = np.quantile(values[known], shares, weights=weights[known], method="inverted_cdf")
-    return [float(value) for value in quantiles]
 
 
 def keeps_up(figures: Mapping[str, float], *, share: float) -> bool:
