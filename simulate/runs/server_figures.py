@@ -20,17 +20,17 @@ from simulate.runs.server import LOG, Decoding, Served, Switching, serve_day, st
 from simulate.runs.server_capacity import PILING, Day, Progress, capacity, kept
 from simulate.runs.server_load import Load, replicate
 from simulate.runs.simulate_settings import SimulateSettings
-from simulate.runs.timeline import LATENCIES, Floats, Timeline
+from simulate.runs.timeline import LATENCIES, Floats, quantiles
 from treeopt.errors import UsageError
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans import Plan
 from treeopt.replay.sampled_rules import ranks_for_trees
+from treeopt.results.run import PERCENTS
 from treeopt.results.words import paths_words
 from treeopt.traces.trace import Trace
 
 FULL = 0.97  # share of a server's rows in use above which the queue depends on the length of a day
 MOMENTS = 60  # times of the first day at which its load is recorded
-PERCENTS = (50, 95, 99)
 
 
 def simulated_server(
@@ -184,17 +184,8 @@ def figures(served: Served, load: Load, *, warmup_s: float) -> dict[str, float]:
         in_tree = float(stepping[served.tree_index == index].sum())
         values[f"tree_{index}"] = in_tree / all_steps if all_steps else math.nan
     for latency in LATENCIES:
-        for percent, value in zip(PERCENTS, _percentiles(run, latency, arriving), strict=True):
-            values[f"{latency}_s_p{percent}"] = value
+        seconds, weights, request = run.samples(latency)
+        order, weights = seconds.argsort(), np.where(arriving[request] & np.isfinite(seconds), weights, 0)
+        known = quantiles(seconds[order], weights[order], tuple(percent / 100 for percent in PERCENTS))
+        values |= {f"{latency}_s_p{percent}": float(s) for percent, s in zip(PERCENTS, known, strict=True)}
     return values
-
-
-def _percentiles(run: Timeline, latency: str, chosen: NDArray[np.bool_]) -> list[float]:
-    """Return the `PERCENTS` of a latency over the chosen requests; nan if they have none."""
-    values, weights, request = run.samples(latency)
-    known = chosen[request] & (weights > 0) & np.isfinite(values)
-    if not known.any():
-        return [float("nan")] * len(PERCENTS)
-    shares = [percent / 100 for percent in PERCENTS]
-    quantiles = np.quantile(values[known], shares, weights=weights[known], method="inverted_cdf")
-    return [float(value) for value in quantiles]

@@ -180,10 +180,10 @@ class Timeline(RequestTimes):
         resampled = []
         for _ in range(RESAMPLES):
             copies = np.bincount(rng.integers(0, requests, requests), minlength=requests)
-            resampled.append(_quantiles(values, weights * copies[request], shares))
+            resampled.append(quantiles(values, weights * copies[request], shares))
         edges = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
         low, high = np.nanquantile(np.array(resampled), edges, axis=0, method="inverted_cdf")
-        point = _quantiles(values, weights, shares)
+        point = quantiles(values, weights, shares)
         return tuple(map(Estimate, point.tolist(), np.minimum(low, point).tolist(), np.maximum(high, point).tolist()))
 
     def samples(self, latency: str) -> tuple[Floats, Ints, Ints]:
@@ -224,7 +224,7 @@ def speedup(run: Timeline, plain: Timeline, *, relative_error: float = 0.0, grou
     )
 
 
-def _quantiles(values: Floats, weights: Ints, shares: tuple[float, ...]) -> Floats:
+def quantiles(values: Floats, weights: Ints, shares: tuple[float, ...]) -> Floats:
     """Return the sorted values at these shares of the weights; nan if there is no weight."""
     total = np.cumsum(weights)
     if total[-1] == 0:

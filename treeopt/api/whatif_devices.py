@@ -103,14 +103,15 @@ class WhatIf:
         drafter = None if str(settings.drafter) in without_sizes() else settings.drafter
         _check_drafter(kind, drafter, settings.draft_bytes)
         if look(trace.meta, "drafter", "kind") is None:  # for exports of its plans
-            trace = replace(trace, meta={**trace.meta, "drafter": {**(trace.meta.get("drafter") or {}), "kind": kind}})
+            named = look(trace.meta, "drafter")
+            known = named if isinstance(named, Mapping) else {}
+            trace = replace(trace, meta={**trace.meta, "drafter": {**known, "kind": kind}})
         settings = _with_profile(settings, trace, warnings)
         settings = settings.changed(kind=kind, drafter=drafter, **_bytes(settings, drafter))
         places, more = places_of(settings, heads=trace.depth)
         warn(more)
         prices = None if settings.prices is None else prices_of_devices(settings.prices, places)
-        recorded = look(trace.meta, "drafter", "positions")
-        positions = recorded if drafter is None else context_limit(drafter)
+        positions = look(trace.meta, "drafter", "positions") if drafter is None else context_limit(drafter)
         beyond, engine = context_warnings(settings.target, settings.context, positions), settings.limiting
         if engine is not None and ENGINES[engine].methods and not ENGINES[engine].fitting(kind):
             beyond = [f"{ENGINES[engine].title} runs no drafter of kind {kind}", *beyond]

@@ -6,11 +6,11 @@ on the rest, as in `search`; at a batch size each drafter's own step times decid
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, to_builtins
 
 from treeopt import defaults
 from treeopt.comparison.mismatch_warnings import Pairing, paired_by, unlike
@@ -73,58 +73,43 @@ class CompareSettings(Settings):
         return parse_sizes(self.sizes) if isinstance(self.sizes, str) else self.sizes
 
 
-@dataclass(frozen=True)
-class Standing:
-    """A drafter in one configuration, on the requests held out.
+class ComparedTree(TreeRecord, frozen=True):
+    """A static tree with its size."""
 
-    Attributes:
-        drafter: its name.
-        tree: its topology; None decodes plainly.
-        tau: tokens per step and sequence, bonus counted.
-        over: ratio to the first drafter's speedup where steps have a price, else to its tau; None for the first
-            itself, and where the first could not be evaluated.
-        step_s: seconds of a step, where steps have a price.
-        plain_s: seconds of a plain step, by the same step times.
-        speedup: plain decoding's time per token over this one's.
+    nodes: Index
+    depth: Index
+
+
+class Standing(Record, frozen=True, kw_only=True):
+    """A drafter in one contest, on the requests held out; without step times and speedup where steps have no price.
+
+    `over` is the ratio of speedups where steps have a price, else of taus; null if the first could not be evaluated.
     """
 
     drafter: str
-    tree: Tree | None
-    tau: Estimate
-    over: Estimate | None
-    step_s: float | None = None
-    plain_s: float | None = None
-    speedup: Estimate | None = None
-
-    def record(self) -> dict[str, Any]:
-        """Return the standing as JSON values."""
-        tree = self.tree
-        sizes = tree and {"id": tree.id, "nodes": tree.nodes, "depth": tree.depth, "paths": tree.paths}
-        return asdict(self) | {"tree": sizes}
+    tree: ComparedTree | None
+    tau: TauRecord
+    over: Annotated[EstimateRecord | None, Meta(description="ratio to the first drafter; null for the first itself")]
+    step_s: Annotated[Positive | None, Meta(description="seconds per step")]
+    plain_s: Annotated[Positive | None, Meta(description="seconds per step of plain decoding")]
+    speedup: SpeedupRecord | None
 
 
-@dataclass(frozen=True)
-class Contest:
-    """All drafters under one condition.
-
-    Attributes:
-        name: the condition, such as `chain of 4`.
-        batch: sequences decoded together, each drafter with its own best tree; None: trees of one size, not priced.
-        standings: in the order of the drafters.
-        skipped: drafter -> reason why it could not be evaluated.
-        best: the drafter that is best on the requests that trees are chosen on, so that its figures, which are of the
-            others, are not the best of several by chance; None if none was evaluated.
-        second: the next best there.
-        lead: ratio of the best to the second, on the requests held out.
-    """
+class Contest(Record, frozen=True):
+    """All drafters under one condition."""
 
     name: str
-    batch: int | None
-    standings: tuple[Standing, ...]
-    skipped: Mapping[str, str]
-    best: str | None = None
-    second: str | None = None
-    lead: Estimate | None = None
+    batch: Annotated[Count | None, Meta(description="null: trees of one size, which have no price")]
+    standings: Annotated[tuple[Standing, ...], Meta(min_length=1)]
+    skipped: Annotated[dict[str, str], Meta(description="by drafter: why it is not judged")]
+    best: Annotated[str | None, Meta(description="best drafter of the requests that trees are chosen on")] = None
+    second: Annotated[str | None, Meta(description="next best drafter of these requests")] = None
+    lead: Annotated[EstimateRecord | None, Meta(description="ratio of the best to the second; held out")] = None
+
+    def __post_init__(self) -> None:
+        """Check that priced contests have speedups."""
+        if self.batch is not None and any(standing.speedup is None for standing in self.standings):
+            raise ValueError("`standings` of a batch size must have a `speedup`")
 
 
 @dataclass(frozen=True)
@@ -154,10 +139,7 @@ class Comparison(ValueMethods):
             "schema": SCHEMA,
             "first": self.first,
             "pairing": self.pairing,
-            "contests": [
-                asdict(contest) | {"standings": [standing.record() for standing in contest.standings]}
-                for contest in self.contests
-            ],
+            "contests": to_builtins(self.contests, str_keys=True),
             "warnings": list(self.warnings),
             "meta": dict(self.meta),
         }
@@ -268,9 +250,17 @@ class _Result:
 
     def standing(self, drafter: str, over: Estimate | None) -> Standing:
         """Return it as shown, with the ratio to the first drafter."""
-        tau = ratio(self.committed, self.steps, self.domain)
-        speedup = None if self.step_s is None else tau.times(self.gain, relative_error=self.error)
-        return Standing(drafter, self.tree, tau, over, self.step_s, self.plain_s, speedup)
+        tree, tau = self.tree, ratio(self.committed, self.steps, self.domain)
+        priced = None if self.step_s is None else astuple(tau.times(self.gain, relative_error=self.error))
+        return Standing(
+            drafter=drafter,
+            tree=None if tree is None else ComparedTree(tree.id, tree.paths, tree.nodes, tree.depth),
+            tau=TauRecord(*astuple(tau)),
+            over=None if over is None else EstimateRecord(*astuple(over)),
+            step_s=self.step_s,
+            plain_s=self.plain_s,
+            speedup=None if priced is None else SpeedupRecord(*priced),
+        )
 
     def over(self, other: "_Result", *, paired: bool, comparisons: int) -> Estimate:
         """Return the ratio to another configuration; the intervals of all `comparisons` hold together with 95 %."""
@@ -297,8 +287,11 @@ def _contest(name: str, batch: int | None, results: Mapping[str, _Result | str],
         result.standing(drafter, None if drafter == first or first not in measured else over(result, measured[first]))
         for drafter, result in measured.items()
     )
-    best, second, *_ = [*sorted(measured, key=lambda drafter: -measured[drafter].fitted), None, None]
-    lead = None if best is None or second is None else over(measured[best], measured[second])
+    ranked = sorted(measured, key=lambda drafter: -measured[drafter].fitted)
+    if len(ranked) < 2:
+        return Contest(name, batch, standings, skipped, next(iter(ranked), None))
+    best, second, *_ = ranked
+    lead = EstimateRecord(*astuple(over(measured[best], measured[second])))
     return Contest(name, batch, standings, skipped, best, second, lead)
 
 
@@ -389,47 +382,11 @@ def _merge_sentences(warnings: Mapping[str, Sequence[str]]) -> list[str]:
     ]
 
 
-class ComparedTreeRecord(TreeRecord, frozen=True):
-    """A static tree with its size."""
-
-    nodes: Index
-    depth: Index
-
-
-class StandingRecord(Record, frozen=True, kw_only=True):
-    """A drafter in one contest; step times and speedup are null where steps have no price."""
-
-    drafter: str
-    tree: ComparedTreeRecord | None
-    tau: TauRecord
-    over: Annotated[EstimateRecord | None, Meta(description="ratio to the first drafter; null for the first itself")]
-    step_s: Annotated[Positive | None, Meta(description="seconds per step")]
-    plain_s: Annotated[Positive | None, Meta(description="seconds per step of plain decoding")]
-    speedup: SpeedupRecord | None
-
-
-class ContestRecord(Record, frozen=True):
-    """All drafters under one condition."""
-
-    name: str
-    batch: Annotated[Count | None, Meta(description="null: trees of one size, which have no price")]
-    standings: Annotated[tuple[StandingRecord, ...], Meta(min_length=1)]
-    skipped: Annotated[dict[str, str], Meta(description="by drafter: why it is not judged")]
-    best: Annotated[str | None, Meta(description="best drafter of the requests that trees are chosen on")] = None
-    second: Annotated[str | None, Meta(description="next best drafter of these requests")] = None
-    lead: Annotated[EstimateRecord | None, Meta(description="ratio of the best to the second; held out")] = None
-
-    def __post_init__(self) -> None:
-        """Check that priced contests have speedups."""
-        if self.batch is not None and any(standing.speedup is None for standing in self.standings):
-            raise ValueError("`standings` of a batch size must have a `speedup`")
-
-
 class ComparisonRecord(Record, frozen=True, tag_field="schema", tag=SCHEMA):
     """Drafters side by side."""
 
     first: Annotated[str, Meta(description="the drafter that the others are compared with")]
     pairing: Annotated[Literal["texts", "prompts", "caller"] | None, Meta(description="null: not paired")]
-    contests: tuple[ContestRecord, ...]
+    contests: tuple[Contest, ...]
     warnings: tuple[str, ...]
     meta: Annotated[dict[str, Any], Meta(description="provenance of traces and step times; settings")]

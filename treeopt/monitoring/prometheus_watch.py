@@ -228,7 +228,7 @@ class PlanWatch:
         server.tau, server.running = 1 + growth.kept / growth.steps, growth.running
         self._compare(growth)
         state = self.state
-        state.open_s += (at_s - at_before_s) / len(state.servers)
+        state.open_s += max(at_s - at_before_s, 0.0) / len(state.servers)  # clocks may be set back
         state.finished += growth.finished
         state.lanes = max(state.lanes, sum(server.running or 0.0 for server in state.servers.values()))
 

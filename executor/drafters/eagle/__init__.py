@@ -77,8 +77,7 @@ def _like_llama(config: Mapping[str, Any], inner: Mapping[str, Any]) -> Mapping[
 
     Classes of Llama's layers have neither experts nor latent attention, whatever fields their configurations have.
     """
-    classes = config.get("architectures")
-    if "llama" not in str(classes).lower() and inner is config:
+    if "llama" not in str(config.get("architectures")).lower() and inner is config:
         plain_layers(inner, "an EAGLE drafter")
     kind = inner.get("model_type")
     return {name: inner[name] for name in _LLAMA if name in inner} | {"model_type": kind if kind in DENSE else "llama"}

@@ -146,10 +146,12 @@ def test_evidence_starts_with_the_second_value_and_stays_finite():
 
 
 def test_a_change_ends_when_the_figures_are_back():
+    """Also where the clock is set back by two hours with the change."""
     server, watch = Served(3), watched()
     seen = []
     for number in range(400):
-        watch.add("a", server.scrape(acceptance=0.8 if 50 <= number < 150 else 1.0), number * SCRAPE_S)
+        at_s = number * SCRAPE_S - 7200 * (number >= 50)
+        watch.add("a", server.scrape(acceptance=0.8 if 50 <= number < 150 else 1.0), at_s)
         watch.close_block()
         seen.append(watch.record("now")["changed"])
     assert not any(seen[:50])
