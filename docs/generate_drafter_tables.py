@@ -13,7 +13,7 @@ SHOWN = {"name", "kind", "depths", "coefficient", "decay"}  # in columns of thei
 
 def layouts() -> Iterator[list[str]]:
     """Yield a row per kind that has files."""
-    from simulate.model_sizes.drafter_kinds import DRAFTERS
+    from simulate.drafter_kinds import DRAFTERS
 
     yield ["drafter", "layouts that are read", "`--layout` of what is written"]
     for kind in sorted(DRAFTERS.values(), key=lambda kind: kind.title.lower()):
@@ -24,7 +24,7 @@ def layouts() -> Iterator[list[str]]:
 def recipes() -> Iterator[list[str]]:
     """Yield a row per recipe; its optimiser's settings are left out."""
     from executor.drafters.base import recipe
-    from simulate.model_sizes.drafter_kinds import DRAFTERS
+    from simulate.drafter_kinds import DRAFTERS
 
     yield ["recipe", "drafter", "depths", "terms of the loss", "weight at depth k", "other settings"]
     for name, each in recipe.recipes().items():

@@ -22,7 +22,7 @@ from executor.target.load_hf_model import dtype_name, read_verifiable_config
 from executor.target.packed_linears import pack_where_it_fits, packed_choice, plain_tensors, quantization_of, repack
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes, whole
-from simulate.model_sizes.drafter_kinds import DRAFTERS
+from simulate.drafter_kinds import DRAFTERS
 from simulate.model_sizes.hf_config import SHAPES, shape_fields, shape_name
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.registry import load

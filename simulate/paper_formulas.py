@@ -78,7 +78,7 @@ def weight_speedup(
         draft_weights: weights that one drafter forward reads, W_d: LM head counted, embedding not.
         target_weights: weights that one plain decoding step of the target reads, W_t, in the same unit.
 
-    Source: CORAL (Weng et al. 2025), Eq. 6; `simulate.model_sizes.drafter_kinds` counts the weights.
+    Source: CORAL (Weng et al. 2025), Eq. 6; `simulate.drafter_kinds` counts the weights.
 
     >>> weight_speedup(tau=4.0, gamma=6, draft_weights=500, target_weights=7000)
     2.8

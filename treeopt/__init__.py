@@ -6,7 +6,7 @@ first used, so that importing treeopt takes no time. The rooms, in the order of 
 * `errors`, `registry`, `settings`, `defaults`: the errors, registries of kinds, settings of questions, their defaults.
 * `acceptance_rule_entries`: the rules that decide which drafted tokens are accepted, by name.
 * `tree`, `cost_model`: the tree, the protocol of step times.
-* `value_methods`: methods that values share: HTML for notebooks, plots, files.
+* `display_methods`: methods that values share: HTML for notebooks, plots, files.
 * `storage`, `statistics`: files and provenance; estimates with intervals.
 * `traces`, `tree_files`: what a drafter gets right, and importers of other programs' figures; other programs' trees.
 * `policies`, `constraints`, `replay`: dynamic trees; rules of engines; which drafted tokens a tree gets accepted.
@@ -26,7 +26,7 @@ first used, so that importing treeopt takes no time. The rooms, in the order of 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from treeopt.value_methods import provide
+from treeopt.display_methods import provide
 
 if TYPE_CHECKING:
     from simulate.profiles.profile import Profile as Profile

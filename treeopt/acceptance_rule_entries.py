@@ -44,7 +44,7 @@ ENTRIES = (
     AcceptanceRule(
         name="typical",
         accepts="tokens that the target finds likely enough",
-        rule="executor.verification.acceptance_probabilities:Typical",
+        rule="executor.verification.typical_acceptance:Typical",
         takes=("warp",),
         lossless=False,
         several=True,
@@ -52,12 +52,12 @@ ENTRIES = (
     AcceptanceRule(
         name="sample-and-match",
         accepts="the tokens that the target samples; candidates of any origin, if siblings are distinct",
-        rule="executor.verification.acceptance_probabilities:SampleAndMatch",
+        rule="executor.verification.sampling_rules:SampleAndMatch",
     ),
     AcceptanceRule(
         name="point-mass",
         accepts="the same, tokens tried in rounds as in EAGLE-2 and EAGLE-3; equal siblings do no harm",
-        rule="executor.verification.acceptance_probabilities:PointMass",
+        rule="executor.verification.sampling_rules:PointMass",
     ),
     AcceptanceRule(
         name="leviathan",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.api.file_loading import FILE, path_of
 from treeopt.errors import UsageError, visible
-from treeopt.results.blocks import Blocks, Line, Table, notes_once
 from treeopt.results.kinds import RESULTS, Record, ResultKind, Validation, kind_of_schema, known
+from treeopt.results.tables_and_numbers import Blocks, Line, Table, notes_once
 from treeopt.storage.json_records import parse, reading
 from treeopt.storage.user_files import read_text, write_text
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from msgspec import Meta
 
+from treeopt.display_methods import ValueMethods
 from treeopt.errors import PlanError, TreeError, UsageError
 from treeopt.policies import POLICIES, Policy
 from treeopt.policies.policy_kinds import policy_of, to_record
@@ -31,7 +32,6 @@ from treeopt.storage.typed_records import (
 )
 from treeopt.storage.user_files import read_text, write_text
 from treeopt.tree import Tree
-from treeopt.value_methods import ValueMethods
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from treeopt.errors import TraceError, UsageError
 CONFIDENCE = 0.95
 WIDEST = 100.0  # half-width in logarithms at which nothing is known
 SETTLED = 60.0  # effective clusters from which on the linearised interval covers: data/benchmarks/coverage.json
-MANY = 10.0
+MANY = 20.0
 FEW_GROUPS = 5  # fewer do not show how far groups differ: `make coverage`
 BY_CHANCE = 0.95  # share of groups that are alike whose spread passes for chance
 ROUNDING = 1e-9  # share of a ratio by which a cluster that is like the others may differ
@@ -163,7 +163,7 @@ def quantile(clusters: float, comparisons: int = 1) -> float:
     """Return the standard errors in a 95 % half-width for this number of clusters, above 1 (Student's t).
 
     All of several `comparisons` hold together with 95 % (Bonferroni). Above `MANY` clusters by the series of Abramowitz
-    and Stegun 26.7.5, which is right to 4e-6 there for one comparison.
+    and Stegun 26.7.5, which is right to 2e-7 there for one comparison.
 
     >>> round(quantile(31), 3), round(quantile(3), 3), round(quantile(31, comparisons=4), 3)
     (2.042, 4.303, 2.657)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from treeopt.errors import visible
-from treeopt.results.blocks import Block, Blocks, Cell, Column, Line, Row, Table, notes_once
+from treeopt.results.tables_and_numbers import Block, Blocks, Cell, Column, Line, Row, Table, notes_once
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,8 +14,8 @@ from operator import index
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.display_methods import ValueMethods
 from treeopt.errors import TreeError, brief
-from treeopt.value_methods import ValueMethods
 
 MAX_NODES = 4096
 MAX_RANK = 2**15 - 1

@@ -25,7 +25,7 @@ from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.load_hf_model import check_finite, dtype_name, load_target
 from executor.target.packed_linears import pack_where_it_fits
 from executor.target.target_model import Target
-from simulate.model_sizes.drafter_kinds import kind_of_name, known_kind
+from simulate.drafter_kinds import kind_of_name, known_kind
 from simulate.model_sizes.hf_config import other_format
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.registry import load

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executor.profiling.configurations import Configuration, chain_configurations
-from executor.profiling.measure_steps import FEWEST, Rounds, Timing
+from executor.profiling.measurement_rounds import FEWEST, Rounds, Timing
 from executor.profiling.profile_settings import Measuring
 from executor.runners.engine_runner import EngineRunner, draft_of
 from executor.runners.runner import Requests, Run, Tokens, Visit, joined
-from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
+from simulate.profiles.profile_from_cells import engine_cell, engine_profile
 from simulate.profiles.step_tables import Prefill
 from treeopt.defaults import ENGINE_LENGTH, ENGINE_ROUNDS
 from treeopt.engines.driver import Draft

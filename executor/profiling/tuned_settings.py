@@ -16,8 +16,8 @@ from executor.profiling.engine_waves import full_draft, mean_drafted
 from executor.recording.engine_steps import visited_trace
 from executor.runners.engine_runner import EngineRunner
 from executor.runners.runner import Requests, RequestSteps, Run, Tokens
-from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.profile import Profile
+from simulate.profiles.profile_from_cells import engine_cell, engine_profile
 from treeopt.errors import EngineError
 from treeopt.planning.tuner import BETWEEN, FIRST, Result, Setting, Tuner, Verdict
 from treeopt.replay.static_tree import ALL_STEPS

@@ -21,9 +21,9 @@ from executor.recording.recording_settings import Recording
 from executor.recording.teacher_forced import Arrays, Texts, forced_arrays
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank
-from executor.verification.acceptance_probabilities import Typical
 from executor.verification.acceptance_rules import Accepted
 from executor.verification.tree_tensors import Draft
+from executor.verification.typical_acceptance import Typical
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.traces.candidates import Candidates
 from treeopt.traces.resumable_shards import Head, gather, note

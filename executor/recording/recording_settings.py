@@ -12,10 +12,11 @@ from executor.drafters.base.drafter import Drafter, history_of, usual_depth
 from executor.recording.record_candidates import check_candidates, confidence_source
 from executor.recording.teacher_forced import source_of
 from executor.target.target_model import Target
-from executor.verification.acceptance_probabilities import SampleAndMatch, Typical
 from executor.verification.acceptance_rules import Greedy, Rule, make_rule, rule_meta
 from executor.verification.multi_round_rejection import BlockVerification
+from executor.verification.sampling_rules import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
+from executor.verification.typical_acceptance import Typical
 from treeopt.defaults import DRAWS
 from treeopt.errors import ExecutorError, UsageError
 from treeopt.policies import DynamicTree

@@ -36,9 +36,9 @@ from torch import Tensor
 from executor.drafters.base.drafter import Drafter
 from executor.target.causal_model import Outputs
 from executor.target.target_model import Target
-from executor.verification.acceptance_probabilities import CoinRule, PointMass, SampleAndMatch
 from executor.verification.acceptance_rules import Rule
 from executor.verification.multi_round_rejection import BlockVerification, Leviathan, Rounds, Sequoia, SpecInfer
+from executor.verification.sampling_rules import CoinRule, PointMass, SampleAndMatch
 from executor.verification.temperature_top_k_top_p import pick
 from treeopt.traces.trace import MISSED, PAST_END
 

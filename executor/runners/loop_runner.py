@@ -18,8 +18,8 @@ from executor.target.target_model import Target
 from executor.target.tensor_parallel import processes
 from executor.verification.acceptance_rules import Greedy, Rule, rule_meta
 from executor.verification.replayed_acceptance import Imposed
-from simulate.model_sizes.device_memory import DeviceMemory
-from simulate.model_sizes.drafter_kinds import known_kind
+from simulate.device_memory import DeviceMemory
+from simulate.drafter_kinds import known_kind
 from simulate.model_sizes.model_shape import Shape as ModelShape
 from treeopt.errors import CostError
 from treeopt.registry import load
@@ -34,7 +34,7 @@ class LoopRunner(Runner):
     single_steps = True
     least_batches = 2
     target: Target
-    timing = "executor.profiling.loop_blocks:LoopBlocks"
+    timing = "executor.profiling.timed_blocks:LoopBlocks"
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.model_sizes.device_memory import DeviceMemory
+from simulate.device_memory import DeviceMemory
 from treeopt.defaults import NEW_TOKENS
 from treeopt.errors import UsageError, counted
 from treeopt.policies import Policy
@@ -182,7 +182,7 @@ class Runner(ABC):
         single_steps: times are of single steps, with drafting apart; False: each is the mean of a run.
         relaunches: a draft takes a launch, so runs with the same draft follow one another.
         least_batches: full batches that a part of the requests must hold to be timed.
-        timing: `module:Class` that times it for a profile, see `executor.profiling.measure_steps`.
+        timing: `module:Class` that times it for a profile, see `executor.profiling.measurement_rounds`.
         concurrency: most requests in flight; set it before the first run.
         target: the target's model; None: the runner loads it itself.
         processes: that share this runner; several keep no work file, since each would write its own.

@@ -22,7 +22,7 @@ from executor.target.packed_linears import pack_where_it_fits, plain_tensors, qu
 from executor.target.positions import refused_positions, rope_types, unused_window
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import check_agreement, sharding, whole
-from simulate.model_sizes.drafter_kinds import named_drafter
+from simulate.drafter_kinds import named_drafter
 from simulate.model_sizes.hf_config import other_format, parsed
 from treeopt.errors import ExecutorError, UsageError, shorten
 from treeopt.storage.hub_models import folder_name, hub_hint

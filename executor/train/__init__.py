@@ -1,7 +1,7 @@
 """Training drafters by published recipes.
 
 * `training_run`: a run with the Hugging Face Trainer: start or resume, train, measure, write.
-* `loss_module`: the loss of a drafter with its target as one module, and its terms by name.
+* `losses`: the loss of a drafter with its target as one module, and its terms by name.
 * `token_rows`: training texts, read from files, as rows of tokens with a mask.
 * `self_distill`: text that the target writes itself.
 * `feature_store`: the target's features on disk.

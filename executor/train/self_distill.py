@@ -26,8 +26,8 @@ from executor.target.target_model import Target
 from executor.target.tensor_parallel import launched_processes
 from executor.target.tokenizer import stop_tokens
 from executor.train.token_rows import Text, tokenizer_hash
-from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.acceptance_rules import Greedy, Rule
+from executor.verification.sampling_rules import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from treeopt.errors import ExecutorError
 from treeopt.storage.user_files import write_text

@@ -88,7 +88,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         return {"input_ids": self.tokens[index], "loss_mask": self.mask[index]}
 
     def anchors(self, depth: int) -> int:
-        """Return the number of supervised anchors at a depth (from 1); see `loss_module`."""
+        """Return the number of supervised anchors at a depth (from 1); see `losses`."""
         return int((self.mask[:, 1:-depth] & self.mask[:, 1 + depth :]).sum()) if depth < self.mask.shape[1] else 0
 
     def split(self, share: float) -> "tuple[Rows, Rows]":

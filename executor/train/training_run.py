@@ -26,9 +26,9 @@ from executor.target.load_hf_model import DTYPES, first_line
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import is_main_rank, launched_processes
 from executor.train.feature_store import FeatureStore
-from executor.train.loss_module import TOPS, Backbone, DepthScore, Lesson, Lora
+from executor.train.losses import TOPS, Backbone, DepthScore, Lesson, Lora
 from executor.train.token_rows import Rows, frequent_tokens
-from simulate.model_sizes.drafter_kinds import DRAFTERS, Training
+from simulate.drafter_kinds import DRAFTERS, Training
 from treeopt.errors import ExecutorError, TreeoptError, UsageError
 from treeopt.registry import load
 from treeopt.storage.provenance import this_run

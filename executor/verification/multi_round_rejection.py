@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from executor.verification.acceptance_probabilities import CoinRule, Siblings, or_else
 from executor.verification.acceptance_rules import rows
+from executor.verification.sampling_rules import CoinRule, Siblings, or_else
 from executor.verification.temperature_top_k_top_p import draws
 from executor.verification.tree_tensors import Draft
 from treeopt.errors import ExecutorError

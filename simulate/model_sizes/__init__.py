@@ -9,7 +9,4 @@
 * `model_shape`: the parameters, K/V bytes and FLOP of a decoder-only transformer of these sizes.
 * `forward_pass`: the matrices and attention of one forward, also divided over several devices (tensor and expert
   parallelism).
-* `drafter_kinds`: the forwards of a drafter at each level of a tree; what the entry of a kind says, the registry of
-  kinds, and the kind of a configuration.
-* `device_memory`: the bytes of weights, caches and states on a device, and the largest batch that fits.
 """

@@ -4,7 +4,7 @@ Fitted by least squares of relative errors. A profile uses it to interpolate bet
 at a measured size the measurement counts, see `simulate.profiles.step_tables`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated
@@ -14,6 +14,7 @@ from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from simulate.model_sizes.layer_weights_and_kv import Experts
+from simulate.profiles.step_tables import BatchTimes, Points
 from treeopt.cost_model import far
 from treeopt.errors import CostError
 from treeopt.storage.typed_records import Finite, NotNegative
@@ -144,3 +145,17 @@ def fit_basis(
     if "experts" not in fitted:  # other terms explain their cost
         experts, spread = None, 1.0
     return Basis(fitted, experts, spread)
+
+
+def basis_of(tables: Sequence[BatchTimes], experts: Experts | None = None) -> Basis:
+    """Return the basis that fits the tables; `experts`: the target's."""
+    points = [(size, seconds, times.batch, times.context) for times in tables for size, seconds in times.rest]
+    tokens, measured_s, batches, contexts = zip(*points, strict=True)
+    return fit_basis(tokens, measured_s, batch=batches, context=contexts, experts=experts)
+
+
+def over_basis(times: BatchTimes, basis: Basis) -> Points:
+    """Return the ratio of measured seconds besides drafting to those of the basis, by tokens."""
+    tokens, seconds = zip(*times.rest, strict=True)
+    fitted_s = basis.rest_s(tokens, batch=times.batch, context=times.context)
+    return tuple(zip(tokens, (np.array(seconds) / fitted_s).tolist(), strict=True))

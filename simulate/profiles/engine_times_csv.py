@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulate.profiles.calibration import engine_cell, engine_profile
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
+from simulate.profiles.profile_from_cells import engine_cell, engine_profile
 from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.storage.json_records import reading
 from treeopt.storage.provenance import this_run

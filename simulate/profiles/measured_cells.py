@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulate.model_sizes.layer_weights_and_kv import Experts
-from simulate.profiles.basis import Basis
-from simulate.profiles.profile import BatchTimes, Profile, basis_of, over_basis
+from simulate.profiles.basis import Basis, basis_of, over_basis
+from simulate.profiles.profile import BatchTimes, Profile
 from simulate.profiles.step_tables import Points, interpolate
 from treeopt.errors import UsageError
 

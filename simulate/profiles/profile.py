@@ -12,7 +12,6 @@ refused with a CostError, which holds the command that measures them.
 
 import json
 import math
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -23,19 +22,18 @@ import numpy as np
 from msgspec import Meta, structs
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.model_sizes.drafter_kinds import known_kind
-from simulate.model_sizes.layer_weights_and_kv import Experts
-from simulate.profiles.basis import Basis, fit_basis
+from simulate.drafter_kinds import known_kind
+from simulate.profiles.basis import Basis, basis_of, over_basis
 from simulate.profiles.step_tables import BatchTimes as BatchTimes
-from simulate.profiles.step_tables import Points, Prefill, check_measured, interpolate, is_measured
+from simulate.profiles.step_tables import Prefill, batch_shares, check_measured, interpolate, is_measured
 from treeopt.comparison.mismatch_warnings import differing_models, names_weights
 from treeopt.cost_model import CostParts, StepShape, far
+from treeopt.display_methods import ValueMethods
 from treeopt.errors import CostError
 from treeopt.storage.json_records import parse, reading
 from treeopt.storage.provenance import GREEDY, look, rule_in, same_choosing
 from treeopt.storage.typed_records import AtLeastOne, Count, Index, NotNegative, Record, read_record
 from treeopt.storage.user_files import read_text, shipped, write_text
-from treeopt.value_methods import ValueMethods
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -433,23 +431,6 @@ def _without(words: Sequence[str], *options: str) -> Iterator[str]:
             yield word
 
 
-def batch_shares(batch: int, sizes: Collection[int]) -> tuple[tuple[float, int], ...]:
-    """Return the measured batch sizes that price a batch size, with their shares: itself, or the two around it.
-
-    Shares are those of a straight line in the batch size.
-
-    >>> batch_shares(2, (1, 4)), batch_shares(4, (1, 4))
-    (((0.6666666666666667, 1), (0.3333333333333333, 4)), ((1.0, 4),))
-    """
-    measured = sorted(set(sizes))
-    if batch in measured:
-        return ((1.0, batch),)
-    above = bisect_left(measured, batch)
-    low, high = measured[above - 1], measured[above]
-    share = (batch - low) / (high - low)
-    return ((1 - share, low), (share, high))
-
-
 def error_between(device: str) -> float:
     """Return the half-width of the 95 % interval that interpolation between batch sizes adds to step / plain step.
 
@@ -460,20 +441,6 @@ def error_between(device: str) -> float:
     True
     """
     return ONE_THREAD if device == "cpu, 1 threads" else OTHER_DEVICES
-
-
-def basis_of(tables: Sequence[BatchTimes], experts: Experts | None = None) -> Basis:
-    """Return the basis that fits the tables; `experts`: the target's."""
-    points = [(size, seconds, times.batch, times.context) for times in tables for size, seconds in times.rest]
-    tokens, measured_s, batches, contexts = zip(*points, strict=True)
-    return fit_basis(tokens, measured_s, batch=batches, context=contexts, experts=experts)
-
-
-def over_basis(times: BatchTimes, basis: Basis) -> Points:
-    """Return the ratio of measured seconds besides drafting to those of the basis, by tokens."""
-    tokens, seconds = zip(*times.rest, strict=True)
-    fitted_s = basis.rest_s(tokens, batch=times.batch, context=times.context)
-    return tuple(zip(tokens, (np.array(seconds) / fitted_s).tolist(), strict=True))
 
 
 def save_profile(profile: Profile, path: Path) -> None:

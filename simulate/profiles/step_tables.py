@@ -1,7 +1,8 @@
 """Tables of seconds measured at one batch size and context: exact at their points, an error outside them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -232,6 +233,23 @@ def interpolate(sizes: Floats | Ints, points: Sequence[tuple[int, float]]) -> Fl
     """
     table = np.array(points)
     return np.asarray(np.interp(sizes, table[:, 0], table[:, 1]))
+
+
+def batch_shares(batch: int, sizes: Collection[int]) -> tuple[tuple[float, int], ...]:
+    """Return the measured batch sizes that price a batch size, with their shares: itself, or the two around it.
+
+    Shares are those of a straight line in the batch size.
+
+    >>> batch_shares(2, (1, 4)), batch_shares(4, (1, 4))
+    (((0.6666666666666667, 1), (0.3333333333333333, 4)), ((1.0, 4),))
+    """
+    measured = sorted(set(sizes))
+    if batch in measured:
+        return ((1.0, batch),)
+    above = bisect_left(measured, batch)
+    low, high = measured[above - 1], measured[above]
+    share = (batch - low) / (high - low)
+    return ((1 - share, low), (share, high))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.model_sizes.device_memory import HEAD_BYTES
+from simulate.device_memory import HEAD_BYTES
 from simulate.model_sizes.forward_pass import Forward
 from simulate.roofline.data_sheets import Fitted, Hardware, fitted_for
 from simulate.roofline.host_overhead import Overheads

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from simulate.model_sizes.drafter_kinds import DrafterShape
+from simulate.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from simulate.roofline.data_sheets import MOST, ROWS_ERROR, Hardware, load_hardware, stated_error

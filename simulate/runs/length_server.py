@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.runs.draft_lengths import LengthRule, Scheduled, best_lengths, length_rule, survivals, times_of
+from simulate.runs.draft_length_rules import LengthRule, Scheduled, best_lengths, length_rule, survivals, times_of
 from simulate.runs.run_costs import PAD, Prompts, sizes_above
 from simulate.runs.server import Decoding, ServerRun, Switching, serve_day
 from simulate.runs.server_load import Workload
@@ -113,7 +113,7 @@ class LengthDecoding(Decoding):
         Args:
             trace: the requests' texts; its ranks determine acceptance.
             rule: makes the rule of a run.
-            survival: float64 (P, K or more), what the rule knows of each chain; see `draft_lengths.survivals`.
+            survival: float64 (P, K or more), what the rule knows of each chain; see `draft_length_rules.survivals`.
 
         Raises:
             TraceError: the chain is deeper than the trace.
@@ -156,7 +156,7 @@ def length_decoding(
     adaptive_s: float = 0.0,
     seed: int = 0,
 ) -> tuple[LengthDecoding, str]:
-    """Return the decoding with the draft lengths that a text names (`draft_lengths.FORMS`), and what was assumed.
+    """Return the decoding with the draft lengths that a text names (`draft_length_rules.FORMS`), and what was assumed.
 
     Rules without a length draft as deep as the trace and the step times go.
 

@@ -4,6 +4,7 @@ requests a server was seen to decode at once, as shares of time.
 
 import csv
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from simulate.runs.timeline import Floats, Ints, RequestTimes
 from treeopt.errors import UsageError
 from treeopt.settings import Settings, setting
+from treeopt.statistics import Estimate, ratio
 from treeopt.storage.json_records import RecordError, reading
 from treeopt.storage.typed_records import Finite, Record, read_record
 from treeopt.storage.user_files import read_text
@@ -327,3 +329,25 @@ def read_running(path: Path) -> dict[int, float]:
             weights[part].sum() / weights.sum()
         )
     return dict(sorted(joined.items()))
+
+
+def replicate(
+    simulation: Callable[[np.random.Generator], Mapping[str, float]], *, replications: int, seed: int = 0
+) -> dict[str, Estimate]:
+    """Return the mean figures of independent runs with 95 % intervals (Student's t over the runs).
+
+    Args:
+        simulation: one run, given its random numbers.
+        replications: number of runs, at least 1; a single run has no interval.
+        seed: seed of all runs.
+    """
+    seeds = np.random.SeedSequence(seed).spawn(replications)
+    runs = [simulation(np.random.default_rng(seed_of_run)) for seed_of_run in seeds]
+    names, ones = dict.fromkeys(name for run in runs for name in run), np.ones(replications)
+    estimates = {}
+    for name in names:
+        mean = ratio(np.array([run.get(name, 0.0) for run in runs]), ones)
+        least = -math.inf if name == "piled" else 0.0  # a queue may also become shorter
+        most = 1.0 if name in ("within", "busy") or name.startswith("tree_") else math.inf
+        estimates[name] = Estimate(mean.value, max(least, mean.low), min(most, mean.high))
+    return estimates

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulate.runs.draft_lengths import FORMS
+from simulate.runs.draft_length_rules import FORMS
 from simulate.runs.run_costs import PromptSettings
 from simulate.runs.server_load import Load
 from treeopt import defaults

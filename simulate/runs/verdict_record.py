@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from simulate.model_sizes.device_memory import DeviceMemory
+from simulate.device_memory import DeviceMemory
 from simulate.profiles.profile import Profile
 from simulate.runs.batch_record import run_conditions
-from simulate.runs.draft_lengths import chain_tau, fixed_speeds, times_of
+from simulate.runs.draft_length_rules import chain_tau, fixed_speeds, times_of
 from simulate.runs.length_server import LengthDecoding, length_decoding, run_lengths
 from simulate.runs.run_costs import PAD
 from simulate.runs.simulate_settings import VerdictSettings
@@ -26,7 +26,7 @@ from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.replay.static_tree import replay_tree
 from treeopt.statistics import Estimate, Groups, ratio
 from treeopt.storage.provenance import from_figure, look
-from treeopt.traces.drafter_confidence import confidences
+from treeopt.traces.confidence_reliability import confidences
 from treeopt.traces.importers.synthetic_trace import drawn_by_text, trace_from_ranks
 from treeopt.traces.trace import MISSED, PAST_END, Trace
 from treeopt.tree import Tree

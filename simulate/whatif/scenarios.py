@@ -11,7 +11,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.model_sizes.device_memory import DeviceMemory
+from simulate.device_memory import DeviceMemory
 from simulate.paper_formulas import expected_tau
 from simulate.roofline.roofline_model import Roofline
 from treeopt.cost_model import CostModel, StepShape

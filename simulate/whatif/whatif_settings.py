@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulate.model_sizes.device_memory import SHARE
-from simulate.model_sizes.drafter_kinds import DRAFTERS
+from simulate.device_memory import SHARE
+from simulate.drafter_kinds import DRAFTERS
 from simulate.model_sizes.hf_config import OWN_SWEEP
 from simulate.model_sizes.model_shape import KEYS, SPREAD
 from simulate.profiles.profile import Profile

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from simulate.profiles.profile import NORMAL_95, BatchTimes, Profile
 from simulate.runs.run_costs import PromptSettings
+from simulate.runs.server_figures import simulated_server
 from simulate.runs.server_load import Load
-from simulate.runs.server_record import simulated_server
 from simulate.runs.simulate_settings import SimulateSettings
 from tests.helpers.strategies import with_lengths
 from treeopt.comparison.compare_drafters import compare

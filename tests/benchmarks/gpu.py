@@ -45,7 +45,7 @@ from executor.decoding.self_test import Audit, audit_text
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.medusa.drafter import MedusaHeads
 from executor.models import device_name, random_target
-from executor.profiling.loop_blocks import run_block
+from executor.profiling.timed_blocks import run_block
 from executor.prompts.prompt_files import read_prompts
 from executor.target import fused_verification
 from executor.target.load_hf_model import load_target

@@ -15,18 +15,18 @@ import torch
 
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.drafter import Drafter
-from executor.profiling.loop_blocks import WARM_UP, run_block
 from executor.profiling.profile_settings import Measuring
+from executor.profiling.timed_blocks import WARM_UP, run_block
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import Requests
 from executor.target.target_model import Target
 from executor.validation import LiveComparison
-from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.acceptance_rules import Greedy
+from executor.verification.sampling_rules import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
-from simulate.model_sizes.drafter_kinds import drafter_shape
+from simulate.drafter_kinds import drafter_shape
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import load_profile, save_profile
 from simulate.roofline.data_sheets import find_hardware

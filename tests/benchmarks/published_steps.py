@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from simulate.model_sizes.drafter_kinds import drafter_shape
+from simulate.drafter_kinds import drafter_shape
 from simulate.model_sizes.hf_config import known_models
 from simulate.model_sizes.model_shape import Shape
 from simulate.roofline.data_sheets import find_hardware

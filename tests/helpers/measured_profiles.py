@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from executor.profiling.measure_steps import Measurement
+from executor.profiling.measurement_rounds import Measurement
 from executor.profiling.profile_settings import Measuring
 from executor.runners.runner import Runner, Tokens
 from simulate.profiles.profile import Profile

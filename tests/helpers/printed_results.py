@@ -15,8 +15,8 @@ import pytest
 from simulate.profiles.profile import save_profile
 from tests.helpers.command_line import done, small_profile, small_trace
 from treeopt.plans import load_plan
-from treeopt.results.blocks import Blocks
 from treeopt.results.kinds import RESULTS as KINDS
+from treeopt.results.tables_and_numbers import Blocks
 from treeopt.terminal import print_blocks
 from treeopt.traces.trace_files import load_trace, save_trace
 

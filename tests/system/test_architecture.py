@@ -28,11 +28,11 @@ PACKAGES = ("treeopt", "simulate", "executor")
 
 # The room rule: a room imports rooms that stand before it, in its own package or in one before; never a later one.
 ROOMS = """
-treeopt: errors registry settings acceptance_rule_entries defaults storage value_methods tree statistics traces
+treeopt: errors registry settings acceptance_rule_entries defaults storage display_methods tree statistics traces
     traces.importers traces.importers.sources tree_files policies
     cost_model constraints replay searchers
     plans planning comparison engines engines.connections engines.* monitoring results terminal charts report
-simulate: model_sizes roofline profiles paper_formulas runs validation whatif
+simulate: model_sizes drafter_kinds device_memory roofline profiles paper_formulas runs validation whatif
 executor: device kernels prompts verification target drafters.base models checkpoints.tensors
     drafters.* drafters checkpoints decoding runners
     recording profiling validation train

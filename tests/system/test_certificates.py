@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tests.helpers.pools import all_trees, pool_of, pools
 from tests.helpers.rules import rules
 from tests.helpers.slow_params import examples
-from tests.treeopt.searchers.test_dinkelbach import FAMILIES, costs
+from tests.treeopt.searchers.test_integer_programme import FAMILIES, costs
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostParts
 from treeopt.errors import CostError, EngineError
 from treeopt.searchers.choose_method import fitting
-from treeopt.searchers.dinkelbach import refine
+from treeopt.searchers.integer_programme import refine
 from treeopt.tree import Path, Tree
 
 WIDTH, DEPTH, NODES = 3, 3, 5

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from simulate.model_sizes.drafter_kinds import DRAFTERS, DrafterKind
+from simulate.drafter_kinds import DRAFTERS, DrafterKind
 from simulate.whatif.whatif_settings import WhatIfSettings
 from treeopt import registry
 from treeopt.cli.options.value_types import EntryName

@@ -65,7 +65,7 @@ def profile(*, settings: ProfileSettings, work: Path | None = None, progress: Pr
     if measuring.policies and getattr(runner, "graphs", False):
         note(["CUDA graphs run dynamic trees, but no policy that asks the host in a step: --graphs off measures those"])
     tokens, _ = load_tokens(settings.models, runner.target, settings.source)
-    from executor.profiling.measure_steps import Measurement
+    from executor.profiling.measurement_rounds import Measurement
 
     if runner.single_steps and measuring.budget_s is None and runner.processes == 1:
         measuring = measuring.changed(budget_s=BUDGET_S + POLICIES_S * measuring.policies)

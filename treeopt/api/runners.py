@@ -80,7 +80,7 @@ class EngineSetup(Settings):
             UsageError: the engine cannot be named so, or its method does not run the drafter.
             EngineError: it is not there.
         """
-        from simulate.model_sizes.drafter_kinds import kind_of_drafter, kind_of_name, known_kind
+        from simulate.drafter_kinds import kind_of_drafter, kind_of_name, known_kind
         from treeopt.engines.driver import DriverSettings
 
         assert self.engine is not None

@@ -151,7 +151,7 @@ def _held(plan: Plan, cost: CostModel) -> Plan:
     records, context = look(cost.meta, "memory"), look(plan.meta, "search", "context")
     if not records or context is None:
         return plan
-    from simulate.model_sizes.device_memory import DeviceMemory
+    from simulate.device_memory import DeviceMemory
     from simulate.whatif.scenarios import held
 
     return held(plan, DeviceMemory.at(records, context), device=str(look(cost.meta, "device")), context=context)

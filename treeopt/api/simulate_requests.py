@@ -54,7 +54,7 @@ def simulate(
         ['chain of 1', 'no speculation']
     """
     from simulate.runs.batch_record import plan_conditions, simulated_run
-    from simulate.runs.server_record import simulated_server
+    from simulate.runs.server_figures import simulated_server
 
     load = settings.load
     plan = as_plan(settings.plan)

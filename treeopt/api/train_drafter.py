@@ -139,7 +139,7 @@ def train(*, settings: TrainSettings, progress: Progress = silent) -> Record:
     target.check_length(settings.length)
     from executor.checkpoints import load_drafter
     from executor.prompts.message_parts import Report
-    from executor.train.loss_module import check_whole
+    from executor.train.losses import check_whole
     from executor.train.training_run import begun, precision_of, run
 
     if recipe.trainable == "backbone" and not settings.lora:
@@ -274,7 +274,7 @@ def _rows(
 def _job(recipe: Recipe, settings: TrainSettings, *, rows: int, texts: int, device: str, precision: str) -> "Job":
     """Return the training that the settings describe."""
     from executor.target.tensor_parallel import launched_processes
-    from executor.train.loss_module import Lora
+    from executor.train.losses import Lora
     from executor.train.training_run import Job, checkpoint, step_count
 
     steps = settings.steps or step_count(
@@ -345,7 +345,7 @@ def _saved(job: "Job", tokenizer: "PreTrainedTokenizerBase") -> list[str]:
 
 def _record(job: "Job", trained: "Trained") -> Record:
     """Return the accuracy by depth on the held-out rows."""
-    from executor.train.loss_module import TOPS
+    from executor.train.losses import TOPS
 
     depths = [
         {

@@ -89,10 +89,10 @@ class WhatIf:
             UsageError: settings that contradict each other.
             CostError: a device, model or size that has no price.
         """
-        from simulate.model_sizes.drafter_kinds import named_drafter, without_sizes
+        from simulate.drafter_kinds import named_drafter, without_sizes
         from simulate.model_sizes.hf_config import context_limit, parsed
         from simulate.whatif.device_cost_models import context_warnings, drafter_kind, places_of, target_shape
-        from simulate.whatif.whatif_record import prices_of_devices
+        from simulate.whatif.token_prices import prices_of_devices
 
         if named := parsed(settings.target, named_drafter):
             raise CostError(f"{settings.target}: {named[0]} names {named[1]}, no language model: is it the --drafter?")
@@ -111,8 +111,7 @@ class WhatIf:
         places, more = places_of(settings, heads=trace.depth)
         warn(more)
         prices = None if settings.prices is None else prices_of_devices(settings.prices, places)
-        recorded = look(trace.meta, "drafter", "positions")
-        positions = recorded if drafter is None else context_limit(drafter)
+        positions = look(trace.meta, "drafter", "positions") if drafter is None else context_limit(drafter)
         beyond, engine = context_warnings(settings.target, settings.context, positions), settings.limiting
         if engine is not None and ENGINES[engine].methods and not ENGINES[engine].fitting(kind):
             beyond = [f"{ENGINES[engine].title} runs no drafter of kind {kind}", *beyond]
@@ -218,7 +217,7 @@ class WhatIfRecord(Record):
 
 def _check_drafter(kind: str, drafter: Config | None, draft_bytes: float | None) -> None:
     """Raise UsageError if the drafter's sizes are missing, or given for a drafter that has none."""
-    from simulate.model_sizes.drafter_kinds import DRAFTERS
+    from simulate.drafter_kinds import DRAFTERS
 
     sizes, title = DRAFTERS[kind].sizes, DRAFTERS[kind].title
     if sizes is not None and sizes.own_config and drafter is None:

@@ -40,7 +40,7 @@ from treeopt.results.predictions import plan_of
 from treeopt.results.trace import NODES, replayable, share_within, tau_of
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.statistics import Estimate, ratio
-from treeopt.traces.drafter_confidence import reliability
+from treeopt.traces.confidence_reliability import reliability
 from treeopt.traces.trace import PAST_END, Trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import EAGLE, MEDUSA, published_trees

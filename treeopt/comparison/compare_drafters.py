@@ -18,6 +18,7 @@ from treeopt.comparison.trees_of_size import Size, parse_sizes, sized_trees
 from treeopt.constraints import Constraint, broken
 from treeopt.cost_model import CostModel
 from treeopt.defaults import HELD_OUT
+from treeopt.display_methods import ValueMethods
 from treeopt.errors import TraceError, UsageError
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import hold_out
@@ -33,7 +34,6 @@ from treeopt.storage.provenance import assumption, look, this_run
 from treeopt.storage.typed_records import Count, Index, Positive, Record
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
-from treeopt.value_methods import ValueMethods
 
 SCHEMA = "treeopt.comparison/2"
 DRIFT = 0.1  # share by which plain steps of two drafters may differ without a warning

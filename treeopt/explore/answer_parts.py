@@ -10,7 +10,7 @@ import altair as alt
 from marimo import Html, accordion, as_html, callout, plain_text, vstack
 
 from simulate.whatif.scenarios import Scenario
-from simulate.whatif.whatif_record import Offer, cheapest
+from simulate.whatif.token_prices import Offer, cheapest
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed_spec
 from treeopt.charts.speed_charts import speedups, throughput_and_latency
 from treeopt.charts.trace_charts import accepted_shares, tau_by_nodes, tree_picture
@@ -21,9 +21,9 @@ from treeopt.notebook import escape, table_html
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans import PlanEntry
 from treeopt.replay.sampled_rules import with_drawn_ranks
-from treeopt.results.blocks import Blocks, Column, Line, Row, Table, number, word
 from treeopt.results.kinds import RESULTS
 from treeopt.results.plan import describe_choice
+from treeopt.results.tables_and_numbers import Blocks, Column, Line, Row, Table, number, word
 from treeopt.results.whatif import money
 
 STEP_TIMES = "Step times:"  # beginning of the condition that says where they come from

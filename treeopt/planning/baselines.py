@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, EngineError, TraceError
 from treeopt.planning.evaluator import PLAIN, Judge
-from treeopt.planning.proofs import with_policy
+from treeopt.planning.proof_sentences import with_policy
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans import Choice, Grown, PlanEntry, Price, Proof
 from treeopt.policies import DynamicTree, Policy, settings

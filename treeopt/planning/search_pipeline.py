@@ -13,7 +13,7 @@ from treeopt.errors import InfeasibleError, UsageError
 from treeopt.planning.baselines import Rivals
 from treeopt.planning.evaluator import Judge
 from treeopt.planning.held_out_split import check_domains, hold_out
-from treeopt.planning.proofs import proof_of
+from treeopt.planning.proof_sentences import proof_of
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.search_warnings import (
     clamp_limits,

@@ -11,7 +11,7 @@ from treeopt.errors import UsageError
 from treeopt.policies import Policy, policy_text
 from treeopt.policies.policy_kinds import sweeps
 from treeopt.replay.objective import OBJECTIVES, THROUGHPUT, Objective
-from treeopt.searchers.dinkelbach import WORK
+from treeopt.searchers.integer_programme import WORK
 from treeopt.searchers.step_prices import Padding
 from treeopt.settings import Settings, setting
 from treeopt.tree import MAX_NODES, Tree

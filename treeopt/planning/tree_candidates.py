@@ -21,8 +21,8 @@ from treeopt.replay.objective import Objective
 from treeopt.replay.static_tree import covers
 from treeopt.searchers.best_first import Frontier, count_prefixes, fit_strength
 from treeopt.searchers.choose_method import Fitting, fitting
-from treeopt.searchers.dinkelbach import Refined, refine
 from treeopt.searchers.hydra_growth import grow
+from treeopt.searchers.integer_programme import Refined, refine
 from treeopt.searchers.renewal_local_search import improve, ready
 from treeopt.traces.trace import Trace
 from treeopt.tree import MAX_NODES, Tree

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from treeopt.charts.marks import DARK, LIGHT, Figure, themed, themed_spec
 from treeopt.errors import visible
-from treeopt.results.blocks import Blocks, Line, notes_once
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import Blocks, Line, notes_once
 
 if TYPE_CHECKING:
     import altair as alt

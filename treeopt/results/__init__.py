@@ -1,7 +1,7 @@
 """Results: each kind's columns, sentences, charts and files, said once for terminal, page, notebooks and tables.
 
 * `kinds`: what is known of a kind of result, `RESULTS`, the registry of all kinds, and results as JSON values.
-* `blocks`: tables, lines and cells with their full text: what every medium shows; columns of several kinds.
+* `tables_and_numbers`: tables, lines and cells with their full text: what every medium shows; columns of several kinds.
 * `words`: values with intervals, trees, provenance, the command that writes a plan for an engine.
 * `plan`, `predictions`: what `treeopt search` chose; the same, fixed before a measurement.
 * `trace`: what a drafter gets right, and how many requests choose a tree.

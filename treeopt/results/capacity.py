@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.results.blocks import Column, Table, ranged
 from treeopt.results.run import on_device, simulated, with_article
+from treeopt.results.tables_and_numbers import Column, Table, ranged
 from treeopt.results.words import unsure
 
 COLUMNS = (

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from treeopt.results.blocks import (
+from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import (
     BATCH,
     DEPTH,
     NODES,
@@ -20,7 +21,6 @@ from treeopt.results.blocks import (
     ranged,
     warnings_of,
 )
-from treeopt.results.kinds import ResultKind
 from treeopt.results.words import CLUSTERED, describe_measurement, describe_models, describe_rule, replayed_on
 
 Contests = Sequence[Mapping[str, Any]]

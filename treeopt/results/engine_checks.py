@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treeopt.results.blocks import Column, Table, word
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import Column, Table, word
 from treeopt.storage.typed_records import Count, Index, Record
 
 Checks = Sequence[Mapping[str, Any]]

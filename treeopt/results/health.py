@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.results.blocks import Block, Column, Line, Mark, Table, word
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import Block, Column, Line, Mark, Table, word
 from treeopt.results.words import device_words
 
 GIB = 2**30

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treeopt.display_methods import ValueMethods
 from treeopt.errors import UsageError
 from treeopt.registry import Registry, load
-from treeopt.results.blocks import Block, Blocks, Column, Line, Table, warnings_of
+from treeopt.results.tables_and_numbers import Block, Blocks, Column, Line, Table, warnings_of
 from treeopt.results.words import describe_models
 from treeopt.storage.json_records import check_schema
 from treeopt.storage.provenance import look
 from treeopt.storage.table_files import table_of
 from treeopt.storage.user_files import write_text
-from treeopt.value_methods import ValueMethods
 
 if TYPE_CHECKING:
     import pandas as pd

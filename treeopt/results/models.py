@@ -1,7 +1,7 @@
 """The results of `treeopt models`: the models whose names `--target` takes, with their sizes."""
 
-from treeopt.results.blocks import Column
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import Column
 
 COLUMNS = (
     Column("model", align="left", key=True, field="name"),

@@ -8,9 +8,10 @@ from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.planning.baselines import CHAIN
-from treeopt.planning.proofs import NOT_PROVED, PROVED, SEARCHED
+from treeopt.planning.proof_sentences import NOT_PROVED, PROVED, SEARCHED
 from treeopt.plans import Choice, Plan, PlanEntry
-from treeopt.results.blocks import (
+from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import (
     DEPTH,
     NODES,
     SPEEDUP,
@@ -26,7 +27,6 @@ from treeopt.results.blocks import (
     ranged,
     warnings_of,
 )
-from treeopt.results.kinds import ResultKind
 from treeopt.results.words import (
     CLUSTERED,
     describe_measurement,

@@ -6,8 +6,8 @@ from typing import Any
 
 from treeopt.plans import Plan, from_json
 from treeopt.results import plan as plans
-from treeopt.results.blocks import Line
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import Line
 from treeopt.storage.provenance import look
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from treeopt.results.blocks import BATCH, Block, Column, Line, Table
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import BATCH, Block, Column, Line, Table
 from treeopt.results.words import describe_measurement
 from treeopt.storage.provenance import look
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from treeopt.planning.evaluator import PLAIN
-from treeopt.results.blocks import Column, Line, Row, Table, ranged, word
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import Column, Line, Row, Table, ranged, word
 from treeopt.results.words import device_words, export_command, unsure, with_shape
 from treeopt.storage.provenance import look
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from treeopt.errors import counted
 from treeopt.planning.evaluator import PLAIN
-from treeopt.results.blocks import Block, Column, Line, ranged
 from treeopt.results.run import LATENCIES, PERCENTS, on_device, side_by_side, simulated
+from treeopt.results.tables_and_numbers import Block, Column, Line, ranged
 from treeopt.results.words import paths_words
 
 COLUMNS = (

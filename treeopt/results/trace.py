@@ -14,13 +14,13 @@ from treeopt.planning.held_out_split import MIN_REQUESTS
 from treeopt.planning.learning_curve import WIDE, LearningCurve
 from treeopt.replay.sampled_rules import with_drawn_ranks
 from treeopt.replay.static_tree import accepted_lengths, plain_share, replay_tree
-from treeopt.results.blocks import Block, Column, Line, Table, warnings_of
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import Block, Column, Line, Table, warnings_of
 from treeopt.results.words import describe_models, interval, shown
 from treeopt.searchers.best_first import count_prefixes
 from treeopt.statistics import Estimate, ratio
 from treeopt.storage.provenance import look
-from treeopt.traces.drafter_confidence import reliability
+from treeopt.traces.confidence_reliability import reliability
 from treeopt.traces.trace import OPTIONAL, PAST_END, Trace
 from treeopt.tree import Tree
 

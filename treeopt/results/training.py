@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from treeopt.results.blocks import Column, Table
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import Column, Table
 
 COLUMNS = (
     Column("depth", key=True, field="depth"),

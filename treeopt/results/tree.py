@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.errors import TreeError, counted
-from treeopt.results.blocks import Block, Column, Line
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import Block, Column, Line
 from treeopt.storage.user_files import write_text
 from treeopt.tree import Tree
 

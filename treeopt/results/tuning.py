@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from treeopt.plans import EstimateRecord, SpeedupRecord, TauRecord
-from treeopt.results.blocks import BATCH, STEP, TAU, Block, Column, Line, Mark, Table, ranged
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import BATCH, STEP, TAU, Block, Column, Line, Mark, Table, ranged
 from treeopt.storage.typed_records import Count, Index, Positive, Record
 
 SCHEMA = "treeopt.tuning/1"

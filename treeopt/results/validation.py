@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.results.blocks import (
+from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import (
     BATCH,
     NODES,
     SPEEDUP,
@@ -20,7 +21,6 @@ from treeopt.results.blocks import (
     number,
     ranged,
 )
-from treeopt.results.kinds import ResultKind
 from treeopt.results.words import describe_measurement, export_command, with_shape
 from treeopt.storage.provenance import look, rule_in
 

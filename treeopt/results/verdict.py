@@ -5,9 +5,9 @@ from itertools import groupby
 from typing import Any
 
 from treeopt.errors import counted
-from treeopt.results.blocks import Column, Line, ranged
 from treeopt.results.kinds import ResultKind
 from treeopt.results.run import on_device
+from treeopt.results.tables_and_numbers import Column, Line, ranged
 from treeopt.results.words import unsure
 
 WORDS = {

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from treeopt.results.blocks import Block, Cell, Column, Line, Table, number
 from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import Block, Cell, Column, Line, Table, number
 
 
 def _answers(record: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from treeopt.engines import ENGINES
 from treeopt.planning.evaluator import PLAIN
-from treeopt.results.blocks import (
+from treeopt.results.kinds import ResultKind
+from treeopt.results.tables_and_numbers import (
     BATCH,
     DEPTH,
     NODES,
@@ -24,7 +25,6 @@ from treeopt.results.blocks import (
     ranged,
     word,
 )
-from treeopt.results.kinds import ResultKind
 from treeopt.results.words import export_command, method_advice, near_limit, never_ran, other_model, shape_words
 from treeopt.storage.provenance import look
 

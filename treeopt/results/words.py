@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treeopt.engines import ENGINES
-from treeopt.results.blocks import ranged
+from treeopt.results.tables_and_numbers import ranged
 from treeopt.statistics import Estimate
 from treeopt.storage.provenance import drafter_name, from_figure, look, target_name
 

@@ -9,7 +9,7 @@ Static trees, without engine rules:
 Static trees under engine rules, or with costs that depend on level widths:
 
 * `choose_method`: the best tree of every size and depth that keeps the rules, by the method that the rules allow.
-* `dinkelbach`: the tree with the most tokens per second by that programme, with a bound on all others.
+* `integer_programme`: the tree with the most tokens per second by CP-SAT inside Dinkelbach, with a bound on all others.
 
 Dynamic policies, which build a new tree at each step:
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.acceptance_rule_entries import may_accept_several
+from treeopt.display_methods import ValueMethods
 from treeopt.errors import TraceError, TreeError, brief
 from treeopt.traces.candidates import Candidates, check_candidates
 from treeopt.tree import Tree
-from treeopt.value_methods import ValueMethods
 
 if TYPE_CHECKING:
     import pandas as pd

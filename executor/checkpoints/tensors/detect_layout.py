@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from executor.checkpoints.tensors.lazy_tensors import Stored
-from simulate.model_sizes.drafter_kinds import DRAFTERS, DrafterKind, by_priority, kind_of_drafter, named_drafter
+from simulate.drafter_kinds import DRAFTERS, DrafterKind, by_priority, kind_of_drafter, named_drafter
 from treeopt.errors import ExecutorError, shorten
 
 PREFIXES = ("module.", "model.", "medusa_heads.", "_orig_mod.", "draft_model.", "drafter.", "eagle_module.")

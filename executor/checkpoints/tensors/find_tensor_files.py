@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from executor.checkpoints.tensors.lazy_tensors import Entry, Stored
-from simulate.model_sizes.drafter_kinds import by_priority
+from simulate.drafter_kinds import by_priority
 from treeopt.errors import ExecutorError, shorten
 from treeopt.storage.user_files import check_pointer, check_text, open_regular, read_text, why
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from simulate.model_sizes.drafter_kinds import DRAFTERS
+from simulate.drafter_kinds import DRAFTERS
 from treeopt.errors import UsageError
 
 Frequent = Callable[[int], Sequence[int]]  # the so many tokens that are most often learnt, in ascending order
@@ -22,7 +22,7 @@ class Recipe:
         name: of the recipe.
         kind: of the drafter.
         depths: levels supervised; for Medusa and Hydra also the number of heads.
-        hard_ce_weight: weight of the term `hard_ce` in `loss_module`; the other weights correspondingly.
+        hard_ce_weight: weight of the term `hard_ce` in `losses`; the other weights correspondingly.
         top_k: tokens that the term `top_k` covers.
         csra_temperature: of the term `csra`.
         coefficient: weight of all depths; depth k (from 1) has coefficient * decay ** k.

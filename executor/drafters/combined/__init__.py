@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Sizes
+from simulate.drafter_kinds import DrafterKind, DrafterShape, Sizes
 from simulate.model_sizes.hf_config import OWN_SWEEP
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError

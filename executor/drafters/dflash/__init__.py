@@ -11,7 +11,7 @@ from typing import Any
 
 from executor.drafters.base.recipe import Recipe
 from executor.drafters.eagle import dense, layer_fields, plain_layers
-from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training, decoder, heads_of
+from simulate.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training, decoder, heads_of
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import OWN_SWEEP, positive
 from simulate.model_sizes.model_shape import Shape

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from executor.drafters.dflash import DFLASH, recognise
 from executor.drafters.dflash import ENTRY as BLOCK
-from simulate.model_sizes.drafter_kinds import Files, Training
+from simulate.drafter_kinds import Files, Training
 
 # Slot 0 scores too, and rank 256 (arXiv 2607.05147); weights of the terms: DeepSpec's config/dspark.
 RECIPE = replace(

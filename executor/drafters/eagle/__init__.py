@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
-from simulate.model_sizes.drafter_kinds import (
+from simulate.drafter_kinds import (
     DrafterKind,
     DrafterShape,
     Files,
@@ -77,8 +77,7 @@ def _like_llama(config: Mapping[str, Any], inner: Mapping[str, Any]) -> Mapping[
 
     Classes of Llama's layers have neither experts nor latent attention, whatever fields their configurations have.
     """
-    classes = config.get("architectures")
-    if "llama" not in str(classes).lower() and inner is config:
+    if "llama" not in str(config.get("architectures")).lower() and inner is config:
         plain_layers(inner, "an EAGLE drafter")
     kind = inner.get("model_type")
     return {name: inner[name] for name in _LLAMA if name in inner} | {"model_type": kind if kind in DENSE else "llama"}

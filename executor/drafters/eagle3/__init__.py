@@ -10,7 +10,7 @@ from typing import Any
 
 from executor.drafters.base.recipe import Recipe
 from executor.drafters.eagle import dense, eagle_config, fused_width, names_drafter
-from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training, decoder
+from simulate.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training, decoder
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
-from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training, decoder, heads_of
+from simulate.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training, decoder, heads_of
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import positive
 from simulate.model_sizes.model_shape import Shape

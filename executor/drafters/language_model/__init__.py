@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, RandomWeights, Sizes
+from simulate.drafter_kinds import DrafterKind, DrafterShape, RandomWeights, Sizes
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 

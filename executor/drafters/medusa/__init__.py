@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
-from simulate.model_sizes.drafter_kinds import (
+from simulate.drafter_kinds import (
     DrafterKind,
     DrafterShape,
     Files,

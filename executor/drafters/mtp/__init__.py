@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from executor.drafters.base.recipe import Recipe
-from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training
+from simulate.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import positive, text_part
 from simulate.model_sizes.model_shape import Shape

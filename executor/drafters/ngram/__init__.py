@@ -6,7 +6,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from simulate.model_sizes.drafter_kinds import DrafterKind, Files
+from simulate.drafter_kinds import DrafterKind, Files
 
 _NAMES = re.compile(r"(counts|grams)\.\d+")
 

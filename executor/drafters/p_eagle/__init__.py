@@ -9,7 +9,7 @@ from typing import Any
 
 from executor.drafters.base.recipe import Recipe
 from executor.drafters.eagle3 import stated_shape as sequential
-from simulate.model_sizes.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training
+from simulate.drafter_kinds import DrafterKind, DrafterShape, Files, Sizes, Training
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 

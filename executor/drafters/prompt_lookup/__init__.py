@@ -5,6 +5,6 @@
   `prompt-lookup:5` and `prompt-lookup:vllm:2-4`.
 """
 
-from simulate.model_sizes.drafter_kinds import DrafterKind
+from simulate.drafter_kinds import DrafterKind
 
 ENTRY = DrafterKind("prompt-lookup", "prompt lookup", named=f"{__name__}.engine_rules:lookup_drafter")

@@ -3,6 +3,6 @@
 * `drafter`: Arctic's rule over the text's own suffixes; names such as `suffix` and `suffix:8`.
 """
 
-from simulate.model_sizes.drafter_kinds import DrafterKind
+from simulate.drafter_kinds import DrafterKind
 
 ENTRY = DrafterKind("suffix", "suffix decoding", named=f"{__name__}.drafter:suffix_drafter")

@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from executor.checkpoints import load_drafter
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.load_hf_model import load_target
-from simulate.model_sizes.drafter_kinds import named_drafter
+from simulate.drafter_kinds import named_drafter
 from tests.helpers.checkpoint_files import config_of, put_down, refused, tensors_of
 from tests.helpers.models import HIDDEN, VOCABULARY, small_model
 from treeopt.errors import ExecutorError

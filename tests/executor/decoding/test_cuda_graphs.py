@@ -14,8 +14,8 @@ from executor.decoding.cuda_graphs import WARM_UP, Graphs, state_of
 from executor.decoding.decoder import Decoder, graphs_refusal
 from executor.drafters.language_model.drafter import LanguageModel
 from executor.target.target_model import Target
-from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.replayed_acceptance import Imposed
+from executor.verification.sampling_rules import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from tests.helpers.drafters import MAKE, random_drafter
 from tests.helpers.fake_cuda import STANDINS, fake_cuda, moved_drafter, moved_target

@@ -13,14 +13,14 @@ from executor.drafters.base.recipe import recipes, replaced
 from executor.drafters.dflash.drafter import spread_taps
 from executor.prompts.prompt_files import Prompt
 from executor.recording.collect_trace import collect
-from executor.train.loss_module import Lesson
+from executor.train.losses import Lesson
 from executor.train.training_run import fresh_drafter
-from simulate.model_sizes.drafter_kinds import drafter_shape, kind_of_drafter
+from simulate.drafter_kinds import drafter_shape, kind_of_drafter
 from simulate.model_sizes.model_shape import Shape
 from tests.helpers.drafters import admitted, random_drafter
 from tests.helpers.models import HIDDEN, VOCABULARY, deep_target, generated, random_prompts, small_target
 from treeopt.errors import CostError, ExecutorError, UsageError
-from treeopt.traces.drafter_confidence import reliability
+from treeopt.traces.confidence_reliability import reliability
 
 PLAIN = {"vocab_size": 16, "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
 PLAIN |= {"num_key_value_heads": 2, "head_dim": 4}

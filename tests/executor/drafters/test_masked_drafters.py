@@ -12,9 +12,9 @@ from executor.drafters.language_model.drafter import LanguageModel
 from executor.drafters.pard.drafter import Pard
 from executor.target.architectures import model_class
 from executor.target.target_model import Target
-from executor.train.loss_module import Lesson
+from executor.train.losses import Lesson
 from executor.train.training_run import continued, fresh_drafter
-from simulate.model_sizes.drafter_kinds import drafter_shape, kind_of_drafter
+from simulate.drafter_kinds import drafter_shape, kind_of_drafter
 from tests.helpers.drafters import random_drafter
 from tests.helpers.model_families import with_images
 from tests.helpers.models import deep_target, random_prompts, small_target

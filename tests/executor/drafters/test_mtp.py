@@ -21,7 +21,7 @@ from executor.recording.collect_trace import collect
 from executor.target.load_hf_model import load_target
 from executor.target.target_model import Target
 from executor.train.training_run import fresh_drafter
-from simulate.model_sizes.drafter_kinds import assumptions, drafter_shape
+from simulate.drafter_kinds import assumptions, drafter_shape
 from simulate.model_sizes.model_shape import Shape
 from tests.helpers.drafters import admitted, random_drafter
 from tests.helpers.model_families import family

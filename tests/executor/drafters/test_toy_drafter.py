@@ -28,7 +28,7 @@ from executor.target.causal_model import keep_last, pick_rows, put_last
 from executor.target.target_model import Target
 from executor.train.token_rows import Rows
 from executor.train.training_run import Job, begun, run
-from simulate.model_sizes.drafter_kinds import (
+from simulate.drafter_kinds import (
     DRAFTERS,
     DrafterKind,
     DrafterShape,

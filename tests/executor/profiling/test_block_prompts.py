@@ -5,8 +5,8 @@ import pytest
 
 from executor.decoding.decoder import Decoder
 from executor.profiling.configurations import Configuration
-from executor.profiling.loop_blocks import LoopBlocks
 from executor.profiling.profile_settings import Measuring
+from executor.profiling.timed_blocks import LoopBlocks
 from executor.runners.loop_runner import LoopRunner
 from tests.helpers.models import random_heads, random_prompts, small_target
 from treeopt.tree import EMPTY, Tree

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.recording.teacher_forced import KeptOdds, accept_odds, in_rounds
-from executor.verification.acceptance_probabilities import Siblings
 from executor.verification.multi_round_rejection import BlockVerification, Leviathan, Sequoia, SpecInfer, rounds
+from executor.verification.sampling_rules import Siblings
 from tests.executor.verification.test_lossless import FORK, SIX, WIDE, Tables, continued, rule_of, stops_of
 from tests.helpers.expected_replay import accepted_odds, expected_replay, survival, visit_odds
 from tests.helpers.slow_params import slow_unless

@@ -9,7 +9,7 @@ from executor.drafters.base.recipe import recipes, replaced
 from executor.drafters.medusa import MEDUSA2
 from executor.target.target_model import Target
 from executor.train.feature_store import FeatureStore
-from executor.train.loss_module import Lesson
+from executor.train.losses import Lesson
 from executor.train.token_rows import Rows
 from executor.train.training_run import Job, run
 from tests.helpers.drafters import random_drafter

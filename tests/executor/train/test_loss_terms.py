@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from executor.train import loss_module
-from executor.train.loss_module import TERMS, Anchors
+from executor.train import losses
+from executor.train.losses import TERMS, Anchors
 
 ROWS, VOCABULARY, WIDTH, GROUPS = 5, 7, 4, 3
 OPTIONS = {"top_k": {"count": 3}, "csra": {"temperature": 0.3}}
@@ -140,18 +140,18 @@ def test_tokens_that_are_left_out_are_as_those_of_no_score(name):
 def test_soft_ce_is_kl_and_the_target_s_entropy():
     at = drawn(2)
     entropy = torch.distributions.Categorical(logits=at.teacher).entropy().mean()
-    torch.testing.assert_close(loss_module.soft_ce(at), loss_module.kl(at) + entropy)
-    everything = loss_module.top_k(at, count=VOCABULARY + 1)
-    torch.testing.assert_close(everything, loss_module.soft_ce(at))
+    torch.testing.assert_close(losses.soft_ce(at), losses.kl(at) + entropy)
+    everything = losses.top_k(at, count=VOCABULARY + 1)
+    torch.testing.assert_close(everything, losses.soft_ce(at))
 
 
 def test_the_contrast_in_pieces_is_the_same(monkeypatch):
     at = drawn(4)
     at.hidden.requires_grad_()
-    whole = loss_module.csra(at)
+    whole = losses.csra(at)
     (gradient,) = torch.autograd.grad(whole, at.hidden)
-    monkeypatch.setattr(loss_module, "CHUNK", 1)
-    pieces = loss_module.csra(at)
+    monkeypatch.setattr(losses, "CHUNK", 1)
+    pieces = losses.csra(at)
     torch.testing.assert_close(pieces, whole)
     torch.testing.assert_close(torch.autograd.grad(pieces, at.hidden)[0], gradient)
 
@@ -160,7 +160,7 @@ def test_only_this_depth_is_contrasted_with_a_gradient():
     at = drawn(5)
     for tensor in (at.hidden, at.earlier, at.features):
         tensor.requires_grad_()
-    loss_module.csra(at).backward()
+    losses.csra(at).backward()
     assert at.hidden.grad.abs().sum() > 0
     assert at.earlier.grad is None
     assert at.features.grad is None

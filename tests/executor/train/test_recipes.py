@@ -10,7 +10,7 @@ from executor.drafters.base.recipe import recipes, replaced
 from executor.drafters.eagle import EAGLE, HASS
 from executor.drafters.eagle3 import EAGLE3
 from executor.drafters.medusa import MEDUSA1, MEDUSA2
-from executor.train import loss_module
+from executor.train import losses
 from executor.train.training_run import fresh_drafter
 from tests.helpers.model_families import family
 from tests.helpers.models import random_prompts, small_target
@@ -21,7 +21,7 @@ from treeopt.errors import ExecutorError
 def test_options_are_those_of_the_terms(recipe):
     for name, weight, options in recipe.terms():
         assert weight > 0
-        assert set(options) < set(inspect.signature(loss_module.TERMS[name]).parameters)
+        assert set(options) < set(inspect.signature(losses.TERMS[name]).parameters)
 
 
 def test_weights_of_depths_are_the_published():

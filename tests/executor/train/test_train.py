@@ -25,7 +25,7 @@ from executor.drafters.medusa.drafter import MedusaHeads
 from executor.recording.teacher_forced import rank_of
 from executor.target.target_model import Target
 from executor.train import training_run
-from executor.train.loss_module import TERMS, Anchors, Backbone, Lesson, Lora
+from executor.train.losses import TERMS, Anchors, Backbone, Lesson, Lora
 from executor.train.token_rows import Rows
 from executor.train.training_run import (
     DrafterTrainer,

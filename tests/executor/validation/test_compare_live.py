@@ -20,8 +20,8 @@ from executor.runners.loop_runner import LoopRunner, weights_read
 from executor.runners.runner import Requests
 from executor.target.target_model import Target
 from executor.validation import LiveComparison
-from executor.verification.acceptance_probabilities import SampleAndMatch
 from executor.verification.acceptance_rules import Greedy
+from executor.verification.sampling_rules import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BatchTimes, Profile

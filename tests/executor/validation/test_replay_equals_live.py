@@ -19,7 +19,7 @@ from executor.recording.teacher_forced import Texts
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import Requests
 from executor.validation import LiveComparison
-from executor.verification.acceptance_probabilities import SampleAndMatch
+from executor.verification.sampling_rules import SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from simulate.validation.predicted_vs_measured import Figures, comparison_record
 from simulate.validation.predictions import ways_of

@@ -27,9 +27,9 @@ from executor.drafters.medusa.drafter import MedusaHeads
 from executor.target.kv_cache import TreeCache
 from executor.target.target_model import Target
 from executor.target.tree_attention_mask import tree_table
-from executor.verification.acceptance_probabilities import Typical
 from executor.verification.acceptance_rules import make_rule
 from executor.verification.temperature_top_k_top_p import Warp, seeded_generator
+from executor.verification.typical_acceptance import Typical
 from tests.helpers.models import SMALL, noisy
 from tests.helpers.slow_growth import CALIBRATION
 from tests.helpers.slow_params import slow_unless

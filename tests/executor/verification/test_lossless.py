@@ -18,12 +18,13 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from executor.verification import acceptance_probabilities, multi_round_rejection
-from executor.verification.acceptance_probabilities import CoinRule, PointMass, SampleAndMatch, Typical
+from executor.verification import multi_round_rejection, sampling_rules
 from executor.verification.acceptance_rules import Greedy, Rule
 from executor.verification.multi_round_rejection import BlockVerification, Leviathan, Rounds, Sequoia, SpecInfer
+from executor.verification.sampling_rules import CoinRule, PointMass, SampleAndMatch
 from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft, Topology
+from executor.verification.typical_acceptance import Typical
 from tests.helpers.slow_params import slow_unless
 from treeopt.tree import Tree
 
@@ -442,10 +443,8 @@ def test_a_residual_of_which_q_is_not_taken_is_noticed(kind, monkeypatch):
 
 
 def test_a_residual_that_keeps_the_children_is_noticed(monkeypatch):
-    mutant(
-        monkeypatch, acceptance_probabilities, "SampleAndMatch", "or_else(Siblings.of(draft, nodes).without(p), p)", "p"
-    )
-    noticed(rule_of(acceptance_probabilities.SampleAndMatch), FORK)
+    mutant(monkeypatch, sampling_rules, "SampleAndMatch", "or_else(Siblings.of(draft, nodes).without(p), p)", "p")
+    noticed(rule_of(sampling_rules.SampleAndMatch), FORK)
 
 
 def test_a_block_residual_without_its_prefix_is_noticed(monkeypatch):
@@ -481,5 +480,5 @@ def test_typical_acceptance_is_noticed():
 
 def test_a_wrong_pairing_of_coins_and_children_is_noticed(monkeypatch):
     """In what only sampling sees: the walk on top of the odds."""
-    mutant(monkeypatch, acceptance_probabilities, "toss", "F.pad(entries, ", "F.pad(entries.flip(-1), ")
+    mutant(monkeypatch, sampling_rules, "toss", "F.pad(entries, ", "F.pad(entries.flip(-1), ")
     assert p_value(rule_of(Sequoia), WIDE) < 1e-9

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.verification.acceptance_probabilities import CoinRule, PointMass, SampleAndMatch, Typical, toss
 from executor.verification.acceptance_rules import Greedy, Rule, follow, make_rule, rows, rule_meta
 from executor.verification.multi_round_rejection import BlockVerification, Leviathan, Sequoia, SpecInfer
+from executor.verification.sampling_rules import CoinRule, PointMass, SampleAndMatch, toss
 from executor.verification.temperature_top_k_top_p import Warp
 from executor.verification.tree_tensors import Draft, Topology
+from executor.verification.typical_acceptance import Typical
 from tests.executor.verification.test_lossless import fed_places
 from tests.helpers.strategies import trees
 from treeopt.acceptance_rule_entries import RULES

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from executor.drafters.eagle import names_drafter
-from simulate.model_sizes.drafter_kinds import drafter_shape
+from simulate.drafter_kinds import drafter_shape
 from simulate.model_sizes.model_shape import Shape, llama_of, shape_by_hand
 from simulate.roofline.data_sheets import find_hardware
 from simulate.roofline.host_overhead import Overheads

@@ -4,8 +4,8 @@ import gguf
 import numpy as np
 import pytest
 
-from simulate.model_sizes.device_memory import DeviceMemory
-from simulate.model_sizes.drafter_kinds import no_work
+from simulate.device_memory import DeviceMemory
+from simulate.drafter_kinds import no_work
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.gguf_header import MODEL_DATA
 from simulate.model_sizes.hf_config import context_limit

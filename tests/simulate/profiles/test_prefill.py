@@ -13,8 +13,8 @@ import pytest
 from executor.decoding.batch_rows import Rows
 from executor.decoding.decoder import Decoder
 from executor.decoding.request_queue import Step
-from executor.profiling.loop_blocks import PASSES, LoopBlocks
 from executor.profiling.profile_settings import Measuring
+from executor.profiling.timed_blocks import PASSES, LoopBlocks
 from executor.runners.loop_runner import LoopRunner
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.profiles.step_tables import Prefill, ladder
@@ -94,7 +94,7 @@ def test_the_loop_takes_prompts_in(monkeypatch):
 
     monkeypatch.setattr(Rows, "admit", watched)
     monkeypatch.setattr(Decoder, "steps", timed)
-    monkeypatch.setattr("executor.profiling.loop_blocks.ENOUGH", 99)
+    monkeypatch.setattr("executor.profiling.timed_blocks.ENOUGH", 99)
     settings = Measuring(batch=(6,), context=(3, 20))
     with LoopBlocks(LoopRunner(target, heads), [list(range(1, 30))], settings) as blocks:
         found = blocks.prefill(math.inf)

@@ -7,7 +7,7 @@ import pytest
 
 from executor.drafters.eagle import eagle_shape
 from executor.drafters.medusa import medusa_shape
-from simulate.model_sizes.drafter_kinds import DrafterShape
+from simulate.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.model_sizes.model_shape import Shape
@@ -16,9 +16,9 @@ from simulate.roofline.data_sheets import Link, find_hardware, own_hardware, sta
 from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.unmeasured_profiles import transfer
-from tests.simulate.model_sizes.test_device_memory import memory, sequence, weights
 from tests.simulate.model_sizes.test_hf_config import QWEN_25_7B
 from tests.simulate.roofline.test_roofline_model import L3, SMALL, TOY, roofline
+from tests.simulate.test_device_memory import memory, sequence, weights
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError
 from treeopt.tree import Tree

@@ -13,7 +13,7 @@ from executor.drafters.eagle import eagle_shape
 from executor.drafters.eagle3 import eagle3_shape
 from executor.drafters.hydra import hydra_shape
 from executor.drafters.medusa import medusa_shape
-from simulate.model_sizes.drafter_kinds import DrafterShape, drafter_shape, no_work
+from simulate.drafter_kinds import DrafterShape, drafter_shape, no_work
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile
@@ -23,9 +23,9 @@ from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.unmeasured_profiles import transfer
 from tests.benchmarks.published_speedups import published_speedups
-from tests.simulate.model_sizes.test_device_memory import sequence, weights
 from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B
 from tests.simulate.model_sizes.test_layer_weights_and_kv import MIXTRAL
+from tests.simulate.test_device_memory import sequence, weights
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.tree import Tree

@@ -12,7 +12,7 @@ from simulate.runs.verdict_record import chosen, compare_lengths, with_assumed_c
 from tests.helpers.strategies import drawn_trace, with_lengths
 from treeopt.errors import TraceError
 from treeopt.results.kinds import RESULTS
-from treeopt.traces.drafter_confidence import reliability
+from treeopt.traces.confidence_reliability import reliability
 
 RNG = np.random.default_rng(0)
 

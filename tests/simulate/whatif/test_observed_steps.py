@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulate.roofline.host_overhead import Overheads
-from simulate.whatif.device_cost_models import ERROR, Observed, shifted
+from simulate.whatif.observed_steps import ERROR, Observed, shifted
 from simulate.whatif.whatif_settings import WhatIfSettings
 from tests.benchmarks.published_steps import model_of, published_rows
 from tests.simulate.roofline.test_roofline_model import L3, eagle_shape, roofline

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from simulate.whatif.scenarios import Scenario
-from simulate.whatif.whatif_record import Cheapest, Offer, cheapest
+from simulate.whatif.token_prices import Cheapest, Offer, cheapest
 from tests.helpers.command_line import done
 from tests.simulate.whatif.test_whatif import files, words  # noqa: F401 - a fixture
 from treeopt.plans import Choice

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import treeopt
 from executor.drafters.eagle import eagle_shape
-from simulate.model_sizes.drafter_kinds import DRAFTERS, no_work
+from simulate.drafter_kinds import DRAFTERS, no_work
 from simulate.model_sizes.model_shape import Shape
 from simulate.paper_formulas import expected_tau
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
@@ -23,8 +23,8 @@ from simulate.whatif.scenarios import Scenario, break_even, limits
 from simulate.whatif.unmeasured_profiles import transfer
 from tests.helpers.command_line import done, refused, run
 from tests.helpers.strategies import drawn_trace
-from tests.simulate.model_sizes.test_device_memory import weights
 from tests.simulate.model_sizes.test_hf_config import LLAMA_3_8B
+from tests.simulate.test_device_memory import weights
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
 from treeopt.planning.search_pipeline import search

@@ -10,7 +10,7 @@ from numpy.testing import assert_equal
 
 import treeopt
 from simulate.profiles.profile import save_profile
-from simulate.whatif.whatif_record import HOUR_S, MILLION
+from simulate.whatif.token_prices import HOUR_S, MILLION
 from tests.helpers.command_line import done, small_profile, small_trace
 from treeopt.defaults import NODES
 from treeopt.engines import ENGINES

@@ -16,8 +16,8 @@ from treeopt.charts.marks import Figure
 from treeopt.errors import UsageError
 from treeopt.notebook import LONGEST, ROWS
 from treeopt.registry import load
-from treeopt.results.blocks import Table
 from treeopt.results.kinds import RESULTS, known
+from treeopt.results.tables_and_numbers import Table
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
 

@@ -12,7 +12,7 @@ from treeopt.constraints import Constraint, depth_at_least, depth_at_most, joine
 from treeopt.engines import ENGINES
 from treeopt.errors import EngineError
 from treeopt.planning.evaluator import Judge
-from treeopt.planning.proofs import PROVED, proof_of
+from treeopt.planning.proof_sentences import PROVED, proof_of
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.planning.tree_candidates import Proposals
 from treeopt.replay.objective import LATENCY, THROUGHPUT, Objective

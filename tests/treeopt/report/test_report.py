@@ -16,8 +16,8 @@ from tests.helpers.strategies import drawn_trace
 from treeopt.api.report_files import report_page
 from treeopt.charts.trace_charts import tau_of
 from treeopt.report.html_page import Page, _vega, as_html
-from treeopt.results.blocks import Line, Table
 from treeopt.results.kinds import RESULTS
+from treeopt.results.tables_and_numbers import Line, Table
 from treeopt.results.words import interval
 from treeopt.storage.user_files import LIMIT, shipped
 from treeopt.traces.trace_files import load_trace, save_trace

@@ -16,8 +16,8 @@ from treeopt.api.report_files import report_page
 from treeopt.errors import UsageError
 from treeopt.explore import answer_parts
 from treeopt.report.html_page import as_html
-from treeopt.results.blocks import Column, Line
 from treeopt.results.kinds import RESULTS, ResultKind
+from treeopt.results.tables_and_numbers import Column, Line
 from treeopt.storage.typed_records import Positive, Record
 
 SCHEMA = "toys.result/1"

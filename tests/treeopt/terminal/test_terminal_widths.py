@@ -13,8 +13,8 @@ from tests.helpers.console_blocks import check_options
 from tests.helpers.printed_results import CODES, RESULTS, folder, printed, sent
 from treeopt.engines import ENGINES
 from treeopt.plans import load_plan
-from treeopt.results.blocks import Blocks, Cell, Column, Line, Row, Table, number, word
 from treeopt.results.plan import ENTRY as PLAN_KIND
+from treeopt.results.tables_and_numbers import Blocks, Cell, Column, Line, Row, Table, number, word
 from treeopt.results.whatif import money
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)

@@ -85,7 +85,7 @@ def _rarely_drafted(meta: Mapping[str, Any]) -> list[str]:
 
 def _size_errors(error: float, *, cells: int, median_error: float | None) -> str:
     """Return how well a size that was not measured is predicted, in words."""
-    from simulate.profiles.calibration import ENOUGH
+    from simulate.profiles.profile_from_cells import ENOUGH
 
     median = "" if median_error is None else f", the median error is {median_error:.1%}"
     if cells < ENOUGH:

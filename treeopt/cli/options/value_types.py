@@ -242,7 +242,7 @@ class Model(click.Path):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return shapes that begin as typed, and files."""
-        from simulate.model_sizes.drafter_kinds import DRAFTERS
+        from simulate.drafter_kinds import DRAFTERS
         from simulate.model_sizes.hf_config import SHAPES, known_models
 
         kinds = [kind.name for kind in DRAFTERS.values() if kind.named]

@@ -27,7 +27,7 @@ from executor.device import no_collection
 from executor.drafters.base.drafter import usual_depth
 from executor.models import clock_mhz
 from executor.profiling.configurations import Configuration, first_rank_depth, ranked_configurations
-from executor.profiling.measure_steps import Rounds, Timing
+from executor.profiling.measurement_rounds import Rounds, Timing
 from executor.profiling.profile_settings import Measuring
 from executor.runners.loop_runner import LoopRunner, run_of
 from executor.runners.runner import Run, Tokens, Visit
@@ -38,9 +38,9 @@ from executor.verification.acceptance_rules import rule_meta
 from executor.verification.replayed_acceptance import Imposed
 from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.model_sizes.model_shape import Shape
-from simulate.profiles.calibration import profile_of
 from simulate.profiles.measured_cells import Cell
 from simulate.profiles.profile import Profile
+from simulate.profiles.profile_from_cells import profile_of
 from simulate.profiles.step_tables import Prefill, ladder
 from treeopt.defaults import ROUNDS
 from treeopt.errors import ExecutorError, TreeoptError, UsageError, counted

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.model_sizes.drafter_kinds import DrafterShape
+from simulate.drafter_kinds import DrafterShape
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.model_shape import Shape
 from treeopt.errors import CostError

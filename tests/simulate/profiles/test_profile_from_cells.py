@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from simulate.model_sizes.layer_weights_and_kv import Experts
 from simulate.profiles.basis import TERMS, Basis, fit_basis, terms_of
-from simulate.profiles.calibration import ENOUGH, jackknife_plus, profile_of
 from simulate.profiles.measured_cells import Cell, fit_drafting
 from simulate.profiles.profile import BETWEEN_RUNS
+from simulate.profiles.profile_from_cells import ENOUGH, jackknife_plus, profile_of
 from simulate.roofline.data_sheets import SAME_CLASS_ERROR
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError

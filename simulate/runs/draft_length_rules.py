@@ -24,7 +24,7 @@ from simulate.runs.timeline import Floats, Ints
 from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.replay.static_tree import replay_tree
-from treeopt.traces.drafter_confidence import confidences
+from treeopt.traces.confidence_reliability import confidences
 from treeopt.traces.trace import Trace
 from treeopt.tree import Tree
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulate.model_sizes.drafter_kinds import kind_of_drafter
+from simulate.drafter_kinds import kind_of_drafter
 from simulate.whatif.device_cost_models import drafter_kind
 from tests.helpers.command_line import small_trace
 from treeopt.errors import CostError, UsageError

@@ -9,7 +9,7 @@ from hypothesis import given
 from tests.helpers.strategies import trace_of, traces
 from treeopt.errors import TraceError
 from treeopt.results.trace import ENTRY, describe
-from treeopt.traces.drafter_confidence import ALONG_TEXT, confidences, reliability
+from treeopt.traces.confidence_reliability import ALONG_TEXT, confidences, reliability
 from treeopt.traces.trace_files import load_trace, save_trace
 
 

@@ -23,7 +23,7 @@ from treeopt.cost_model import CostParts
 from treeopt.errors import CostError, EngineError
 from treeopt.searchers.best_first import Frontier, count_prefixes
 from treeopt.searchers.choose_method import fitting
-from treeopt.searchers.dinkelbach import Refined, refine
+from treeopt.searchers.integer_programme import Refined, refine
 from treeopt.tree import Path, Tree
 
 FAMILIES: dict[str, list[Constraint]] = {

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from simulate.model_sizes.device_memory import DeviceMemory
-from simulate.model_sizes.drafter_kinds import DrafterShape, drafter_shape, no_work
+from simulate.device_memory import DeviceMemory
+from simulate.drafter_kinds import DrafterShape, drafter_shape, no_work
 from simulate.model_sizes.forward_pass import Forward
 from simulate.model_sizes.hf_config import text_part
 from simulate.model_sizes.layer_weights_and_kv import LayerAttention

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulate.profiles.profile import load_profile
 from simulate.runs.batch_record import run
-from simulate.runs.draft_lengths import Budgeted, Confident, StepTimes, length_rule, survivals, times_of
+from simulate.runs.draft_length_rules import Budgeted, Confident, StepTimes, length_rule, survivals, times_of
 from simulate.runs.length_server import LengthDecoding, run_lengths
 from simulate.runs.run_costs import PromptSettings
 from simulate.runs.server import serve_day

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from executor.decoding.decoder import Decoder
 from executor.profiling.configurations import REQUIRED, TOKENS, Configuration, ranked_configurations
-from executor.profiling.loop_blocks import TOGETHER, LoopBlocks, cell_of
-from executor.profiling.measure_steps import MARGIN, fit_schedule
+from executor.profiling.measurement_rounds import MARGIN, fit_schedule
 from executor.profiling.profile_settings import Measuring
+from executor.profiling.timed_blocks import TOGETHER, LoopBlocks, cell_of
 from executor.runners.loop_runner import LoopRunner
 from executor.runners.runner import RequestSteps, Run
 from executor.target.target_model import Target
@@ -261,7 +261,7 @@ def test_several_processes_take_as_many_steps(models, monkeypatch):
     told = {"batch": (1,), "max_nodes": 3, "max_depth": 2, "rounds": 2, "steps": 4, "new_tokens": 5}
     counts = []
     for processes in (1, 2):
-        monkeypatch.setattr("executor.profiling.loop_blocks.processes", lambda processes=processes: processes)
+        monkeypatch.setattr("executor.profiling.timed_blocks.processes", lambda processes=processes: processes)
         measured(models, random_prompts([5] * 4), **told)
         counts.append({counted[0] for *_, counted in seen})
         seen.clear()
@@ -304,9 +304,9 @@ def set_clock(monkeypatch):
         return verify(self, tokens, *rest, **more)
 
     monkeypatch.setattr(Target, "verify", timed)
-    for module in ("executor.device", "executor.decoding.decoder", "executor.profiling.loop_blocks"):
+    for module in ("executor.device", "executor.decoding.decoder", "executor.profiling.timed_blocks"):
         monkeypatch.setattr(f"{module}.time", made)
-    monkeypatch.setattr("executor.profiling.measure_steps.time", made)
+    monkeypatch.setattr("executor.profiling.measurement_rounds.time", made)
 
 
 TOLD = {"batch": (1, 2), "context": (6, 24), "max_nodes": 5, "max_depth": 3, "rounds": 2, "steps": 2}
