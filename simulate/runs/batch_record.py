@@ -15,9 +15,9 @@ import numpy as np
 from simulate.profiles.profile import Profile
 from simulate.runs.length_server import LengthDecoding, length_decoding, run_lengths
 from simulate.runs.run_costs import PAD, Prompts, Together, divide_prefill, price_steps, step_seconds
-from simulate.runs.server import LOG, static_entry
 from simulate.runs.simulate_settings import SimulateSettings
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline, speedup
+from simulate.runs.tree_switching import LOG, static_entry
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import UsageError, counted
 from treeopt.planning.evaluator import PLAIN

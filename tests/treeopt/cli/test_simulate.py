@@ -11,9 +11,9 @@ import pytest
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, save_profile
 from simulate.runs.batch_record import run
 from simulate.runs.run_costs import FREE
-from simulate.runs.server import Switching
 from simulate.runs.server_load import Load
 from simulate.runs.timeline import speedup
+from simulate.runs.tree_switching import Switching
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.served_days import serve
