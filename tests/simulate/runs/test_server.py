@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulate.runs.server import Switching
 from simulate.runs.server_figures import figures
 from simulate.runs.server_load import Load, Workload, read_requests, replicate
+from simulate.runs.tree_switching import Switching
 from tests.helpers.served_days import serve
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
