@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from executor.decoding.decoder import Decoder
 from executor.models import identity
+from executor.prompts.chat_template import as_fields, messages_of, up_to_answer
 from executor.prompts.conversation_forms import Turns, has_tools
-from executor.prompts.prompt_files import as_fields, messages_of, up_to_answer
 from executor.target.target_model import Target
 from executor.target.tensor_parallel import launched_processes
 from executor.target.tokenizer import stop_tokens

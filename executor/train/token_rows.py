@@ -26,10 +26,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from executor.prompts.chat_template import Message, check_plain, messages_of, rendered
 from executor.prompts.conversation_forms import Turns, conversation_of, fields_of, list_of, string, usual_form
 from executor.prompts.data_files import items
 from executor.prompts.message_parts import Report
-from executor.prompts.prompt_files import Message, check_plain, messages_of, rendered
 from treeopt.errors import ExecutorError
 
 

@@ -2,7 +2,8 @@
 
 * `run_costs`: seconds of steps and prompts, with padding to the next batch size that has a cost.
 * `timeline`: times, rates and latencies (TTFT, TPOT, inter-token, end to end) of a run, and the speedup of two runs.
-* `server`: a simulated server with a queue, rows and plans that change with the load.
+* `server`: a simulated server with a queue and rows.
+* `tree_switching`: the trees of a server by the number of requests that decode, and when it changes between them.
 * `batch_record`: every request of a trace decoded in a batch, by replay and a cost model; the run as JSON values.
 * `run_records`: the JSON records of runs, servers and capacities.
 * `simulate_settings`: the settings of `simulate`: what decodes, its prompts, the load of a server.

@@ -15,9 +15,9 @@ import numpy as np
 from simulate.profiles.profile import Profile
 from simulate.runs.length_server import LengthDecoding, length_decoding, run_lengths
 from simulate.runs.run_costs import PAD, Prompts, Together, divide_prefill, price_steps, step_seconds
-from simulate.runs.server import LOG, static_entry
 from simulate.runs.simulate_settings import SimulateSettings
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline, speedup
+from simulate.runs.tree_switching import LOG, static_entry
 from treeopt.cost_model import CostModel, StepShape
 from treeopt.errors import UsageError, counted
 from treeopt.planning.evaluator import PLAIN
@@ -27,7 +27,7 @@ from treeopt.replay.static_tree import accepted_lengths
 from treeopt.replay.walk import drafted_counts, walk_steps
 from treeopt.results.run import LATENCIES, PERCENTS
 from treeopt.results.words import CLUSTERED, describe_measurement, describe_models, describe_rule, paths_words
-from treeopt.statistics import Groups
+from treeopt.statistics import CONFIDENCE, Groups
 from treeopt.storage.provenance import look
 from treeopt.traces.trace import Trace
 from treeopt.tree import EMPTY, Tree
@@ -226,6 +226,7 @@ def simulated_run(
         f"{counted(trace.requests, 'request')}, {counted(trace.anchors, 'token')}. A request's time to first "
         f"token counts from when its row is free. 95 % intervals, {CLUSTERED}; speedups with the step times' error."
     )
+    few = [f"p{percent}" for percent in PERCENTS if (percent / 100) ** trace.requests > (1 - CONFIDENCE) / 2]
     return {
         "schema": "treeopt.run/2",
         "batch": batch,
@@ -235,6 +236,7 @@ def simulated_run(
             {"name": label, **_figures(timeline, trace.domain, seed)} for label, timeline in timelines.items()
         ],
         "speedup": gain,
+        "warnings": few and [f"{trace.requests} requests do not bound {', '.join(few)}: intervals end at the largest"],
         "conditions": [requests, *run_conditions(trace, profile, prompts.description(), pad=pad)],
     }
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulate.runs.run_costs import sizes_above
-from simulate.runs.server import Switching
 from simulate.runs.timeline import Floats, Ints
+from simulate.runs.tree_switching import Switching
 from treeopt.cost_model import CostModel
 from treeopt.errors import CostError, TraceError, UsageError
 from treeopt.replay.static_tree import replay_tree

@@ -9,9 +9,10 @@ import numpy as np
 
 from simulate.runs.draft_length_rules import LengthRule, Scheduled, best_lengths, length_rule, survivals, times_of
 from simulate.runs.run_costs import PAD, Prompts, sizes_above
-from simulate.runs.server import Decoding, ServerRun, Switching, serve_day
+from simulate.runs.server import Decoding, ServerRun, serve_day
 from simulate.runs.server_load import Workload
 from simulate.runs.timeline import Emissions, Floats, Ints, Timeline
+from simulate.runs.tree_switching import Switching
 from treeopt.cost_model import CostModel, Measured, covered_limits
 from treeopt.replay.sampled_rules import ranks_for_trees
 from treeopt.replay.static_tree import accepted_lengths

@@ -16,11 +16,12 @@ from simulate.profiles.profile import Profile
 from simulate.runs.batch_record import run_conditions
 from simulate.runs.length_server import length_decoding
 from simulate.runs.run_costs import Prompts
-from simulate.runs.server import LOG, Decoding, Served, Switching, serve_day, static_entry
+from simulate.runs.server import Decoding, Served, serve_day
 from simulate.runs.server_capacity import PILING, Day, Progress, capacity, kept
 from simulate.runs.server_load import Load, replicate
 from simulate.runs.simulate_settings import SimulateSettings
 from simulate.runs.timeline import LATENCIES, Floats, quantiles
+from simulate.runs.tree_switching import LOG, Switching, static_entry
 from treeopt.errors import UsageError
 from treeopt.planning.evaluator import PLAIN
 from treeopt.plans import Plan

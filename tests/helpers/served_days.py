@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from simulate.runs.server import Decoding, Served, Switching, serve_day
+from simulate.runs.server import Decoding, Served, serve_day
 from simulate.runs.server_load import Workload
+from simulate.runs.tree_switching import Switching
 from treeopt.cost_model import CostModel
 from treeopt.traces.trace import Trace
 

@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from treeopt.api.file_loading import load_plan, load_profile
 from treeopt.api.messages import warn
 from treeopt.api.search_trace import search
@@ -152,12 +150,8 @@ def _scrape(watched: "PlanWatch", url: str, client: "CompletionsClient", model: 
 
 def _plan_now(watched: "PlanWatch", plan: Plan, profile: "Profile") -> list[dict[str, Any]]:
     """Return the choices of a search with the recent acceptance, a row for each batch size of the plan."""
-    from treeopt.traces.importers.chain_counts import Chain, chain_trace
-
-    accepted, steps = watched.accepted()
-    if not accepted:
+    if (trace := watched.recent()) is None:
         return []
-    trace = chain_trace(Chain(tuple(accepted), round(steps)), rng=np.random.default_rng(0), meta={})
     batches = tuple(entry.batch for entry in plan.entries)
     engine = look(plan.meta, "search", "engine")
     choices = {entry.batch: entry.choice for entry in search(trace, profile, batch=batches, engine=engine).entries}

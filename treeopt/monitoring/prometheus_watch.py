@@ -20,6 +20,8 @@ from treeopt.plans import Plan, PlanEntry
 from treeopt.storage.json_records import RecordError, parse
 from treeopt.storage.typed_records import read_record
 from treeopt.storage.user_files import read_text, why, write_text
+from treeopt.traces.importers.acceptance_curves import acceptance
+from treeopt.traces.importers.chain_counts import Chain, chain_trace
 from treeopt.traces.importers.sources.prometheus_counters import (
     Samples,
     all_samples,
@@ -27,6 +29,8 @@ from treeopt.traces.importers.sources.prometheus_counters import (
     of_model,
     totals_by_engine,
 )
+from treeopt.traces.trace import Trace
+from treeopt.tree import Tree
 
 SCHEMA, STATE = "treeopt.watch/1", "treeopt.watch-state/2"
 TURNOVER = 4  # requests that finish in a block, per running request
@@ -252,12 +256,22 @@ class PlanWatch:
         state.open_s, state.finished, state.lanes = 0.0, 0.0, 0.0
         return True
 
-    def accepted(self) -> tuple[list[float], float]:
-        """Return recent shares of the steps that accepted at least 1, 2, ... tokens, and the number of these steps."""
-        tests = [test.recent for name, test in self.state.tests.items() if name.startswith("position")]
-        known = [sums for sums in tests if sums.steps]
-        rates = [sums.observed / sums.steps for sums in known]
-        return np.cumprod(rates).tolist(), known[0].steps if known else 0.0
+    def recent(self) -> Trace | None:
+        """Return chains that are accepted as of late; None without steps, or with the tau of trees alone.
+
+        By position where positions are counted; else by the published curve of that tau at the plan's length.
+        """
+        tests = self.state.tests
+        known = [test.recent for name, test in tests.items() if name.startswith("position") and test.recent.steps]
+        if known:
+            rates = np.cumprod([sums.observed / sums.steps for sums in known])
+            return chain_trace(
+                Chain(tuple(rates.tolist()), round(known[0].steps)), rng=np.random.default_rng(0), meta={}
+            )
+        tree, tau = self._nearest(self._drafting, None).choice.tree, tests[TAU].recent
+        if tree is None or tree != Tree.chain(tree.nodes) or not tau.steps:
+            return None
+        return acceptance(accepted_length=f"{min(tau.observed / tau.steps, tree.nodes + 1):.6f}@{tree.nodes}")
 
     def record(self, at: str) -> dict[str, Any]:
         """Return what is known at a time, as JSON values; step times in seconds."""

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from executor.prompts.chat_template import messages_of, rendered
 from executor.prompts.conversation_forms import conversation_of
 from executor.prompts.message_parts import Report
-from executor.prompts.prompt_files import encode, encoded, messages_of, read_prompts, rendered
+from executor.prompts.prompt_files import encode, encoded, read_prompts
 from executor.train.self_distill import Writing, _prompts, before_tools
 from executor.train.token_rows import Text, read_texts
 from executor.train.token_rows import encode as encode_rows

@@ -8,7 +8,7 @@ import torch
 from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from executor.prompts.prompt_files import up_to_answer
+from executor.prompts.chat_template import up_to_answer
 from executor.target.target_model import Target
 from executor.train.self_distill import Writing, rewrite
 from executor.train.token_rows import Text, encode, read_texts, tokenizer_hash

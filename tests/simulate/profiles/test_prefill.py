@@ -22,8 +22,8 @@ from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import PIECE
 from simulate.runs.batch_record import run
 from simulate.runs.run_costs import FREE
-from simulate.runs.server import Switching
 from simulate.runs.server_load import Workload, read_requests
+from simulate.runs.tree_switching import Switching
 from simulate.whatif.unmeasured_profiles import transfer
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command

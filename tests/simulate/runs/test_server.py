@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from simulate.profiles.profile import BatchTimes, Profile, load_profile, save_profile
 from simulate.runs.run_costs import by_parabolas, price_steps
-from simulate.runs.server import Decoding, Switching, serve_day
+from simulate.runs.server import Decoding, serve_day
 from simulate.runs.server_capacity import LEAST, MOST, NEAR, PILING, highest_rate, keeps_up
 from simulate.runs.server_figures import figures
 from simulate.runs.server_load import Load, Workload, read_requests, replicate
+from simulate.runs.tree_switching import Switching
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.served_days import serve

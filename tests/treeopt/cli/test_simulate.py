@@ -11,9 +11,9 @@ import pytest
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, load_profile, save_profile
 from simulate.runs.batch_record import run
 from simulate.runs.run_costs import FREE
-from simulate.runs.server import Switching
 from simulate.runs.server_load import Load
 from simulate.runs.timeline import speedup
+from simulate.runs.tree_switching import Switching
 from tests.helpers.command_line import done, refused
 from tests.helpers.command_line import run as command
 from tests.helpers.served_days import serve
@@ -102,7 +102,8 @@ def test_a_plans_policy_gives_way_to_its_best_static_tree(files, tmp_path):
     assert json.loads(found.stdout)["tree"] == due["tree"]
     assert json.loads(found.stdout)["configurations"][0] == due["configurations"][0] | {"name": STATIC}
     said = "the plan's choice 'eagle2' for batch 4 grows a tree at each step"
-    note, *warnings, few = found.stderr.splitlines()
+    note, *warnings, unbounded, few = found.stderr.splitlines()
+    assert unbounded == "Warning: 24 requests do not bound p95, p99: intervals end at the largest."
     assert note == f"Note: {said}; runs are simulated with static trees, so its {STATIC} is used."
     assert warnings == [f"Warning: {warning}." for warning in plan.warnings]
     assert warnings  # of few requests
