@@ -215,7 +215,7 @@ WITHOUT_VISION = $(ENGINE_PIP) uninstall -y torchvision torchaudio torchcodec
 	$(WITHOUT_VISION)
 	touch $@
 
-gpu:  ## on a CUDA machine, with the Python that is there, in seven minutes of an H100: written below OUT
+gpu:  ## on a CUDA machine, with the Python that is there, in about seven minutes of an H200: written below OUT
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.benchmarks.gpu --output $(OUT)
 
 clean:
