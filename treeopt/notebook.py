@@ -146,7 +146,7 @@ def load_validation(path: Path | str) -> Validation:
 
 
 def load_record(path: Path | str) -> Record:
-    """Read what `simulate`, `whatif`, `compare` or `validate` wrote with `--output`.
+    """Read what `simulate`, `verdict`, `whatif`, `compare`, `validate` or `tune` wrote with `--output`.
 
     Raises:
         UsageError: the file cannot be read, or is no such record; names file and field.
@@ -156,7 +156,7 @@ def load_record(path: Path | str) -> Record:
         >>> type(treeopt.load_record("data/validations/medusa-cpu.json")).__name__
         'Validation'
     """
-    record: Record = _read(path_of(path, FILE), [kind for kind in RESULTS.values() if kind.schema and not kind.read])
+    record: Record = _read(path_of(path, FILE), [kind for kind in RESULTS.all() if kind.schema and not kind.read])
     return record
 
 

@@ -87,6 +87,11 @@ class Registry(Mapping[str, Entry]):
             entry = next(filter(holds, self.values()), None)
         return entry
 
+    def all(self) -> list[Entry]:
+        """Return all entries, also those of other packages."""
+        self._scan(None)
+        return list(self.values())
+
     def register(self, entry: Entry) -> None:
         """Add an entry for as long as this process runs; a later one of the same name replaces it."""
         self._added[entry.name] = entry

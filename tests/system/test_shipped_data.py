@@ -1,4 +1,4 @@
-"""The data that the repository ships: complete, within their limits, and true of the live loop."""
+"""The data that the repository ships: complete, within limits, named by its weights, and true of the live loop."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from data.make import make_traces, stdlib_corpus
 from executor.checkpoints import load_drafter, trained_for
 from executor.decoding.decoder import Decoder
 from executor.drafters.base.recipe import recipes
-from executor.models import weights_hash
+from executor.models import identity, weights_hash
 from executor.prompts.prompt_files import read_prompts
 from executor.target.load_hf_model import load_target
 from executor.target.tokenizer import load_tokenizer
@@ -27,8 +27,11 @@ from treeopt.errors import UsageError
 from treeopt.planning.search_pipeline import search
 from treeopt.policies import DynamicTree
 from treeopt.replay.static_tree import visit
+from treeopt.results.words import describe_models
 from treeopt.statistics import Estimate
+from treeopt.storage.provenance import SHIPPED, drafter_name, target_name
 from treeopt.storage.user_files import shipped
+from treeopt.traces.resumable_shards import load_file_or_shards
 from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 from treeopt.tree_files.choice_lists import MEDUSA, published_trees
@@ -250,3 +253,33 @@ def test_drafters_are_trained_beside_the_shipped_target(tmp_path, monkeypatch):
     assert set(recipes()) - set(build.DRAFTERS) == {"dspark", "pard"}  # of these no page needs one
     with pytest.raises(UsageError, match="the name must be target or one of unigram, bigram, medusa1"):
         build.build(tmp_path, "nothing")
+
+
+MODELS, SHIPPED_TRACES = shipped("models"), sorted(shipped("traces").glob("*.npz"))
+
+
+def test_names_are_those_of_the_weights():
+    """All of them: a model that is trained again has another hash."""
+    own = MODELS / "stdlib-medusa2" / "target"
+    targets = {name: load_target(path, dtype="float32") for name, path in (("", MODELS / "stdlib-llama"), ("own", own))}
+    names = {identity(targets[""], None)["target"]["weights"]: "stdlib-llama"}
+    names[identity(targets["own"], None)["target"]["weights"]] = "stdlib-medusa2/target"
+    for folder in sorted(MODELS.iterdir()):
+        if folder.name != "stdlib-llama":
+            target = targets["own" if folder.name == "stdlib-medusa2" else ""]
+            record = identity(target, load_drafter(folder, target))["drafter"]
+            names[record["weights"]] = folder.name
+            assert record["name"] == folder.name
+    assert json.loads(shipped(SHIPPED).read_text("utf-8")) == names
+
+
+@pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.stem)
+def test_shipped_traces_name_their_drafter(path):
+    meta = load_file_or_shards(path).meta
+    name = path.stem.rpartition("-")[0].removeprefix("smollm2-").removesuffix("-candidates")
+    described = describe_models(meta)
+    assert name in described or drafter_name(meta) == f"stdlib-{name}", described
+    if name == "medusa2":
+        assert target_name(meta) == "stdlib-medusa2/target"
+    assert "ngram as drafter" not in described
+    assert not (name in ("coral", "hass", "coral-router") and "eagle as drafter" in described)

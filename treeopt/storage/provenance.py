@@ -21,7 +21,7 @@ from treeopt.storage.user_files import shipped_json
 # The acceptance rule of profiles and validations that do not record theirs.
 GREEDY = {"verification": "greedy", "temperature": 0.0}
 PACKAGES = ("numpy", "scipy", "torch", "transformers", "ortools")
-SHIPPED = "model_names.json"  # hash of float32 weights -> name; tests/system/test_shipped_names.py computes it
+SHIPPED = "model_names.json"  # hash of float32 weights -> name; tests/system/test_shipped_data.py computes it
 
 
 def this_run() -> dict[str, Any]:

@@ -1,11 +1,26 @@
-import json
-from dataclasses import fields
+"""Constants of devices and engines: names, overheads, and how far speedups from them are off on an H200."""
 
+import json
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from executor.drafters.medusa import medusa_shape
+from simulate.model_sizes.hf_config import shape_fields
+from simulate.model_sizes.model_shape import Shape
+from simulate.profiles.profile import load_profile
 from simulate.roofline.data_sheets import Hardware, find_hardware, load_hardware
-from treeopt.errors import CostError
+from simulate.roofline.host_overhead import NO_ROW_ERROR, Overheads
+from simulate.roofline.roofline_model import SLOW_ROWS, Roofline
+from tests.simulate.roofline.test_roofline_model import L3, roofline
+from treeopt.cost_model import StepShape
+from treeopt.engines import ENGINES
+from treeopt.errors import CostError, UsageError
 from treeopt.storage.user_files import shipped
+from treeopt.tree import Tree
 
 # TFLOP/s, GB/s, MiB of L2, multiprocessors, GB of memory (of 2**30 B) of the data sheets
 SHEETS = {
@@ -90,3 +105,117 @@ def test_the_shipped_file_has_known_fields_and_different_names():
     devices = json.loads(shipped("hardware.json").read_text("utf-8"))["devices"]
     assert {name for device in devices for name in device} <= {field.name for field in fields(Hardware)}
     assert len({device["name"].casefold() for device in devices}) == len(devices)
+
+
+@pytest.mark.parametrize(
+    ("asked", "due"),
+    [
+        ({"engine": "vllm", "kind": "eagle3"}, "vllm from 0.11: "),
+        ({"engine": "vllm", "kind": "eagle3", "version": "0.11.2"}, "vllm from 0.11: "),
+        (
+            {"engine": "vllm", "kind": "eagle3", "version": "0.10.2.post1"},
+            "vllm before 0.11: vllm-project/vllm#20780, ",
+        ),
+        ({"engine": "vllm", "kind": "eagle", "version": "v0.9"}, "vllm before 0.11: vllm-project/vllm#20780 and "),
+        ({"engine": "sglang", "kind": "eagle", "version": "0.4.4", "devices": 8}, "sglang before 0.5: .*#4716"),
+        ({"engine": "openvino", "kind": "eagle3"}, "no figures are known for openvino with eagle3"),
+    ],
+)
+def test_the_first_row_that_holds_counts(asked, due):
+    found = Overheads.of(**asked)
+    assert re.match(due, found.source)
+    assert (found.error == NO_ROW_ERROR) == ("no figures" in due)
+
+
+def test_dynamic_trees_and_several_devices_have_rows_of_their_own():
+    steps = [
+        Overheads.of("sglang", kind="eagle3", trees=trees, devices=devices).step_s
+        for trees in ("static", "dynamic")
+        for devices in (1, 4)
+    ]
+    assert len(set(steps)) == 4
+    assert steps[0] < min(steps[1:])
+
+
+def test_every_row_is_of_a_known_engine_and_has_a_source():
+    rows = json.loads(shipped("engine_overheads.json").read_text("utf-8"))["rows"]
+    assert {row["engine"] for row in rows} <= set(ENGINES)
+    for row in rows:
+        assert row["source"].strip()
+        assert Overheads(**row["seconds"])
+        assert set(row.get("kinds", ())) <= set(row["studies"])
+
+
+def test_a_kind_that_no_study_had_has_a_larger_error():
+    errors = [Overheads.of("sglang", kind=kind, devices=1).error for kind in ("eagle3", "dflash", "mtp")]
+    assert errors[0] < errors[1] < errors[2]
+
+
+def test_a_version_is_numbers():
+    with pytest.raises(UsageError, match=r"a version must be numbers such as 0.10.2, got 'main'"):
+        Overheads.of("vllm", kind="eagle", version="main")
+
+
+def test_what_each_number_adds():
+    bare = roofline(L3, overheads=Overheads.none())
+
+    def added(**numbers):
+        cost = replace(bare, overheads=replace(Overheads.none(), **numbers))
+        return cost.plain_s(batch=2) - bare.plain_s(batch=2), float(cost.verify(4, batch=2).total_s) - verified
+
+    verified, work = float(bare.verify(4, batch=2).total_s), float(bare.plain(batch=1).work_s)
+    assert added(plain_s=1e-3) == pytest.approx((1e-3, 0))
+    assert added(step_s=1e-3) == pytest.approx((0, 1e-3))
+    assert added(row_share=0.25) == pytest.approx((0.25 * work, 0.25 * 7 * work))  # two rows, eight rows
+    products = 129 * find_hardware("h100").fitted.gemm_overhead_s
+    assert added(launches=0.5) == pytest.approx((-products / 2, -products / 2))
+    slow = replace(bare, overheads=replace(Overheads.none(), row_share=0.25))
+    more = [float((slow.verify(n, batch=1) + bare.verify(n, batch=1)).total_s) for n in (SLOW_ROWS, 16)]
+    assert more[1] - more[0] < 0.05 * more[0]  # beyond, other kernels multiply them
+    two = replace(bare, devices=2)
+    exchanged = replace(two, overheads=replace(Overheads.none(), exchange_s=1e-5))
+    assert exchanged.plain_s(batch=1) - two.plain_s(batch=1) == pytest.approx(65e-5)
+    heads = roofline(L3, medusa_shape(L3), overheads=replace(Overheads.none(), head_s=1e-3, level_s=2e-3))
+    none = replace(heads, overheads=Overheads.none())
+    assert heads.chain(3, batch=1).total_s[-1] - none.chain(3, batch=1).total_s[-1] == pytest.approx(4e-3)
+
+
+GPU = Path(__file__).resolve().parents[3] / "data" / "gpu"
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[tuple[int, float, float]]:
+    """Rows of each step, relative error of its predicted speedup, and the stated one."""
+    shape = Shape.from_config(shape_fields("8b"))
+    loop = Overheads.of("treeopt", kind="medusa")
+    sheet = Roofline(shape, medusa_shape(shape, shared_head=True), find_hardware("H200"), overheads=loop)
+    pieces = json.loads((GPU / "h200.json").read_text("utf-8"))["replayed_8b"]["pieces"]
+    found = []
+    for context in (400, 3984, 16272):
+        for times in load_profile(GPU / f"h200-8b-{context}.profile.json").batches:
+            plain_s = sheet.plain_s(batch=times.batch, context=round(times.context))
+            cells = pieces.get(f"context {context}, batch {times.batch}", {"cells": []})["cells"]
+            for cell in cells:
+                tree, tau = Tree.from_paths(map(tuple, cell["tree"]["paths"])), cell["measured"]["tau"]["value"]
+                step = StepShape.of(tree, batch=times.batch, context=round(times.context), committed=tau)
+                speedup = tau * plain_s / float(sheet.step_s([step])[0])
+                error = speedup / cell["measured"]["speedup"]["value"] - 1
+                found.append((times.batch * step.tokens, error, sheet.error(step)))
+    assert len(found) == 48
+    return found
+
+
+@pytest.mark.parametrize(("least", "most", "cells"), [(1, 64, 28), (65, 512, 15), (513, 4096, 5)])
+def test_the_mean_error_is_small_in_each_range_of_rows(errors, least, most, cells):
+    """The loop's overheads are fitted to an H100's steps, the products' rates to its kernels."""
+    found = np.abs([error for rows, error, _ in errors if least <= rows <= most])
+    assert len(found) == cells
+    assert found.mean() < 0.06
+    page = (GPU.parents[1] / "docs/results/gpu.md").read_text("utf-8")
+    assert f"| {cells} | {100 * found.mean():.1f} % | {100 * found.max():.0f} % |" in page
+
+
+def test_the_stated_error_holds_in_95_percent(errors):
+    inside = [abs(error) <= stated for _, error, stated in errors]
+    assert sum(inside) / len(inside) >= 0.95
+    assert f"Of the 48 intervals {sum(inside)} hold" in (GPU.parents[1] / "docs/results/gpu.md").read_text("utf-8")

@@ -23,8 +23,7 @@ from simulate.roofline.host_overhead import Overheads
 from simulate.roofline.roofline_model import Roofline
 from simulate.whatif.unmeasured_profiles import transfer
 from tests.benchmarks.published_speedups import published_speedups
-from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B
-from tests.simulate.model_sizes.test_layer_weights_and_kv import MIXTRAL
+from tests.simulate.model_sizes.test_hf_config import LLAMA_2_7B, LLAMA_3_8B, MIXTRAL
 from tests.simulate.test_device_memory import sequence, weights
 from treeopt.cost_model import StepShape
 from treeopt.errors import CostError, UsageError
@@ -428,10 +427,6 @@ def test_a_perfect_profile_is_carried_over_perfectly():
         "relative_error": 0.10,
         "context": [300, 300],
     }
-
-
-def test_a_perfect_profile_is_carried_over_to_another_context():
-    here = roofline(L3, context=300)
     carried = transfer(as_profile(here), measured_on=here, to=here, context=9000)
     assert carried.context == (9000, 9000)
     for found in carried.batches:

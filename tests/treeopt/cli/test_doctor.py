@@ -1,9 +1,15 @@
-"""The doctor: right on a sound machine, and it says so where packages are old or the loop is wrong."""
+"""The doctor on sound and unsound machines; treeopt outside its checkout: shipped files, bounds, packages."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+import tomllib
 from importlib import metadata, util
+from pathlib import Path
 
+import treeopt
 from executor.decoding.self_test import LEAST, trials
 from executor.target.kv_cache import TreeCache
 from tests.helpers.command_line import done, run
@@ -75,3 +81,64 @@ def test_a_device_that_is_not_there():
     assert result.exit_code == 1
     assert result.stdout.startswith("Not sound: ")
     assert "Warning: wrong: the device nothing can be used: UsageError: device nothing" in result.stdout
+
+
+ROOT = Path(__file__).resolve().parents[3]
+ROOMS = ("treeopt", "simulate", "executor")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def test_shipped_files_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trace = treeopt.load_trace("data/traces/medusa-t0.npz")
+    plan = treeopt.search(trace, treeopt.load_profile("data/profiles/medusa-cpu.json"), batch=(1, 4), solver_work=0)
+    assert len(plan.entries) == 2
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "hardware.json").write_text("{}")
+    assert treeopt.storage.user_files.found("data/hardware.json") == Path("data/hardware.json")  # one's own comes first
+
+
+def test_the_wheel_ships_what_the_first_steps_need():
+    """A small trace and profile, and every file in data/ that the packages or the help of a command name."""
+    target = PROJECT["tool"]["hatch"]["build"]["targets"]
+    first = {"data/traces/medusa-t0.npz", "data/profiles/medusa-cpu.json"}
+    assert {f"!{name}" for name in first} <= set(target["sdist"]["exclude"])
+    sources = {path: path.read_text("utf-8") for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    words = {word for text in sources.values() for word in re.findall(r'"([\w./-]+\.json)"', text)}
+    helps = "".join(text for path, text in sources.items() if path.parent.name == "commands")
+    words |= set(re.findall(r"data/((?:traces|profiles)/[\w.-]+)", helps))
+    named = {f"data/{word}" for word in words if (ROOT / "data" / word).is_file()}
+    assert "data/engine_overheads.json" in named
+    shipped = target["wheel"]["force-include"]
+    assert {name: shipped.get(name) for name in first | named} == {name: f"treeopt/{name}" for name in first | named}
+
+
+def test_another_distribution_of_our_name_is_said_in_one_line(tmp_path):
+    for name in ("simulate", "executor"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    for words in (["search", "--trace", str(ROOT / "data/traces/medusa-t0.npz"), "--batch", "1"], ["doctor"]):
+        done = subprocess.run(
+            [sys.executable, "-c", "from treeopt.cli import main; main()", *words],
+            env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert re.fullmatch(r"Error: \S+__init__\.py is of another distribution than treeopt, .*\n", done.stderr), words
+
+
+def test_transformers_has_an_upper_bound_that_is_tested():
+    (limits,) = (
+        word for word in PROJECT["project"]["optional-dependencies"]["executor"] if word.startswith("transformers")
+    )
+    below = [int(number) for number in re.search(r"<([\d.]+)", limits)[1].split(".")]
+    tested = [int(number) for number in metadata.version("transformers").split(".")[:2]]
+    assert below == [tested[0], tested[1] + 1]
+
+
+def test_the_doctor_is_sound_without_packages_that_no_command_needs(monkeypatch):
+    needs = ["click>=8.5", "transformers<5.24,>=5.17; extra == 'executor'", "playwright>=1.50; extra == 'browser'"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: [*needs, "absent>=1; extra == 'browser'"])
+    found = {package["name"]: package for package in doctor.installed_versions()}
+    assert list(found) == ["click", "transformers"]
+    assert not any(package["trouble"] for package in found.values())

@@ -1,24 +1,26 @@
-"""Drafters side by side: each is judged as if alone, differences are paired, and what is unlike is said."""
+"""Drafters side by side: judged as if alone, paired, what is unlike is said; best trees of given sizes."""
 
 import json
 from dataclasses import astuple, replace
+from itertools import combinations, product
+from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
 from simulate.profiles.profile import BETWEEN_RUNS, BatchTimes, Profile, save_profile
 from tests.helpers.command_line import done, refused, run
-from tests.helpers.strategies import drawn_trace
+from tests.helpers.strategies import drawn_trace, traces
 from treeopt.comparison.compare_drafters import compare
 from treeopt.comparison.mismatch_warnings import model_warnings
-from treeopt.comparison.trees_of_size import parse_sizes
+from treeopt.comparison.trees_of_size import USUAL, Size, parse_sizes, sized_trees
 from treeopt.errors import UsageError
 from treeopt.planning.held_out_split import hold_out
 from treeopt.planning.search_pipeline import search
-from treeopt.replay.static_tree import replay_tree
+from treeopt.replay.static_tree import accepted_lengths, replay_tree
 from treeopt.statistics import paired_ratio, ratio
 from treeopt.traces.importers.acceptance_curves import acceptance
 from treeopt.traces.merge_split import halves, merge_traces
@@ -363,3 +365,46 @@ def test_a_trace_that_names_no_models_is_said_to_name_none():
         "trace and profile", {}, {"target": TARGET, "drafter": {"kind": "medusa", "weights": "b"}}
     )
     assert warning == "trace and profile: the first names no models, the second is of m (float32) with medusa: " + DOUBT
+
+
+def test_usual_sizes():
+    assert parse_sizes("chain:2,chain:4,best:7,best:15,best:31,best:63") == USUAL
+    assert [size.nodes for size in USUAL] == [2, 4, 7, 15, 31, 63]
+    assert parse_sizes("best:3, best:3") == (Size("best", 3),)
+
+
+@pytest.mark.parametrize("text", ["", "chain", "chain:0", "tree:3", "chain:2,,best:3", "chain:²"])
+def test_sizes_without_meaning(text):
+    with pytest.raises(UsageError, match="chain:N or best:N"):
+        parse_sizes(text)
+
+
+def trees_of_size(nodes: int, width: int, depth: int):
+    paths = [path for d in range(1, depth + 1) for path in product(range(width), repeat=d)]
+    for chosen in combinations(paths, nodes):
+        if all(path[:-1] in chosen for path in chosen if len(path) > 1):
+            yield Tree.from_paths(chosen)
+
+
+@settings(max_examples=40, deadline=None)
+@given(traces(requests=(1, 8), length=1, depth=2, width=3), st.data())
+def test_at_one_position_the_best_tree_keeps_most(trace, data):
+    """Where each request is one position there is no walk, and all trees can be tried; counts are not shrunk."""
+    nodes = data.draw(st.integers(1, trace.width))
+    with mock.patch("treeopt.comparison.trees_of_size.fit_strength", return_value=0.0):
+        tree = sized_trees([Size("best", nodes)], trace)[f"best tree of {nodes}"]
+    every = trees_of_size(nodes, trace.width, trace.depth)
+    most = max(int(accepted_lengths(other, trace).sum()) for other in every)
+    assert int(accepted_lengths(tree, trace).sum()) == most
+
+
+@settings(max_examples=25, deadline=None)
+@given(traces(length=8, depth=3), st.integers(2, 6))
+def test_only_covered_trees_are_taken_where_there_are_any(trace, nodes):
+    found = sized_trees([Size("best", nodes), Size("chain", 2)], trace, covered=lambda tree: tree.depth <= 1)
+    assert list(found) == [f"best tree of {nodes}", "chain of 2"]
+    assert found["chain of 2"] == Tree.chain(2)
+    assert found[f"best tree of {nodes}"].depth == 1
+    assert found[f"best tree of {nodes}"].nodes <= nodes
+    none = sized_trees([Size("best", nodes)], trace, covered=lambda tree: False)
+    assert none == sized_trees([Size("best", nodes)], trace)

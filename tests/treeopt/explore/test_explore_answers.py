@@ -1,8 +1,16 @@
-"""The model behind `treeopt explore`: its numbers, tables and files are the library's, over random settings."""
+"""`treeopt explore`: its numbers, tables and files are the library's, over random settings; its server's life."""
 
+import http.client
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +19,13 @@ from numpy.testing import assert_equal
 import treeopt
 from simulate.profiles.profile import save_profile
 from simulate.whatif.token_prices import HOUR_S, MILLION
-from tests.helpers.command_line import done, small_profile, small_trace
+from tests.helpers.command_line import done, refused, run, small_profile, small_trace
 from treeopt.defaults import NODES
 from treeopt.engines import ENGINES
 from treeopt.errors import TreeoptError, UsageError
 from treeopt.explore import answer_parts, answers, controls
 from treeopt.explore.answers import ANY_TREE, MEASURED, Device, Offer, Question, question_of
+from treeopt.explore.local_server import address, open_browser, open_port
 from treeopt.planning.search_settings import SearchSettings
 from treeopt.plans import Plan
 from treeopt.storage.user_files import shipped
@@ -162,9 +171,10 @@ def test_what_the_library_reports_stands_on_the_page_and_nowhere_else(folder, ca
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_page_s_table_holds_what_the_command_prints(answered, folder):
+def test_the_page_s_table_and_plan_are_those_of_the_command(answered, folder, tmp_path):
+    """But for the provenance of the plan's file."""
     words = ("--trace", folder / "trace.npz", "--profile", folder / "profile.json", "--batch", "1,4")
-    printed = done("search", *words).stdout
+    printed = done("search", *words, "--output", tmp_path / "plan.json").stdout
     for batch in (1, 4):
         html = answer_parts.configurations(answered, batch).text
         for choice in (answered.plan.entry(batch).choice, *answered.plan.entry(batch).compared):
@@ -173,11 +183,6 @@ def test_the_page_s_table_holds_what_the_command_prints(answered, folder):
             text = part.split(">")[1].split("<")[0]
             assert text in printed, text
     assert text_of(answer_parts.headline(answered, 4)).split('class="headline">')[1].startswith("Batch 4: ")
-
-
-def test_the_plan_s_file_is_what_search_writes_apart_from_provenance(answered, folder, tmp_path):
-    words = ("--trace", folder / "trace.npz", "--profile", folder / "profile.json", "--batch", "1,4")
-    done("search", *words, "--output", tmp_path / "plan.json")
     own, written = json.loads(answers.plan_text(answered)), json.loads((tmp_path / "plan.json").read_text())
     for record in (own, written):
         record["meta"].pop("provenance")
@@ -309,3 +314,81 @@ def test_prices_of_measured_step_times_are_the_price_per_hour_over_the_tokens_pe
             assert price == pytest.approx(2 * MILLION / (choice.tokens_s(entry.batch) * HOUR_S), rel=1e-9)
     assert "<table" in answer_parts.shown(blocks).text
     assert answer_parts.priced(answered, 0) == ()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    save_trace(small_trace(), folder / "trace.npz")
+    save_profile(small_profile(), folder / "profile.json")
+    return ("--trace", folder / "trace.npz", "--profile", folder / "profile.json")
+
+
+def test_a_port_in_use_is_refused(files):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused(run("explore", *files, "--no-browser", "--port", port), f"--port {port}: ", "in use", code=2)
+
+
+def test_files_are_read_before_the_page_is_shown(files, tmp_path):
+    (tmp_path / "bad.npz").write_text("no trace")
+    refused(run("explore", "--trace", tmp_path / "bad.npz", "--no-browser"), "bad.npz", code=None)
+    refused(run("explore", *files, "--profile", tmp_path / "missing.json", "--no-browser"), "missing.json", code=None)
+    refused(run("explore", *files, "--target", tmp_path, "--no-browser"), str(tmp_path), code=None)
+
+
+def test_the_page_is_on_this_computer_alone():
+    listener = open_port(0)
+    try:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        assert address(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    finally:
+        listener.close()
+
+
+def status_of(port: int, path: str, method: str = "GET", **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, headers={"Host": f"127.0.0.1:{port}", **headers})
+    try:
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_the_server_answers_its_own_page_and_ends_when_it_is_terminated(files):
+    words = [sys.executable, "-m", "treeopt", "explore", *map(str, files), "--no-browser"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            line = server.stdout.readline()
+            assert line.startswith("treeopt explore: http://127.0.0.1:"), server.stderr.read()
+            port = int(line.split(":")[3].split("/")[0])
+            assert status_of(port, "/") == 200
+            foreign = {"Origin": "http://example.org"}
+            assert status_of(port, "/", **foreign) == 403
+            assert status_of(port, "/", Host="example.org") == 403
+            assert status_of(port, "/api/files/list_files", "POST") in (401, 403)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            _, errors = server.communicate(timeout=60)
+    assert (errors, server.returncode) == ("", -signal.SIGTERM)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_the_browser_is_opened_without_a_word(tmp_path, monkeypatch, capfd):
+    program = tmp_path / "xdg-open"
+    program.write_text(f'#!/bin/sh\necho opened; echo no display >&2; echo "$1" > {tmp_path}/opened\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert open_browser("http://127.0.0.1:5/")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "opened").exists() or not (tmp_path / "opened").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert (tmp_path / "opened").read_text() == "http://127.0.0.1:5/\n"
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert not open_browser("http://127.0.0.1:5/")

@@ -1,17 +1,31 @@
-"""Replay against a walker written anew, step by step, and against closed forms."""
+"""Replay against a walker written anew and closed forms, plain and fast; samples of dynamic trees."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import policy_replay
 from tests.helpers.slow_params import examples
 from tests.helpers.strategies import drawn_trace, traces, trees, with_lengths
+from treeopt.charts.trace_charts import plan_charts
 from treeopt.errors import TraceError
-from treeopt.replay.static_tree import accepted_lengths, replay_tree, visit
+from treeopt.plans import Choice, Grown, Plan, PlanEntry, Proof
+from treeopt.policies import DynamicTree
+from treeopt.policies.reranking import shortlists
+from treeopt.replay import many_trees
+from treeopt.replay.dynamic_tree import choose, first_tree
+from treeopt.replay.many_trees import Replayer
+from treeopt.replay.static_tree import accepted_lengths, deepest, replay_tree, visit
+from treeopt.searchers import renewal_local_search
+from treeopt.searchers.best_first import count_prefixes
+from treeopt.searchers.renewal_local_search import remaining_steps
+from treeopt.statistics import Estimate
+from treeopt.storage.user_files import shipped
 from treeopt.traces.trace import Trace
+from treeopt.traces.trace_files import load_trace
 from treeopt.tree import Tree
 
 
@@ -108,3 +122,133 @@ def test_independent_acceptance_gives_leviathans_tau(alpha, gamma):
     assert replay_tree(Tree.chain(gamma), trace).tau == pytest.approx(
         (1 - alpha ** (gamma + 1)) / (1 - alpha), abs=5 * error
     )
+
+
+@st.composite
+def cases(draw):
+    """A trace, a pool, and some trees: parts of the pool, or any."""
+    trace = draw(traces(length=20))
+    any_tree = trees(width=trace.width, depth=trace.depth)
+    pool = draw(trees(width=trace.width, depth=trace.depth, paths=12))
+    part = st.sets(st.sampled_from(pool.paths)).map(Tree.from_paths) if pool.nodes else any_tree
+    return trace, pool, draw(st.lists(part | any_tree, min_size=1, max_size=4))
+
+
+@pytest.fixture(params=[True, False], ids=["in step", "by doubling"])
+def _both_ways(request):
+    """Small traces would all be walked by doubling."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (many_trees, renewal_local_search):
+            patch.setattr(module, "in_step", lambda *_: request.param)
+        yield
+
+
+both_ways = pytest.mark.usefixtures("_both_ways")
+quick = settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@both_ways
+@given(cases())
+@quick
+def test_counts_are_those_of_the_plain_replay(case):
+    trace, pool, several = case
+    fast = Replayer(trace, pool)
+    for tree in several:
+        found, due = fast.replay(tree), replay_tree(tree, trace)
+        assert found.steps.tolist() == due.steps.tolist()
+        assert found.committed.tolist() == due.committed.tolist()
+        assert found.accepted_counts.tolist() == due.accepted_counts.tolist()
+        assert (fast.chosen(tree) is not None) == (set(tree.paths) <= set(pool.paths))
+
+
+@both_ways
+@given(cases())
+@quick
+def test_trees_that_walk_together_do_not_disturb_one_another(case):
+    trace, pool, several = case
+    fast = Replayer(trace, pool)
+    inside = [Tree.chain(0), *(tree for tree in several if fast.chosen(tree) is not None)]
+    chosen = np.array([fast.chosen(tree) for tree in inside])
+    with pytest.MonkeyPatch.context() as patch:
+        for lanes in (1, 2**16):
+            patch.setattr(many_trees, "LANES", lanes)
+            found = fast.steps(chosen)
+            assert found.tolist() == [replay_tree(tree, trace).steps.tolist() for tree in inside]
+    for tree, row in zip(inside, chosen, strict=True):
+        assert fast.tree(row) == tree
+        assert fast.accepted(row).tolist() == accepted_lengths(tree, trace).tolist()
+        assert fast.visit(row).anchors.tolist() == visit(tree, trace).anchors.tolist()
+
+
+@both_ways
+@given(cases())
+@quick
+def test_remaining_steps_are_those_of_a_walk_from_there(case):
+    trace, _, (tree, *_) = case
+    accepted = accepted_lengths(tree, trace)
+    found = remaining_steps(accepted, trace).tolist()
+    stops = trace.stops[trace.request_index].tolist()
+    for anchor in range(trace.anchors):
+        steps, here = 0, anchor
+        while here < stops[anchor]:
+            steps, here = steps + 1, here + int(accepted[here]) + 1
+        assert found[anchor] == steps
+    assert [found[start] for start in trace.starts] == replay_tree(tree, trace).steps.tolist()
+
+
+@pytest.mark.parametrize("lengths", [[20_000], [4000, 1, 3000, 17], [30] * 700, [1, 2, 3] * 50])
+def test_both_ways_agree_on_long_and_on_many_requests(lengths):
+    trace = drawn_trace([[0.6, 0.2], [0.3, 0.1]], lengths, depth=4, rng=np.random.default_rng(len(lengths)))
+    frontier = count_prefixes(trace, nodes=60, depth=4)
+    fast = Replayer(trace, frontier.tree(60, 4))
+    found = {}
+    for together in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (many_trees, renewal_local_search):
+                patch.setattr(module, "in_step", lambda *_: together)  # noqa: B023
+            counts = [fast.replay(frontier.tree(size, 4)) for size in (0, 1, 7, 30)]
+            left = remaining_steps(fast.accepted(fast.chosen(frontier.tree(7, 4))), trace)
+            found[together] = [*(c.steps.tolist() for c in counts), *(c.accepted_counts.tolist() for c in counts), left]
+    *one, left = found[True]
+    *other, also = found[False]
+    assert one == other
+    assert left.tolist() == also.tolist()
+    assert one[0] == lengths
+
+
+TRACE = shipped("traces/eagle-candidates-t0.npz")
+
+
+POLICIES = (DynamicTree(nodes=8, depth=3, beam=4), DynamicTree(nodes=12, depth=4, beam=3))
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=["8 nodes", "12 nodes"])
+def test_the_sample_accepts_what_the_replay_accepts(policy):
+    trace = load_trace(TRACE)
+    tree, anchor = first_tree(policy, trace)
+    first = trace.select(np.array([0]))
+    lists = shortlists(first, policy.drafting, nodes=policy.nodes, calibration=policy.calibration)
+    assert tree.nodes == choose(policy, lists).nodes[anchor]
+    node = deepest(tree, first)[anchor]
+    assert [0, *tree.depths][node + 1] == policy_replay.accepted_lengths(policy, first)[anchor]
+
+
+def test_a_trace_without_candidates_has_no_sample():
+    with pytest.raises(TraceError):
+        first_tree(DynamicTree(nodes=4, depth=2), load_trace(shipped("traces/medusa-t0.npz")))
+
+
+def test_the_page_draws_a_sample_of_a_dynamic_choice():
+    trace = load_trace(TRACE)
+    grown = Grown("eagle2", {"nodes": 8}, 8.0, 3.0, POLICIES[0])
+    one = Estimate(1.0, 1.0, 1.0)
+    choice = Choice("eagle2", None, Estimate(2.0, 1.9, 2.1), 0.01, Estimate(1.5, 1.4, 1.6), grown)
+    plain = Choice("no speculation", None, one, 0.01, one)
+    meta = {"trace": dict(trace.meta), "cost": {}, "search": {"objective": "throughput"}}
+    plan = Plan((PlanEntry(1, choice, None, (plain,), {}, Proof("tokens", False, "Searched: one")),), meta, best=1)
+    charts = list(plan_charts(plan, trace=trace))
+    spec = charts[-1].to_dict()
+    assert spec["title"]["text"] == "Dynamic tree, batch 1, a sample"
+    (nodes,) = (layer for layer in spec["layer"] if layer["mark"]["type"] == "circle")
+    assert len(spec["datasets"][nodes["data"]["name"]]) == 8
+    assert len(list(plan_charts(plan))) == len(charts) - 1

@@ -1,6 +1,7 @@
 """A kind of result that is defined outside treeopt goes through terminal, page, explore, notebook, frame and schema."""
 
 import json
+from types import SimpleNamespace
 from typing import Annotated
 
 import altair as alt
@@ -12,6 +13,7 @@ import treeopt
 from tests.helpers.printed_results import printed
 from tests.helpers.report_files import Parsed
 from tests.helpers.write_schemas import document
+from treeopt import registry
 from treeopt.api.report_files import report_page
 from treeopt.errors import UsageError
 from treeopt.explore import answer_parts
@@ -125,6 +127,14 @@ def test_its_schema_and_its_reader_refuse_the_same(tmp_path):
     (tmp_path / "toys.json").write_text(json.dumps(broken))
     with pytest.raises(UsageError, match=r"toys\.json: toys\[0\]\.spin_s: Expected `float` >= 1e-100, found -1"):
         treeopt.load_record(tmp_path / "toys.json")
+
+
+def test_a_record_of_another_package_is_read(tmp_path, monkeypatch):
+    point = SimpleNamespace(name="toys", load=lambda: TOYS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == "treeopt.results" else [])
+    monkeypatch.delitem(RESULTS._added, "toys")
+    (tmp_path / "toys.json").write_text(json.dumps(RECORD))
+    assert len(treeopt.load_record(tmp_path / "toys.json").frame()) == 2
 
 
 def test_a_kind_is_known_by_its_name_alone_while_it_is_registered():

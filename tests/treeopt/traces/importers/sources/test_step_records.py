@@ -1,17 +1,14 @@
-"""Records of steps in their order: lines, lists and answers as the engines write them.
-
-None of these engines runs here. Formats follow their sources: tools/server/server-context.cpp of llama.cpp b11434,
-py_openvino_genai.pyi of OpenVINO GenAI 2026.4.1, evaluation/eval.py of Spec-Bench.
-"""
+"""Records of steps in their order, as the engines and vllm-vcr write them."""
 
 import json
 
 import pytest
 
-from tests.helpers.source_texts import bring, chain_of, turned_away
+from tests.helpers.source_texts import bring, chain_of, reading, turned_away
 from treeopt.errors import TraceError
 from treeopt.replay.static_tree import replay_tree, visit
 from treeopt.traces.importers.sources.openvino_steps import step_lists
+from treeopt.traces.importers.trace_source import read_output
 from treeopt.tree import Tree
 
 
@@ -125,3 +122,49 @@ def test_requests_that_are_recorded_are_not_drawn(tmp_path):
     turned_away(
         tmp_path, tmp_path / "a", "engine", "--model", "m", words=("--model does not apply to spec-bench",), code=2
     )
+
+
+def lines(*records):
+    return "\n".join(map(json.dumps, records))
+
+
+RECORDING = lines(
+    {"id": "a", "itl_ms": [9.5, 9.1, 9.3], "itl_tokens": [3, 1, 2]}, {"id": "b", "itl_ms": [9.0], "itl_tokens": [4]}
+)
+STATS = {"num_spec_tokens": 3, "num_drafts": 2, "num_draft_tokens": 6, "num_accepted_tokens": 3}
+SIDECAR = lines(
+    {"spec_decoding_stats": STATS | {"num_accepted_tokens_per_pos": [2, 1, 0]}},
+    {"spec_decoding_stats": STATS | {"num_accepted_tokens_per_pos": [1, 1, 1]}},
+)
+
+
+def test_bursts_are_steps_in_order_and_a_sidecar_is_pooled():
+    found = reading(RECORDING)
+    assert found.kind == "vllm-vcr"
+    assert found.chain.requests == ((2, 0, 1), (3,))
+    assert found.chain.ordered
+    assert found.chain.survival == (0.75, 0.5, 0.25)
+    assert reading(SIDECAR).chain.survival == (0.75, 0.5, 0.25)
+    assert reading(SIDECAR).chain.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (lines({"itl_ms": [1], "itl_tokens": [0]}), "record 0: `itl_tokens` must be a list of counts from 1"),
+        (lines({"itl_ms": [1, 2], "itl_tokens": [2]}), "must have one entry per chunk"),
+        (lines({"spec_decoding_stats": STATS}), "step 0: `spec_decoding_stats` must have counts"),
+        (SIDECAR.replace("[2, 1, 0]", "[2, 2, 0]"), "positions have 7 accepted tokens"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(text, words):
+    with pytest.raises(TraceError, match=words):
+        read_output(text, {})
+
+
+def test_aiperf_records_are_responses():
+    """AIPerf 0.13 keeps a sparse histogram and the steps in order."""
+    record = {"engine": "vllm", "mean_acceptance_length": 2.5, "acceptance_histogram": {"0": 1, "2": 1, "1": 1, "3": 1}}
+    record |= {"per_step_accepted": [2, 0, 1, 3], "per_step_drafted": [3, 3, 3, 3]}
+    found = reading(json.dumps({"metadata": {}, "spec_decode": record}))
+    assert (found.kind, found.chain.requests, found.chain.ordered) == ("responses", ((2, 0, 1, 3),), True)
