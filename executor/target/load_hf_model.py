@@ -30,6 +30,11 @@ from treeopt.storage.user_files import check_regular
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in NUMBER_TYPES}
 
+# Fields of generation_config.json by which `generate` also changes a greedy text.
+_LOGIT_CHANGES = (
+    *("repetition_penalty", "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids"),
+    *("sequence_bias", "min_length", "min_new_tokens", "num_beams"),
+)
 _BIASED = ("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "bias")  # fields of configurations
 
 THREADS_PER_CORE = 4  # more are of no use; with very many the process dies without a message
@@ -96,7 +101,7 @@ def load_target(
     model, report = loaded
     _check_keys(path, report)
     warnings = _unused_tensors(path, model, report["unexpected_keys"], drafter=drafter)
-    warnings += unused_window(path, model)
+    warnings += unused_window(path, model) + (() if drafter else _unused_changes(path, model))
     check_finite(path, model)
     if not settings:
         model.to(torch.device(device))
@@ -147,6 +152,14 @@ def _unused_tensors(path: Path | str, model: nn.Module, names: Collection[str], 
     if others:
         warnings.append(f"{path}: {type(model).__name__} has no place for {shorten(others)}: not used")
     return tuple(warnings)
+
+
+def _unused_changes(path: Path | str, model: Any) -> tuple[str, ...]:
+    """Return a warning of settings of generation_config.json by which engines write another text than treeopt."""
+    fields = {name: getattr(model.generation_config, name, None) for name in _LOGIT_CHANGES}
+    changes = ", ".join(f"{name} is {value!r:.40}" for name, value in fields.items() if value not in (None, 0, 1, []))
+    text = "not used, so engines that apply it write another text"
+    return (f"{path}: {changes} in generation_config.json: {text}",) if changes else ()
 
 
 def _inside_model(name: str, model: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from executor.checkpoints.tensors.write_tensors import full_disk
 from executor.models import identity
 from executor.target.causal_model import HEAD, Outputs, Taps
 from executor.target.target_model import Target
@@ -118,14 +119,10 @@ class FeatureStore:
     def _write(self, row: Tensor, layers: tuple[int, ...], values: Tensor) -> None:
         """Add layers to the row's file."""
         path = self._path(row)
-        try:
-            stored = load_file(path) if path.exists() else {}
-            new = {_name(layer): part for layer, part in zip(layers, values.chunk(len(layers), -1), strict=True)}
-            with whole(path) as temporary:
-                save_file({name: part.contiguous() for name, part in (stored | new).items()}, temporary)
-        except (OSError, SafetensorError) as error:
-            reason = why(error) if isinstance(error, OSError) else str(error)
-            raise ExecutorError(f"{path}: features cannot be stored: {reason}") from error
+        stored = load_file(path) if path.exists() else {}
+        new = {_name(layer): part for layer, part in zip(layers, values.chunk(len(layers), -1), strict=True)}
+        with whole(path) as temporary, full_disk(path):
+            save_file({name: part.contiguous() for name, part in (stored | new).items()}, temporary)
 
 
 def _name(layer: int) -> str:

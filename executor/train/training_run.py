@@ -19,6 +19,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from executor.checkpoints import save_drafter
+from executor.checkpoints.tensors.write_tensors import full_disk
 from executor.drafters.base.drafter import Drafter
 from executor.drafters.base.recipe import Frequent, Recipe, check_fields
 from executor.models import device_name, identity
@@ -345,7 +346,8 @@ def run(
     _store_settings(job, settings)
     before = trainer.measure(held_out)
     started = time.monotonic()
-    trainer.train(resume_from_checkpoint=last)
+    with full_disk(job.output):
+        trainer.train(resume_from_checkpoint=last)
     train_s = time.monotonic() - started
     trained = Trained(before, trainer.measure(held_out), train_s)
     drafter.eval().requires_grad_(False)
@@ -390,7 +392,8 @@ def _write(
         "log": history,
     }
     if job.recipe.trainable == "backbone":
-        target.model.to(dtype=DTYPES[job.dtype]).save_pretrained(job.output / TARGET)  # type: ignore[call-arg]
+        with full_disk(job.output / TARGET):
+            target.model.to(dtype=DTYPES[job.dtype]).save_pretrained(job.output / TARGET)  # type: ignore[call-arg]
     save_drafter(job.output, drafter, dtype=job.dtype, meta={"target": target.name, "recipe": job.recipe.name})
     write_text(job.output / LOG, json.dumps(record, indent=1) + "\n")
     (job.output / SETTINGS).unlink()

@@ -56,7 +56,7 @@ def predicted(published, given, others, *, geometric=False):
     for length, true in zip(lengths, accepted, strict=True):
         if length != given:
             ends = [1 + curve[:length].sum() for curve in (found.faster, found.slower)]
-            yield true, 1 + found.expected[:length].sum(), min(ends), max(ends)
+            yield true, 1 + np.mean(found.drawn, axis=0)[:length].sum(), min(ends), max(ends)
 
 
 def longest(known, slopes, *, given=4, length=8):
@@ -70,7 +70,7 @@ def longest(known, slopes, *, given=4, length=8):
             continue
         with slopes_of([slopes[other] for of, other, *_ in known if of != model]):
             found = from_positions(_falling(np.diff([1.0, *accepted[:given]])), length)
-        middle, *ends = (1 + curve.sum() for curve in (found.expected, found.faster, found.slower))
+        middle, *ends = (1 + curve.sum() for curve in (np.mean(found.drawn, axis=0), found.faster, found.slower))
         true, low, high = accepted[-1], min(ends), max(ends)
         errors.setdefault(model, []).append(middle / true - 1)
         inside.append(low * (1 - ROUNDED) <= true <= high * (1 + ROUNDED))

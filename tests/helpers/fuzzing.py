@@ -155,6 +155,17 @@ def _rang(*_: object) -> None:
 
 
 @contextlib.contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    """Let files grow to so many bytes, as on a disk that is full then."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextlib.contextmanager
 def bounded() -> Iterator[None]:
     """Limit the memory of this process to `MEMORY` more than it has, and let warnings be errors."""
     before = resource.getrlimit(resource.RLIMIT_AS)

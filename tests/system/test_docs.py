@@ -101,7 +101,7 @@ def test_slow_commands_run(page):
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_every_command_stands_in_a_block_that_is_run(page):
+def test_every_command_exists_and_stands_in_a_sentence_or_a_block_that_is_run(page):
     """Blocks have a known language, no other block holds a command, and a block is marked or runs."""
     for block in blocks(TEXTS[page]):
         assert block.language in ("console", "python", "text"), block
@@ -110,10 +110,6 @@ def test_every_command_stands_in_a_block_that_is_run(page):
         elif page != "docs/reference/cli.md":
             assert not re.search(r"^\$? ?(treeopt|make|pip|python|torchrun) ", block.text, re.MULTILINE), block
     assert TEXTS[page].count("```") == 2 * len(blocks(TEXTS[page]))
-
-
-@pytest.mark.parametrize("page", TEXTS)
-def test_commands_in_sentences_exist(page):
     for words in re.findall(r"`treeopt ([a-z][^`]*)`", TEXTS[page]):
         check_options(words.split())
     for target in re.findall(r"`make ([a-z-]+)`", TEXTS[page]):
@@ -254,7 +250,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", TEXTS)
-def test_links_lead_somewhere(page):
+def test_links_and_paths_in_code_spans_lead_somewhere(page):
     text = CODE_SPAN.sub("`code`", BLOCK.sub("", TEXTS[page]))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
@@ -266,10 +262,6 @@ def test_links_lead_somewhere(page):
             assert (ROOT / "docs") in file.resolve().parents, f"{page}: {target} leaves the documentation"
         if anchor:
             assert anchor in anchors(file.read_text("utf-8")), f"{page}: {target}"
-
-
-@pytest.mark.parametrize("page", TEXTS)
-def test_paths_in_code_spans_exist(page):
     for path in re.findall(r"`((?:data|docs|tests|treeopt|simulate|executor|notebooks)/[\w./-]+)`", TEXTS[page]):
         assert (ROOT / path).exists(), f"{page}: {path}"
 

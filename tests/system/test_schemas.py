@@ -90,9 +90,10 @@ def test_records_of_policies_have_the_fields_of_policies():
         assert {"kind", *KINDS[record["kind"]].record.__struct_fields__} == record.keys() | older
 
 
-@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-def test_shipped_profiles_meet_their_schema(path):
-    validator("profile").validate(read(path))
+@pytest.mark.parametrize("path", [*PROFILES, *TRACES], ids=lambda path: path.stem)
+def test_shipped_profiles_and_traces_meet_their_schema(path):
+    name, reader = ("profile", read) if path in PROFILES else ("trace_meta", meta_of)
+    validator(name).validate(reader(path))
 
 
 @pytest.mark.parametrize("path", PREDICTED, ids=lambda path: path.stem)
@@ -117,11 +118,6 @@ def test_fresh_results_meet_their_schemas(name):
     kind = kind_of_schema(record(name)["schema"])
     validator(kind.name).validate(record(name))
     assert kind.of_record(record(name)) == record(name)
-
-
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_shipped_traces_meet_their_schema(path):
-    validator("trace_meta").validate(meta_of(path))
 
 
 @pytest.mark.parametrize("path", [*PROFILES, *PREDICTED], ids=lambda path: path.stem)

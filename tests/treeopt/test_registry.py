@@ -35,12 +35,9 @@ def colours(tmp_path, monkeypatch) -> Registry[Colour]:
         del sys.modules[name]
 
 
-def test_entries_are_the_modules_of_a_folder_that_define_one(colours):
+def test_entries_are_the_modules_of_a_folder_and_those_added_for_a_while(colours):
     assert list(colours) == ["red"]
     assert colours["red"].name == "red"
-
-
-def test_an_entry_is_added_and_removed_again(colours):
     with colours.registered(Colour("blue")):
         assert list(colours) == ["blue", "red"]
     assert list(colours) == ["red"]

@@ -28,6 +28,9 @@ def closure(paths: list[Path]) -> set[Path]:
 def test_paths_are_the_prefix_closure_in_breadth_first_order(paths):
     tree = Tree.from_paths(paths)
     assert list(tree.paths) == sorted(closure(paths), key=lambda path: (len(path), path))
+    assert Tree.from_paths([list(path) for path in paths]) == tree
+    assert Tree.from_paths(np.array(path, dtype=np.int16) for path in paths) == tree
+    assert Tree.from_paths([tuple(np.int64(rank) for rank in path) for path in paths]) == tree
 
 
 @given(trees())
@@ -57,14 +60,6 @@ def test_trees_are_equal_exactly_when_their_nodes_are(first, second):
     same = set(first.paths) == set(second.paths)
     assert (first == second) == same
     assert (first.id == second.id) == same
-
-
-@given(rank_paths())
-def test_paths_may_be_lists_arrays_or_come_from_a_generator(paths):
-    tree = Tree.from_paths(paths)
-    assert Tree.from_paths([list(path) for path in paths]) == tree
-    assert Tree.from_paths(np.array(path, dtype=np.int16) for path in paths) == tree
-    assert Tree.from_paths([tuple(np.int64(rank) for rank in path) for path in paths]) == tree
 
 
 def test_values_from_numpy_ints_are_plain_ints():
@@ -137,27 +132,19 @@ def test_largest_trees():
 
 
 @given(trees())
-def test_widths_and_depth(tree):
+def test_widths_depth_and_masks_are_those_of_the_paths(tree):
     depths = [len(path) for path in tree.paths]
     assert tree.depth == max(depths, default=0)
     assert tree.level_widths == tuple(depths.count(level) for level in range(1, tree.depth + 1))
     assert sum(tree.level_widths) == tree.nodes
     assert tree.is_chain == all(depths.count(depth) == 1 for depth in depths)
-
-
-@given(trees())
-def test_ancestor_mask_against_path_prefixes(tree):
     nodes = ((), *tree.paths)
     expected = [[here[: len(seen)] == seen for seen in nodes] for here in nodes]
     assert tree.ancestor_mask.dtype == np.bool_
     assert tree.ancestor_mask.tolist() == expected
-
-
-@given(trees())
-def test_fed_widths_count_the_nodes_that_have_children(tree):
     parents = {path[:-1] for path in tree.paths}
-    expected = tuple(sum(len(path) == level for path in parents) for level in range(tree.depth))
-    assert tree.fed_widths == expected
+    fed = tuple(sum(len(path) == level for path in parents) for level in range(tree.depth))
+    assert tree.fed_widths == fed
     assert all(width >= 1 for width in tree.fed_widths)
 
 
@@ -220,6 +207,10 @@ def test_from_paths_names_the_path(paths, message):
         (lambda: Tree.chain(-1), r"0 or more nodes, got -1"),
         (lambda: Tree.cartesian((2,) * 10_000), r"at most 4096 nodes"),
         (lambda: Tree.full(2, -1), r"-1"),
+        (lambda: Tree.chain("3"), "the length of a chain must be an integer, got '3'"),
+        (lambda: Tree.full(2.5, 2), r"widths\[0\] must be an integer, got 2.5"),
+        (lambda: Tree.full(2, None), "depth must be an integer, got None"),
+        (lambda: Tree.cartesian(3), "widths must be a sequence of integers, got 3"),
     ],
 )
 def test_constructors_refuse_what_is_no_tree_or_too_large(make, message):
@@ -282,17 +273,3 @@ def test_published_ranks_have_no_gaps():
     for tree in published_trees().values():
         nodes = set(tree.paths)
         assert all(path[-1] == 0 or (*path[:-1], path[-1] - 1) in nodes for path in nodes)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Tree.chain("3"), "the length of a chain must be an integer, got '3'"),
-        (lambda: Tree.full(2.5, 2), r"widths\[0\] must be an integer, got 2.5"),
-        (lambda: Tree.full(2, None), "depth must be an integer, got None"),
-        (lambda: Tree.cartesian(3), "widths must be a sequence of integers, got 3"),
-    ],
-)
-def test_sizes_of_another_type_are_refused(make, message):
-    with pytest.raises(TreeError, match=message):
-        make()

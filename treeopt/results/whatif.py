@@ -131,17 +131,17 @@ def _kind(cell: Mapping[str, Any]) -> str:
 def _pays(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """Return up to which batch size speculation pays at one device and context, and the highest speedup."""
     cells = _of(record, limit["device"], limit["context"])
-    place, largest = f"{limit['device']}, context {limit['context']}", max(cell["batch"] for cell in cells)
+    place, batches = f"{limit['device']}, context {limit['context']}", [cell["batch"] for cell in cells]
     if all(cell["fits"] is False for cell in cells):
         return f"{place}: no batch size fits: take more devices (--hardware 2xNAME), lower --weight-bytes or --context."
     pays, surely = limit["pays_up_to"], limit["surely_up_to"]
     if pays is None:
         said = "speculation pays at no batch size"
     elif surely is None:
-        said = f"speculation is within the error of plain decoding {_up_to(pays, largest)}"
+        said = f"speculation is within the error of plain decoding {_up_to(pays, batches)}"
     else:
-        said = f"speculation pays {_up_to(surely, largest)}"
-        beyond = "above that" if pays == largest else f"from there up to batch {pays}"
+        said = f"speculation pays {_up_to(surely, batches)}"
+        beyond = "above that" if pays == max(batches) else f"from there up to batch {pays}"
         said += "" if pays <= surely else f", and is within the error of plain decoding {beyond}"
     best = max(
         (cell for cell in cells if cell["tree"] and cell["fits"] is not False),
@@ -151,8 +151,9 @@ def _pays(limit: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     most = ""
     if best is not None:
         shape = shape_words(best["tree"]["nodes"], best["tree"]["depth"])
-        most = f" Most at batch {best['batch']}: a {shape}, {ranged(best['speedup']).text} times plain decoding."
-    return f"{place}: {said}.{most}"
+        where = f". Most at batch {best['batch']}" if len(batches) > 1 else ""
+        most = f"{where}: a {shape}, {ranged(best['speedup']).text} times plain decoding"
+    return f"{place}: {said}{most}."
 
 
 def _fit(fit: Mapping[str, Any]) -> str:
@@ -170,8 +171,10 @@ def _fit(fit: Mapping[str, Any]) -> str:
     )
 
 
-def _up_to(size: int, largest: int) -> str:
-    return "at every batch size" if size == largest else f"up to batch {size}"
+def _up_to(size: int, batches: Sequence[int]) -> str:
+    if len(batches) == 1:
+        return f"at batch {size}"
+    return "at every batch size" if size == max(batches) else f"up to batch {size}"
 
 
 def _cheapest(best: Mapping[str, Any], record: Mapping[str, Any]) -> str:

@@ -1,12 +1,14 @@
 """Write a drafter's checkpoint, plain tensors and a config.json; copies of the target's embeddings and LM head."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -52,7 +54,7 @@ def write(folder: Path, content: Written, *, dtype: str, meta: dict[str, Any]) -
             raise ExecutorError(f"{folder / content.file}: {name} holds values that are not finite in {dtype}")
     remark = content.check(stored) if content.check else ""
     folder.mkdir(parents=True, exist_ok=True)
-    with whole(folder / content.file) as temporary:
+    with whole(folder / content.file) as temporary, full_disk(folder / content.file):
         if content.file.endswith(".safetensors"):
             save_file(stored, temporary, {"format": "pt"})
         else:
@@ -62,6 +64,18 @@ def write(folder: Path, content: Written, *, dtype: str, meta: dict[str, Any]) -
         config["torch_dtype"] = dtype
     write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
     return remark
+
+
+@contextmanager
+def full_disk(path: Path) -> Iterator[None]:
+    """Turn what safetensors and torch raise where no more can be written into ExecutorError, naming the path."""
+    try:
+        yield
+    except (SafetensorError, RuntimeError) as error:
+        _, of_safetensors, reason = str(error).partition("I/O error: ")
+        if not of_safetensors and "inline_container" not in str(error):  # torch's writer of archives
+            raise
+        raise ExecutorError(f"{path}: cannot be written: {reason or 'is the disk full?'}") from error
 
 
 def refuse_lost(layout: str, lost: Mapping[str, bool], advice: str = "") -> None:

@@ -21,6 +21,7 @@ from executor.target.load_hf_model import load_target
 from simulate.model_sizes.model_shape import Shape
 from tests.helpers.checkpoint_files import config_of, put_down, refused, tensors_of, written
 from tests.helpers.drafters import random_drafter
+from tests.helpers.fuzzing import disk_of
 from tests.helpers.models import HIDDEN, VOCABULARY, small_model, small_target
 from tests.helpers.slow_params import slow_unless
 from treeopt.errors import CostError, ExecutorError
@@ -498,3 +499,11 @@ def test_checkpoints_of_gguf_and_mlx_are_named(tmp_path, target):
                 load(path)
     with pytest.raises(CostError, match="the header of this GGUF file cannot be read"):
         Shape.from_config(gguf / "model.gguf")
+
+
+@pytest.mark.parametrize(("layout", "reason"), [(None, "File too large"), ("hydra", "is the disk full")])
+def test_a_full_disk_leaves_no_file(tmp_path, target, layout, reason):
+    """As safetensors and torch's own writer report it."""
+    with disk_of(1500), pytest.raises(ExecutorError, match=f"hydra_lm_head.*: cannot be written: {reason}"):
+        written(tmp_path, random_drafter("hydra", target), layout, target)
+    assert not list(tmp_path.iterdir())

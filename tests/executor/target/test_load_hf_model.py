@@ -393,3 +393,14 @@ def test_a_window_that_the_model_lacks_is_a_warning(tmp_path):
         assert warning == f"{folder}: sliding_window is 4 in config.json, but LlamaForCausalLM has no windows: not used"
     plain = described(tmp_path / "plain", sliding_window=512)
     assert load_target(plain).warnings == ()
+
+
+def test_settings_that_change_a_greedy_text_are_a_warning(tmp_path):
+    folder, file = described(tmp_path / "model"), tmp_path / "model" / "generation_config.json"
+    fields = {"repetition_penalty": 1.05, "min_length": 0, "no_repeat_ngram_size": 3, "temperature": 0.7}
+    file.write_text(json.dumps(fields | {"do_sample": True}))
+    (warning,) = load_target(folder).warnings
+    assert warning.startswith(f"{folder}: repetition_penalty is 1.05, no_repeat_ngram_size is 3 in generation_config")
+    assert load_target(folder, drafter=True).warnings == ()
+    file.write_text(json.dumps(fields | {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}))
+    assert load_target(folder).warnings == ()

@@ -39,6 +39,7 @@ from executor.train.training_run import (
     step_count,
 )
 from tests.helpers.drafters import random_drafter
+from tests.helpers.fuzzing import disk_of
 from tests.helpers.model_families import family
 from tests.helpers.models import CONFIGS, HIDDEN, VOCABULARY, random_heads, small_model, small_target
 from tests.helpers.slow_params import slow_unless
@@ -287,6 +288,18 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, name):
     train("parts", resume=True)
     for key, value in ends["whole"].items():
         assert torch.equal(value, ends["parts"][key]), key
+
+
+@pytest.mark.parametrize("size", [4_000, 30_000])
+def test_a_full_disk_ends_the_training_in_one_line(tmp_path, size):
+    """Within the weights of a checkpoint, and within the state of its optimiser."""
+    job, target = Job(MEDUSA1, tmp_path, 4, batch=4, save_every=2), small_target()
+    with (
+        disk_of(size),
+        pytest.raises(ExecutorError, match=f"{tmp_path}: cannot be written: .*[Tt]oo large|is the disk"),
+    ):
+        run(job, target, fresh_drafter(MEDUSA1, target), random_rows(), random_rows())
+    assert checkpoint(tmp_path) is None
 
 
 @pytest.mark.parametrize("state", [None, '{"global_step'])

@@ -26,7 +26,7 @@ def written(path, profile=PROFILE):
     return json.loads(path.read_text())
 
 
-def test_the_written_table_meets_sglangs_conditions(tmp_path):
+def test_the_written_table_meets_sglangs_conditions_and_comes_back(tmp_path):
     """Conditions of `SpsCostTable.__post_init__` (SGLang 0.5.23), and a curve that does not rise."""
     table = written(tmp_path / "t.json")
     assert set(table) == {"sample_batch_tokens", "sample_steps_per_sec", "max_batch_tokens"}
@@ -38,10 +38,6 @@ def test_the_written_table_meets_sglangs_conditions(tmp_path):
     parts = PROFILE.parts(batch=1, tokens=9, depth=8, width=1)
     step_s = parts.verify_s[2] + parts.draft_s[:, 1].sum()
     assert rates[probes.index(2)] == pytest.approx(1 / step_s, rel=1e-5)  # six digits
-
-
-def test_a_table_comes_back_as_it_was(tmp_path):
-    table = written(tmp_path / "t.json")
     again = written(tmp_path / "u.json", read_cost_table(tmp_path / "t.json", device="x"))
     assert again == table
 
@@ -97,7 +93,7 @@ ARMS = shipped("traces").parent.parent / "docs" / "examples" / "vllm_52362_arms.
 PUBLISHED = {4: -0.070, 8: -0.083, 16: -0.047, 32: -0.054, 64: 0.064, 128: 0.180, 256: 0.697}
 
 
-def test_both_arms_come_back():
+def test_both_arms_come_back_and_fewer_drafted_tokens_take_no_longer():
     trace = acceptance(ACCEPTED)
     (profile, _), tau = profile_of_arms(ARMS, trace), replay_tree(Tree.chain(7), trace).tau
     rates = {(4, 0): 381.5, (4, 7): 970.3, (256, 0): 8878.6, (256, 7): 7852.4}
@@ -106,10 +102,6 @@ def test_both_arms_come_back():
         if length:
             step_s = float(profile.step_s([StepShape.of(Tree.chain(length), batch=batch)])[0])
         assert batch * (tau if length else 1) / step_s == pytest.approx(rate)
-
-
-def test_fewer_drafted_tokens_take_no_longer():
-    profile, _ = profile_of_arms(ARMS, acceptance(ACCEPTED))
     for times in profile.batches:
         assert (np.diff([seconds for _, seconds in times.rest]) >= 0).all()
 

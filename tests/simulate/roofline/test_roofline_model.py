@@ -427,10 +427,6 @@ def test_a_perfect_profile_is_carried_over_perfectly():
         "relative_error": 0.10,
         "context": [300, 300],
     }
-
-
-def test_a_perfect_profile_is_carried_over_to_another_context():
-    here = roofline(L3, context=300)
     carried = transfer(as_profile(here), measured_on=here, to=here, context=9000)
     assert carried.context == (9000, 9000)
     for found in carried.batches:

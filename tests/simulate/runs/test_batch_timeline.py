@@ -88,7 +88,7 @@ def cases(draw):
 
 @given(cases())
 @settings(max_examples=examples(300))
-def test_runs_equal_the_slow_loop(case):
+def test_runs_equal_the_slow_loop_and_conserve_tokens_and_time(case):
     trace, tree, batch, prefill, prompts, flags = case
     admitted, bursts = slow_run(trace, tree, COST, batch, prefill, prompts, **flags)
     found = run(
@@ -117,12 +117,6 @@ def test_runs_equal_the_slow_loop(case):
     if itl:
         due = [itl[math.ceil(share * len(itl)) - 1] for share in shares]
         assert [e.value for e in found.percentiles("itl", shares)] == due
-
-
-@given(cases())
-def test_a_run_conserves_tokens_and_time(case):
-    trace, tree, batch, prefill, _, flags = case
-    found = run(trace, tree, COST, batch=batch, prefill_s=np.array(prefill), **flags)
     assert found.tokens.tolist() == trace.lengths.tolist()
     assert found.committed.sum() == trace.anchors
     assert found.occupancy.sum() == found.steps.sum()

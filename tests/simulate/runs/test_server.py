@@ -116,7 +116,7 @@ def test_steps_are_priced_with_what_each_tree_commits():
 
 @given(cases())
 @settings(max_examples=examples(200))
-def test_a_server_equals_the_slow_loop(case):
+def test_a_server_equals_the_slow_loop_and_conserves_requests_tokens_and_time(case):
     trace, work, switching, rows, prefill = case
     admitted, bursts, steps = slow_serve(trace, work, switching, COST, rows, prefill)
     served = serve(trace, work, switching, COST, rows=rows, prefill_s=np.array(prefill))
@@ -129,13 +129,6 @@ def test_a_server_equals_the_slow_loop(case):
     assert list(zip(served.tree_index.tolist(), found.occupancy.tolist(), strict=True)) == steps
     changes = sum(a != b for (a, _), (b, _) in zip([(0, 0), *steps], steps, strict=False))
     assert len(served.switched_s) == changes
-
-
-@given(cases())
-def test_requests_tokens_and_time_are_conserved(case):
-    trace, work, switching, rows, prefill = case
-    served = serve(trace, work, switching, COST, rows=rows, prefill_s=np.array(prefill))
-    found = served.timeline
     assert found.tokens.tolist() == work.tokens.tolist()
     assert found.committed.sum() == work.tokens.sum()
     assert found.occupancy.max() <= rows
@@ -144,8 +137,8 @@ def test_requests_tokens_and_time_are_conserved(case):
     assert (found.admitted_s < found.first_s).all()
     assert (found.first_s <= found.done_s).all()
     idle = float(np.diff(served.idle_s, axis=1).sum())
-    changes = len(served.switched_s) * switching.switch_s
-    assert found.share_s.sum() + idle + changes == pytest.approx(found.total_s, rel=1e-9)
+    changing_s = changes * switching.switch_s
+    assert found.share_s.sum() + idle + changing_s == pytest.approx(found.total_s, rel=1e-9)
     # Little's law over the whole day: requests inside, over time, add up to their sojourns.
     times = np.unique(np.concatenate([found.arrived_s, found.admitted_s, found.done_s]))
     inside = served.running(times[:-1]) + served.waiting(times[:-1])

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import pty
-import resource
 import shutil
 import signal
 import subprocess
@@ -37,6 +36,7 @@ from tests.helpers.command_line import (
     write_prompts,
     write_target,
 )
+from tests.helpers.fuzzing import disk_of
 from tests.helpers.models import generated
 from tests.helpers.slow_growth import POLICIES
 from treeopt.api import decode_prompts
@@ -534,12 +534,8 @@ def test_a_full_disk_leaves_whole_records(tiny, tmp_path):
     path = tmp_path / "out.jsonl"
     assert decode(tiny, "--output", tmp_path / "whole.jsonl").exit_code == 0
     size = (tmp_path / "whole.jsonl").stat().st_size - 20
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
+    with disk_of(size):
         result = decode(tiny, "--output", path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == f"Error: {path}: {os.strerror(errno.EFBIG)}"
     assert path.stat().st_size <= size

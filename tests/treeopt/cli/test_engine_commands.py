@@ -197,16 +197,12 @@ def test_a_method_that_does_not_run_the_drafter_is_refused_before_anything_is_st
     assert f"--method {method} does not run a drafter of kind {kind}: {way}" in error_of(said)
 
 
-def test_the_drafter_s_kind_is_the_method_where_none_is_given():
+def test_the_drafter_s_kind_is_the_method_where_none_is_given_and_methods_are_known_in_any_case():
     models = Models(target=shipped("models/stdlib-llama"), drafter=shipped("models/stdlib-eagle3"))
     vllm = EngineSetup(engine="vllm", engine_python=Path(sys.executable))
     assert vllm.driver(models, concurrency=1).meta["speculation"]["method"] == "eagle3"
     words = ("--drafter", str(models.drafter), "--engine-python", sys.executable, "--dry-run")
     assert run(*TUNE, "--engine", "openvino", *words).exit_code == 0
-
-
-def test_methods_are_known_in_any_case():
-    models = Models(target=shipped("models/stdlib-llama"), drafter=shipped("models/stdlib-eagle3"))
     sglang = EngineSetup(engine="sglang", method="eagle3", engine_python=Path(sys.executable))
     assert sglang.driver(models, concurrency=1).meta["method"] == "EAGLE3"
 

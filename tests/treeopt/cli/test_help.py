@@ -193,7 +193,7 @@ def test_recipes_of_the_readme_need_no_advanced_option():
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
 @pytest.mark.parametrize(("words", "command"), ALL, ids=lambda value: " ".join(value) if type(value) is tuple else "")
-def test_no_line_is_wider_than_the_terminal(words, command, columns):
+def test_no_line_is_wider_than_the_terminal_and_examples_are_what_was_written(words, command, columns):
     advanced = ("--help", "--help-all") if "--help-all" in names(command) else ("--help",)
     for option in advanced:
         text = shown(words, option, columns=columns)
@@ -201,21 +201,15 @@ def test_no_line_is_wider_than_the_terminal(words, command, columns):
         width = min(columns, 80)
         wide = [line for line in text.splitlines() if len(line) >= width]
         assert all(len(line.split(maxsplit=1)) == 1 or _unbreakable(line) for line in wide), wide
+    block = CliRunner().invoke(main, [*words, "--help"], terminal_width=columns).stdout.partition("Examples:\n")[2]
+    assert [line for line in block.splitlines() if len(line) > columns] == []
+    joined = [re.sub(r"\s+", " ", line).strip() for line in block.replace("\\\n", "").splitlines()]
+    assert joined == [line.strip() for line in (command.epilog or "").splitlines()[2:]]
 
 
 def _unbreakable(line):
     """True if a line is wide because of one word."""
     return len(line.split(" ")[-1]) > 30
-
-
-@pytest.mark.parametrize("columns", [60, 80])
-@pytest.mark.parametrize(("words", "command"), ALL, ids=lambda value: " ".join(value) if type(value) is tuple else "")
-def test_examples_fit_and_are_the_same_commands(words, command, columns):
-    """Continued before arguments as well as before options, and joined they are what was written."""
-    text = CliRunner().invoke(main, [*words, "--help"], terminal_width=columns).stdout.partition("Examples:\n")[2]
-    assert [line for line in text.splitlines() if len(line) > columns] == []
-    joined = [re.sub(r"\s+", " ", line).strip() for line in text.replace("\\\n", "").splitlines()]
-    assert joined == [line.strip() for line in (command.epilog or "").splitlines()[2:]]
 
 
 def test_the_most_used_options_come_first_in_their_sections():

@@ -49,17 +49,13 @@ def totals(name):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_run_decodes_the_same_texts(replayed, name):
+def test_every_run_decodes_the_same_texts_in_whole_steps(replayed, name):
     """All engines, greedy and in float32."""
     plain = replayed("llama-server-eagle3")[0]
     for rows in replayed(name):
         texts = [[token for step in steps for token in step.tokens] for steps in rows]
         assert [len(text) for text in texts] == [NEW_TOKENS] * 3
         assert texts == [[token for step in steps for token in step.tokens] for steps in plain]
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_steps_are_whole(replayed, name):
     for (draft, _), rows in zip(RUNS[name].settings, replayed(name), strict=True):
         for steps in rows:
             assert [(step.prefill, step.committed) for step in steps[:1]] == [(True, 1)]

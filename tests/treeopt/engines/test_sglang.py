@@ -138,23 +138,17 @@ def test_merged_chunks_are_split_into_the_steps_that_the_server_counted(sizes, c
 
 
 @pytest.mark.parametrize(
-    ("draft", "concurrency", "message"),
+    ("draft", "concurrency", "settings", "message"),
     [
-        (DynamicTree(4, 2), 1, "needs a drafter for a draft of DynamicTree"),
-        (3, 1, "needs a drafter for a draft of 3"),
-        (0, 0, "concurrency must be at least 1"),
+        (DynamicTree(4, 2), 1, {}, "needs a drafter for a draft of DynamicTree"),
+        (3, 1, {}, "needs a drafter for a draft of 3"),
+        (0, 0, {}, "concurrency must be at least 1"),
+        (DynamicTree(8, 2, 4), 1, {"method": "DFLASH"}, "chains, not trees"),  # its size would be taken for a block's
     ],
 )
-def test_what_the_driver_does_not_run_is_refused_before_a_launch(tmp_path, draft, concurrency, message):
-    with driver(tmp_path) as engine, pytest.raises(UsageError, match=message):
+def test_what_the_driver_does_not_run_is_refused_before_a_launch(tmp_path, draft, concurrency, settings, message):
+    with driver(tmp_path, **settings) as engine, pytest.raises(UsageError, match=message):
         list(engine.decode([EngineRequest(PROMPT, 12)], draft=draft, concurrency=concurrency))
-    assert not (tmp_path / "words").exists()
-
-
-def test_blocks_are_no_trees(tmp_path):
-    """A tree's size would be taken for the block's."""
-    with driver(tmp_path, method="DFLASH") as engine, pytest.raises(UsageError, match="chains, not trees"):
-        list(engine.decode([EngineRequest(PROMPT, 12)], draft=DynamicTree(8, 2, 4), concurrency=1))
     assert not (tmp_path / "words").exists()
 
 

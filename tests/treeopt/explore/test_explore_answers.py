@@ -171,9 +171,10 @@ def test_what_the_library_reports_stands_on_the_page_and_nowhere_else(folder, ca
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_page_s_table_holds_what_the_command_prints(answered, folder):
+def test_the_page_s_table_and_plan_are_those_of_the_command(answered, folder, tmp_path):
+    """But for the provenance of the plan's file."""
     words = ("--trace", folder / "trace.npz", "--profile", folder / "profile.json", "--batch", "1,4")
-    printed = done("search", *words).stdout
+    printed = done("search", *words, "--output", tmp_path / "plan.json").stdout
     for batch in (1, 4):
         html = answer_parts.configurations(answered, batch).text
         for choice in (answered.plan.entry(batch).choice, *answered.plan.entry(batch).compared):
@@ -182,11 +183,6 @@ def test_the_page_s_table_holds_what_the_command_prints(answered, folder):
             text = part.split(">")[1].split("<")[0]
             assert text in printed, text
     assert text_of(answer_parts.headline(answered, 4)).split('class="headline">')[1].startswith("Batch 4: ")
-
-
-def test_the_plan_s_file_is_what_search_writes_apart_from_provenance(answered, folder, tmp_path):
-    words = ("--trace", folder / "trace.npz", "--profile", folder / "profile.json", "--batch", "1,4")
-    done("search", *words, "--output", tmp_path / "plan.json")
     own, written = json.loads(answers.plan_text(answered)), json.loads((tmp_path / "plan.json").read_text())
     for record in (own, written):
         record["meta"].pop("provenance")

@@ -135,10 +135,6 @@ def plain(requests: int, length: int = 10, **meta: object) -> Trace:
     return with_lengths(np.zeros((requests * length, 1)), [length] * requests, width=1, meta=meta)
 
 
-def test_enough_data_need_no_advice():
-    assert advice(plain(30, repeated_4grams={"written": 0.15, "prompts": 0.05}), nodes=6) == ()
-
-
 @pytest.mark.parametrize(
     ("trace", "nodes", "words"),
     [
@@ -155,6 +151,7 @@ def test_enough_data_need_no_advice():
 def test_each_rule_warns_alone(trace, nodes, words):
     (found,) = advice(trace, nodes)
     assert re.match(words, found), found
+    assert advice(plain(30, repeated_4grams={"written": 0.15, "prompts": 0.05}), nodes=6) == ()  # enough data
 
 
 def of_domains(shares: np.ndarray, each: int, *, seed: int = 0) -> Trace:
@@ -228,13 +225,10 @@ def test_requests_that_are_said_to_do_do():
     assert max(widths) < 1.4
 
 
-def test_targets_without_meaning_are_refused():
+def test_targets_without_meaning_and_estimates_that_foretell_nothing_are_refused():
     for target in (0.0, math.nan):
         with pytest.raises(UsageError, match="must be at least 1e-06"):
             requests_needed(Estimate(2.0, 1.9, 2.1), 10, target)
-
-
-def test_estimates_that_foretell_nothing_are_refused():
     for estimate, requests in ((Estimate(2.0, 1.9, 2.1), 1), (Estimate(2.0, -math.inf, math.inf), 5)):
         with pytest.raises(TraceError, match="at least 2 requests"):
             requests_needed(estimate, requests, 0.1)

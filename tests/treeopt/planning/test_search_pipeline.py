@@ -748,20 +748,16 @@ def test_plain_decoding_may_be_the_best_static_way():
     assert fixed == replace(entry.compared[0], name=STATIC)
 
 
-def test_forwards_of_one_shape_are_not_given_to_a_policy_that_changes_it():
-    trace, cost = sure_or_not(), Cost(token=0.05)
-    (entry,) = search(trace, cost, max_nodes=16, policies=("opt-tree",), padding="full").entries
-    assert entry.choice.grown is None
-    assert "opt-tree" in [other.name for other in entry.compared]
-
-
-def test_rules_are_not_overridden_by_a_policy():
+def test_neither_rules_nor_forwards_of_one_shape_give_way_to_a_policy():
     trace, cost = sure_or_not(), Cost(token=0.05)
     rules = [chains_only(source="engine.py")]
     for entry in search(trace, cost, batch=(1, 2), max_nodes=16, policies=("eagle2",), rules=rules).entries:
         assert entry.choice.grown is None
         (policy,) = [other for other in entry.compared if other.name == "eagle2"]
         assert policy.behind.value < 0
+    (entry,) = search(trace, cost, max_nodes=16, policies=("opt-tree",), padding="full").entries
+    assert entry.choice.grown is None
+    assert "opt-tree" in [other.name for other in entry.compared]
 
 
 def test_drawing_trees_anew_is_paid_for():

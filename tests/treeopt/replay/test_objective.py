@@ -54,7 +54,7 @@ def by_definition(name: str, steps: np.ndarray, trace: Trace) -> float:
 
 
 @given(cases())
-def test_values_are_those_of_the_definitions(case):
+def test_values_are_those_of_the_definitions_and_a_token_a_step_costs_one(case):
     trace, steps, other = case
     for name, objective in OBJECTIVES.items():
         assert objective.name == name
@@ -62,12 +62,6 @@ def test_values_are_those_of_the_definitions(case):
         assert objective.tokens(steps, trace) == pytest.approx(due, rel=1e-13)
         assert objective.estimate(steps, trace).value == pytest.approx(due, rel=1e-13)
         assert objective.share(steps, other, trace).value == pytest.approx(due / by_definition(name, other, trace))
-
-
-@given(cases())
-def test_a_token_a_step_costs_one(case):
-    trace, steps, _ = case
-    for objective in OBJECTIVES.values():
         prices = objective.prices(trace)
         assert (prices >= 0).all()
         assert prices @ trace.lengths == pytest.approx(np.ones(len(prices)), rel=1e-13)
@@ -76,20 +70,15 @@ def test_a_token_a_step_costs_one(case):
 
 
 @given(cases(fewest=2))
-def test_the_interval_of_throughput_is_that_of_the_ratio(case):
+def test_intervals_are_those_of_the_ratio_and_of_the_mean_turned_over(case):
     trace, steps, other = case
     sizes = trace.lengths
     found, due = THROUGHPUT.estimate(steps, trace), ratio(sizes, steps)
     assert (found.low, found.high) == pytest.approx((due.low, due.high), rel=1e-9)
     found, due = THROUGHPUT.share(steps, other, trace), ratio(other, steps)
     assert (found.low, found.high) == pytest.approx((due.low, due.high), rel=1e-9, abs=1e-12)
-
-
-@given(cases(fewest=2))
-def test_the_interval_of_latency_is_that_of_the_mean_turned_over(case):
     # 1 / m to first order: its half-width is that of the mean over m²; wider where few requests take most steps.
-    trace, steps, _ = case
-    each = steps / trace.lengths
+    each = steps / sizes
     half = stats.t.ppf(0.975, len(each) - 1) * stats.sem(each) / each.mean() ** 2
     found = LATENCY.estimate(steps, trace)
     assert found.high - found.value >= half * (1 - 1e-6) - 1e-9

@@ -158,6 +158,7 @@ def test_counts_are_those_of_the_plain_replay(case):
         assert found.steps.tolist() == due.steps.tolist()
         assert found.committed.tolist() == due.committed.tolist()
         assert found.accepted_counts.tolist() == due.accepted_counts.tolist()
+        assert (fast.chosen(tree) is not None) == (set(tree.paths) <= set(pool.paths))
 
 
 @both_ways
@@ -177,14 +178,6 @@ def test_trees_that_walk_together_do_not_disturb_one_another(case):
         assert fast.tree(row) == tree
         assert fast.accepted(row).tolist() == accepted_lengths(tree, trace).tolist()
         assert fast.visit(row).anchors.tolist() == visit(tree, trace).anchors.tolist()
-
-
-@given(cases())
-def test_a_tree_is_in_the_pool_when_all_its_nodes_are(case):
-    trace, pool, several = case
-    fast = Replayer(trace, pool)
-    for tree in several:
-        assert (fast.chosen(tree) is not None) == (set(tree.paths) <= set(pool.paths))
 
 
 @both_ways

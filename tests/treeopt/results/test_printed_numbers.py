@@ -149,3 +149,12 @@ def test_errors_about_the_time_per_token_say_what_is_wrong(limit, message):
     text = refused(command_line.run(*words("search"), "--max-tpot-ms", limit), message, code=None)
     assert "max-tpot:" not in text
     assert "fitted requests" not in text
+
+
+def test_one_batch_size_is_named_once():
+    words = ["whatif", "--accepted-length", "3.2@5", "--kind", "eagle3", "--target", "8b", "--hardware", "h100"]
+    (one, *_), (several, *_) = (done(*words, "--batch", some).stdout.splitlines() for some in ("64", "1,64"))
+    assert one.startswith("H100 SXM, context 512: speculation pays at batch 64: a chain of ")
+    assert several.startswith(
+        "H100 SXM, context 512: speculation pays at every batch size. Most at batch 1: a chain of "
+    )

@@ -133,11 +133,6 @@ def test_the_walk_takes_the_harmonic_mean_of_the_regimes():
     assert sum(expected) / 2 > 1.1 * harmonic  # what averaging over positions would promise
 
 
-def test_nothing_to_improve():
-    missed = trace_of([[[-1, -1], [-1, -2]]], width=1)
-    assert improve(missed, nodes=5, depth=2) == Tree.chain(0)
-
-
 small = traces(requests=(1, 3), length=7, depth=3, width=3)
 
 
@@ -211,26 +206,24 @@ def test_few_children_tried_still_nest():
     assert all(set(a.paths) < set(b.paths) for a, b in pairwise(trees))
 
 
-def test_growing_looks_at_so_many_requests_only():
+def test_growing_looks_at_so_many_requests_of_every_part_of_a_trace():
     # The second request would want (1,).
     trace = trace_of([[[0], [0], [0]], [[1]] * 50], width=2)
     assert grow(trace, nodes=1, depth=1, requests=1) == [Tree.chain(1)]
     assert grow(trace, nodes=1, depth=1, requests=2) == [Tree.from_paths([(1,)])]
-
-
-def test_growing_looks_at_every_part_of_a_trace():
     # Ordered by domain: three that want (0,), then nine that want (1,).
     trace = trace_of([*[[[0]] * 9] * 3, *[[[1]] * 9] * 9], width=2)
     assert grow(trace, nodes=1, depth=1, requests=3) == [Tree.from_paths([(1,)])]
 
 
-def test_nothing_to_grow():
+def test_nothing_to_grow_or_improve():
     missed = trace_of([[[-1, -1], [-1, -2]]], width=1)
     assert grow(missed, nodes=5, depth=2) == []
     matched = trace_of([[[0], [0]]], width=1)
     assert grow(matched, nodes=0, depth=1) == []
     assert grow(matched, nodes=5, depth=0) == []
     assert grow(matched, nodes=5, depth=1) == [Tree.chain(1)]
+    assert improve(missed, nodes=5, depth=2) == Tree.chain(0)
 
 
 def all_parts(pool: Tree) -> np.ndarray:

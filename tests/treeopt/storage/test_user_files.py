@@ -82,16 +82,13 @@ def test_only_regular_files_are_opened(strange, kind):
             read(strange[kind])
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_no_reader_waits_for_a_pipe(strange, name):
-    with pytest.raises(TreeoptError):
-        READERS[name](strange["pipe"])
+PIPES = [("pipe", name) for name in READERS]
 
 
-@pytest.mark.parametrize("name", [name for name in READERS if name != "numbers"])
-def test_no_reader_reads_a_device(strange, name):
+@pytest.mark.parametrize(("kind", "name"), [*PIPES, *(("zero", name) for name in READERS if name != "numbers")])
+def test_no_reader_waits_for_a_pipe_or_reads_a_device(strange, kind, name):
     with pytest.raises(TreeoptError):
-        READERS[name](strange["zero"])
+        READERS[name](strange[kind])
 
 
 def test_lines_that_a_command_resumes_are_of_a_regular_file(strange):

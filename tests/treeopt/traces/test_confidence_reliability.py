@@ -33,17 +33,13 @@ def test_reliability_counts_the_tokens_whose_ancestors_are_right(trace):
     assert [b.tokens for b in curve.bins] == [len(bins[place]) for place in sorted(bins)]
 
 
-def test_a_file_says_in_one_of_two_words_what_its_confidences_are(tmp_path):
+def test_confidences_are_of_two_words_and_probabilities_along_the_text_stand_in(tmp_path):
     trace = trace_of([[[0, 1], [-1, -2]]], width=2)
     for word in ("probability", "head", "logit"):
         save_trace(replace(trace, meta={**trace.meta, "confidence": word}), tmp_path / f"{word}.npz")
     assert [load_trace(tmp_path / f"{word}.npz").meta["confidence"] for word in ("probability", "head")]
     with pytest.raises(TraceError, match="confidence: Invalid enum value 'logit'"):
         load_trace(tmp_path / "logit.npz")
-
-
-def test_probabilities_along_the_text_stand_in_and_say_so():
-    trace = trace_of([[[0, 1], [-1, -2]]], width=2)
     assert confidences(trace) is None
     probability = np.float16([[[0.5, 0.25], [0.75, 0.0]], [[1, 0], [0, 0]]])
     values, assumed = confidences(replace(trace, draft_prob=probability))

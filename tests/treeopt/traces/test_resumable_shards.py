@@ -155,7 +155,7 @@ def test_damage_is_named(models, tmp_path, monkeypatch):
 
 
 @given(traces(requests=(1, 5), parts=True), st.data())
-def test_ranks_are_streamed_without_the_rest(trace, data):
+def test_ranks_are_streamed_without_the_rest_and_parts_joined_say_the_same(trace, data):
     cuts = sorted(data.draw(st.sets(st.integers(1, trace.requests - 1)))) if trace.requests > 1 else []
     pieces = [trace.select(part) for part in np.split(np.arange(trace.requests), cuts)]
     with tempfile.TemporaryDirectory() as folder:
@@ -167,17 +167,11 @@ def test_ranks_are_streamed_without_the_rest(trace, data):
         assert_equal_traces(ranks_of(Path(folder) / "s"), replace(whole, **plain))
         held = [name for name in OPTIONAL if getattr(trace, name) is not None]
         assert optional_in(Path(folder) / "s") == held
+    numbered = replace(trace, request=trace.request_index.astype(np.int32))
+    assert rows(concatenate_traces(pieces, trace.meta)) == rows(numbered)
 
 
 # --- joining
-
-
-@given(traces(requests=(1, 5), parts=True), st.data())
-def test_a_trace_cut_up_and_joined_says_the_same(trace, data):
-    cuts = sorted(data.draw(st.sets(st.integers(1, trace.requests - 1)))) if trace.requests > 1 else []
-    pieces = [trace.select(part) for part in np.split(np.arange(trace.requests), cuts)]
-    numbered = replace(trace, request=trace.request_index.astype(np.int32))
-    assert rows(concatenate_traces(pieces, trace.meta)) == rows(numbered)
 
 
 def test_joining_keeps_each_trace_s_labels():

@@ -59,6 +59,16 @@ class Curves:
     faster: Floats
     slower: Floats
 
+    @property
+    def drawn(self) -> tuple[Floats, Floats]:
+        """The slower and the faster curve that a trace's texts are drawn from; their mean is what replay gives.
+
+        They lie so near the expected one that Student's interval of `GROUPS` means is as wide as the ends are apart.
+        """
+        near = np.sqrt(GROUPS - 1) / quantile(GROUPS)
+        slower, faster = (near * end + (1 - near) * self.expected for end in (self.slower, self.faster))
+        return slower, faster
+
 
 AcceptanceFigure = tuple[str, Curves]  # a figure in one sentence, and the curves that it stands for
 
@@ -198,17 +208,14 @@ def _falling(rates: Floats) -> Sequence[float]:
 
 def _trace(text: str, figure: AcceptanceFigure, name: str) -> Trace:
     (meaning, curves), length = figure, len(figure[1].expected)
-    # So near their mean Student's interval of GROUPS means is as wide as the ends are apart. A mean of curves is one.
-    near = np.sqrt(GROUPS - 1) / quantile(GROUPS)
-    ends = [near * end + (1 - near) * curves.expected for end in (curves.slower, curves.faster)]
-    shares = -np.diff([[1.0, *end, 0.0] for end in ends])
+    shares = -np.diff([[1.0, *curve, 0.0] for curve in curves.drawn])
     group = np.repeat(np.arange(GROUPS), TEXTS_PER_GROUP)
     rng = np.random.default_rng(0)
     accepted = drawn_by_text(shares[group % 2], [TOKENS] * len(group), rng)
     rank = np.where(np.arange(length) < accepted[:, None], np.int16(0), np.int16(MISSED))
     given = f"{meaning}; what it leaves open is as in published curves, 95 % interval included"
     meta = {
-        "imported": {"format": "acceptance", name: text, "survival": np.mean(ends, axis=0).round(4).tolist()},
+        "imported": {"format": "acceptance", name: text, "survival": np.mean(curves.drawn, axis=0).round(4).tolist()},
         "assumed": [given],
         "provenance": this_run(),
     }

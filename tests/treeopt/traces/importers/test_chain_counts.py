@@ -284,15 +284,12 @@ def test_replay_gives_the_figure_back(figure, length, expected):
     assert tau(acceptance(figure), length).value == pytest.approx(expected, rel=0.005)
 
 
-def test_an_accepted_length_counts_the_bonus():
+def test_lengths_and_shares_of_drafted_tokens_count_the_bonus():
     trace = acceptance(accepted_length="3.2@5")
     assert tau(trace, 5).value == pytest.approx(3.2, rel=0.005)
     card = acceptance(accepted_length="1.86, 2.56, 3.08, 3.53, 3.73")
     assert [tau(card, k).value for k in (1, 3, 5)] == pytest.approx([1.86, 3.08, 3.73], rel=0.005)
     assert tau(trace, 5).relative < 0.01 < tau(trace, 2).relative
-
-
-def test_a_share_of_the_drafted_tokens_says_the_tokens_per_step_that_it_makes():
     assert "accepted, 16 drafted a step: 13 tokens per step, bonus counted" in acceptance("0.75@16").meta["assumed"][0]
 
 
@@ -314,37 +311,30 @@ def test_published_lengths_lie_in_the_interval_that_their_length_at_3_gives():
 
 
 @pytest.mark.parametrize(
-    ("figure", "words"),
+    ("words", "message"),
     [
-        ("1.2", "position 0 must be in 0 to 1"),
-        ("0.5,0.6", "if each is given the one before, they are 0.5,0.3"),
-        ("1.0,0.8,0.6", "leave out the 1 of the step itself"),
-        ("2.8", "tokens per step are --accepted-length L@K"),
-        ("0.5@99", "behind @ stands the number of draft tokens, 1 to 64"),
-        ("gpt-oss", r"'gpt-oss' is no figure of acceptance: give 0.75 .*published_acceptance\(\)`: minimax-m3"),
+        ({"figure": "1.2"}, "position 0 must be in 0 to 1"),
+        ({"figure": "0.5,0.6"}, "if each is given the one before, they are 0.5,0.3"),
+        ({"figure": "1.0,0.8,0.6"}, "leave out the 1 of the step itself"),
+        ({"figure": "2.8"}, "tokens per step are --accepted-length L@K"),
+        ({"figure": "0.5@99"}, "behind @ stands the number of draft tokens, 1 to 64"),
+        (
+            {"figure": "gpt-oss"},
+            r"'gpt-oss' is no figure of acceptance: give 0.75 .*published_acceptance\(\)`: minimax-m3",
+        ),
+        ({"accepted_length": "3.2"}, "say of how many draft tokens: 3.2@K"),
+        ({"accepted_length": "0.8,0.6"}, "1 draft token and the bonus give 1 to 2 tokens per step, got 0.8; without"),
+        ({"accepted_length": "2.9,3.2,3.4"}, "1 draft token and the bonus give 1 to 2 tokens per step, got 2.9"),
+        ({"accepted_length": "tau=3"}, "'tau=3' is no figure of acceptance: give 3.2@5"),
+        ({"accepted_length": ",".join(["2"] * 65)}, "at most 64"),
+        ({"accepted_length": "1.83 / 4"}, "is no figure of acceptance: give 3.2@5"),
+        ({"accepted_length": "7@5"}, "give 1 to 6 tokens"),
+        ({"accepted_length": "0.5@3"}, "without the bonus, add 1"),
     ],
 )
-def test_other_figures_are_refused(figure, words):
-    with pytest.raises(UsageError, match=words):
-        acceptance(figure)
-
-
-@pytest.mark.parametrize(
-    ("length", "words"),
-    [
-        ("3.2", "say of how many draft tokens: 3.2@K"),
-        ("0.8,0.6", "1 draft token and the bonus give 1 to 2 tokens per step, got 0.8; without"),
-        ("2.9,3.2,3.4", "1 draft token and the bonus give 1 to 2 tokens per step, got 2.9"),
-        ("tau=3", "'tau=3' is no figure of acceptance: give 3.2@5"),
-        (",".join(["2"] * 65), "at most 64"),
-        ("1.83 / 4", "is no figure of acceptance: give 3.2@5"),
-        ("7@5", "give 1 to 6 tokens"),
-        ("0.5@3", "without the bonus, add 1"),
-    ],
-)
-def test_other_lengths_are_refused(length, words):
-    with pytest.raises(UsageError, match=words):
-        acceptance(accepted_length=length)
+def test_other_figures_and_lengths_are_refused(words, message):
+    with pytest.raises(UsageError, match=message):
+        acceptance(**words)
 
 
 def test_commands_take_a_figure(tmp_path):

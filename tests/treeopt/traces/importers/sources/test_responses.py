@@ -146,13 +146,9 @@ FORMS = [sglang, vllm_chunk, sglext_chunk, printed, printed_id_last, logged]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_last_chunk_of_a_stream_counts(form):
+def test_the_last_chunk_of_a_stream_counts_and_each_run_of_a_name(form):
     found = chain_of("\n".join(map(form, (EARLY, LATE, LATE))))
     assert (found.steps, len(found.requests)) == (20, 1)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_response_whose_name_comes_again_in_another_run_is_counted(form):
     for histograms in ((LATE, OTHER), (OTHER, LATE), (OTHER, EARLY, LATE)):
         found = chain_of("\n".join(map(form, histograms)))
         assert (found.steps, len(found.requests)) == (40, 2)

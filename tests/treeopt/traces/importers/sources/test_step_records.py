@@ -138,15 +138,12 @@ SIDECAR = lines(
 )
 
 
-def test_bursts_are_steps_in_order():
+def test_bursts_are_steps_in_order_and_a_sidecar_is_pooled():
     found = reading(RECORDING)
     assert found.kind == "vllm-vcr"
     assert found.chain.requests == ((2, 0, 1), (3,))
     assert found.chain.ordered
     assert found.chain.survival == (0.75, 0.5, 0.25)
-
-
-def test_a_sidecar_is_pooled():
     assert reading(SIDECAR).chain.survival == (0.75, 0.5, 0.25)
     assert reading(SIDECAR).chain.steps == 4
 
