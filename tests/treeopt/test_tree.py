@@ -104,12 +104,8 @@ def test_chain(length):
     tree = Tree.chain(length)
     assert tree.paths == tuple((0,) * k for k in range(1, length + 1))
     assert tree.is_chain
-    assert (tree.nodes, tree.depth, tree.level_widths, tree.fed_widths) == (
-        length,
-        length,
-        (1,) * length,
-        (1,) * length,
-    )
+    assert tree.nodes == tree.depth == length
+    assert tree.level_widths == tree.fed_widths == (1,) * length
 
 
 @given(st.lists(st.integers(1, 4), max_size=4))

@@ -144,12 +144,8 @@ def test_known_models():
     assert llama.parameters == 8_030_261_248
     assert llama.step_parameters == 8_030_261_248 - 128256 * 4096
     assert llama.kv_bytes == 128 * 1024
-    assert llama.layer_matrices == {
-        "qkv": (6144, 4096),
-        "output": (4096, 4096),
-        "gate_up": (28672, 4096),
-        "down": (4096, 14336),
-    }
+    due = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
+    assert llama.layer_matrices == due
     assert Shape.from_config(QWEN_25_7B).parameters == 7_615_616_512
 
 

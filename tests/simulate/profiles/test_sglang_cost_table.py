@@ -136,16 +136,8 @@ def test_batch_sizes_of_one_arm_are_named(tmp_path):
 
 
 def test_arms_are_read_in_the_tables_that_step_times_are_read_in(tmp_path):
-    rows = (
-        "| concurrency | K | tok/s |",
-        "|---:|---:|---:|",
-        "|8|0|700.0|",
-        "|8|3|1,000.50|",
-        "|4|0|400|",
-        "|4|3|600|",
-    )
-    text = "\n".join(rows)
-    (tmp_path / "a.md").write_text(text)
+    rows = "|8|0|700.0|\n|8|3|1,000.50|\n|4|0|400|\n|4|3|600|"
+    (tmp_path / "a.md").write_text(f"| concurrency | K | tok/s |\n|---:|---:|---:|\n{rows}")
     profile, _ = profile_of_arms(tmp_path / "a.md", acceptance(ACCEPTED))
     assert profile.plain_s(batch=8) == pytest.approx(8 / 700)
     step_s = float(profile.step_s([StepShape.of(Tree.chain(3), batch=8)])[0])

@@ -421,12 +421,8 @@ def test_a_perfect_profile_is_carried_over_perfectly():
     np.testing.assert_allclose(times(back), times(as_profile(here)), rtol=1e-12)
     assert carried.relative_error == pytest.approx(np.hypot(0.05, 0.10))
     assert carried.context == (300, 300)
-    assert carried.meta["transfer"] == {
-        "from": "H100 SXM",
-        "to": "other",
-        "relative_error": 0.10,
-        "context": [300, 300],
-    }
+    due = {"from": "H100 SXM", "to": "other", "relative_error": 0.10, "context": [300, 300]}
+    assert carried.meta["transfer"] == due
     carried = transfer(as_profile(here), measured_on=here, to=here, context=9000)
     assert carried.context == (9000, 9000)
     for found in carried.batches:

@@ -91,15 +91,8 @@ def cases(draw):
 def test_runs_equal_the_slow_loop_and_conserve_tokens_and_time(case):
     trace, tree, batch, prefill, prompts, flags = case
     admitted, bursts = slow_run(trace, tree, COST, batch, prefill, prompts, **flags)
-    found = run(
-        trace,
-        tree,
-        COST,
-        batch=batch,
-        prefill_s=np.array(prefill),
-        prompt_tokens=None if prompts is None else np.array(prompts),
-        **flags,
-    )
+    lengths = None if prompts is None else np.array(prompts)
+    found = run(trace, tree, COST, batch=batch, prefill_s=np.array(prefill), prompt_tokens=lengths, **flags)
     # Prices are multiples of 1/64 but for a mean context, which is rounded: sums are exact.
     assert found.admitted_s.tolist() == admitted
     assert found.first_s.tolist() == [each[0][0] for each in bursts]

@@ -91,26 +91,11 @@ def test_names_are_read_in_any_case_and_marks(trace_file, profile_file):
 
 
 def test_a_limit_that_nothing_keeps_and_one_that_the_only_batch_size_keeps(trace_file, profile_file):
-    words = (
-        "whatif",
-        "--acceptance",
-        "0.75",
-        "--target",
-        "8b",
-        "--kind",
-        "eagle3",
-        "--hardware",
-        "l4",
-        "--batch",
-        "1,4",
-    )
-    found = done(*words, "--max-tpot-ms", "20", "--max-nodes", "4")
-    first, least = (
-        found.stdout.splitlines()[0],
-        min(map(float, re.findall(r"  (\d\d\.\d\d)  +\d\.\d\d \[", found.stdout))),
-    )
+    words = ("whatif", "--acceptance", "0.75", "--target", "8b", "--kind", "eagle3", "--hardware", "l4")
+    found = done(*words, "--batch", "1,4", "--max-tpot-ms", "20", "--max-nodes", "4")
+    least = min(map(float, re.findall(r"  (\d\d\.\d\d)  +\d\.\d\d \[", found.stdout)))
     said = f"Context 512: nothing takes at most 20 ms per token: the least is {least} ms, on L4 at batch 1."
-    assert first == said
+    assert found.stdout.splitlines()[0] == said
     words = ("search", "--trace", trace_file, "--profile", profile_file, "--batch", "1", "--max-tpot-ms", "99")
     assert "\nMost tokens per second below 99 ms per token: batch 1, " in done(*words).stdout
 

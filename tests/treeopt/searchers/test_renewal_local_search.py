@@ -138,13 +138,8 @@ small = traces(requests=(1, 3), length=7, depth=3, width=3)
 
 def children(paths: list[Path], *, width: int, depth: int) -> list[Path]:
     """Every node that may be added below the root or a node of the tree."""
-    return [
-        (*path, rank)
-        for path in [(), *paths]
-        if len(path) < depth
-        for rank in range(width)
-        if (*path, rank) not in paths
-    ]
+    inner = [path for path in [(), *paths] if len(path) < depth]
+    return [(*path, rank) for path in inner for rank in range(width) if (*path, rank) not in paths]
 
 
 @given(small, st.integers(0, 6))

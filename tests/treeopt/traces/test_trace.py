@@ -350,12 +350,7 @@ def test_positions_are_checked_alike_in_parts_of_any_size(trace, chunk, data):
 @pytest.mark.parametrize(("name", "value"), [("request", np.array([0.0])), ("rank", np.array([[np.nan]]))])
 def test_a_trace_of_other_types_is_refused_or_converted(tmp_path, name, value):
     # What is constructed can be saved, and what is saved can be loaded.
-    parts = {
-        "request": np.int32([0]),
-        "position": np.int32([0]),
-        "rank": np.int16([[0]]),
-        "domain": np.int16([0]),
-    }
+    parts = {"request": np.int32([0]), "position": np.int32([0]), "rank": np.int16([[0]]), "domain": np.int16([0])}
     try:
         trace = Trace(**(parts | {name: value}), width=2, domain_names=("chat",))
     except TraceError as error:

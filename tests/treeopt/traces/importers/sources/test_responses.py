@@ -32,14 +32,9 @@ VLLM_RESPONSE = {
 }
 
 
-TRTLLM_RESPONSE = {
-    "acceptance_rate": 7 / 15,
-    "acceptance_histogram": [1, 2, 1, 1],
-    "num_spec_steps": 5,
-    "total_accepted_draft_tokens": 7,
-    "total_draft_tokens": 15,
-    "num_spec_tokens": 3,
-}
+SHARED = ("acceptance_histogram", "num_spec_steps", "num_spec_tokens")
+TRTLLM_RESPONSE = {name: VLLM_RESPONSE[name] for name in SHARED}
+TRTLLM_RESPONSE |= {"acceptance_rate": 7 / 15, "total_accepted_draft_tokens": 7, "total_draft_tokens": 15}
 
 
 @pytest.mark.parametrize("response", [VLLM_RESPONSE, TRTLLM_RESPONSE])
