@@ -1,11 +1,11 @@
-"""Settings of a question: frozen dataclasses whose fields carry help, range, unit and default, and are checked once.
+"""Settings of a question: frozen dataclasses whose fields carry help, range and default, and are checked once.
 
 The command line makes its options from the class, a Python function takes its fields as keywords, and a record stores
 them. Nothing here knows any question.
 
 >>> @dataclass(frozen=True, kw_only=True)
 ... class Tea(Settings):
-...     minutes: int = setting(3, help="How long it draws", unit="minutes", least=1, most=10)
+...     minutes: int = setting(3, help="How long it draws", least=1, most=10)
 >>> Tea(minutes=0)
 Traceback (most recent call last):
 treeopt.errors.UsageError: minutes must be from 1 to 10, got 0
@@ -41,7 +41,6 @@ class Setting:
 
     Attributes:
         help: one or two sentences, for the help text and the docstring.
-        unit: of a number, where the name of the field does not end in it.
         least: smallest value.
         most: largest value.
         above: limit that a value must exceed.
@@ -54,7 +53,6 @@ class Setting:
     """
 
     help: str
-    unit: str = ""
     least: float | None = None
     most: float | None = None
     above: float | None = None
@@ -322,8 +320,7 @@ def _documented(text: str, own: Iterable["dataclasses.Field[Any]"]) -> str:
     lines = []
     for each in own:
         meaning = meaning_of(each)
-        unit = f" ({meaning.unit})" if meaning.unit else ""
-        text_of = f"{each.name}{unit}: {meaning.help[0].lower()}{meaning.help[1:]}"
+        text_of = f"{each.name}: {meaning.help[0].lower()}{meaning.help[1:]}"
         lines += textwrap.wrap(text_of, WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 12)
     head, mark, tail = text.partition("\n    Args:\n")
     listed, blank, rest = tail.partition("\n\n")

@@ -32,8 +32,8 @@ class WhatIfSettings(Settings):
         "layer; 8xh100:tp2ep8: pairs share the layers, each with its own sequences, and all eight the experts."
     )
     target: Config = setting(
-        help="The target's folder or config.json, hf:org/name, a name of `treeopt models`, or a shape (1b, 8b, 14b, "
-        "70b): its sizes.",
+        help="The target's folder, config.json or GGUF file, hf:org/name, a name of `treeopt models`, or a shape "
+        "(1b, 8b, 14b, 70b): its sizes.",
     )
     sizes: Mapping[str, float] | None = setting(
         None,

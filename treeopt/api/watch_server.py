@@ -33,13 +33,12 @@ class WatchSettings(Settings):
         option="--url", help="Address of a server's counters, such as http://host:8000/metrics; once for each replica."
     )
     model: str | None = setting(None, help="The model_name to read, if a server has several.")
-    every_s: float = setting(10.0, option="--every", above=0, unit="seconds", help="Time between scrapes.")
+    every_s: float = setting(10.0, option="--every", above=0, help="Seconds between scrapes.")
     hours: float = setting(
         10_000.0,
         option="--false-alarms",
         above=0,
-        unit="hours",
-        help="Mean time between false alarms, all tests together, at least.",
+        help="Mean hours between false alarms, all tests together, at least.",
     )
     tolerance: float = setting(
         0.02,

@@ -27,9 +27,9 @@ EXAMPLES = examples(
 def report(files: tuple[Path, ...], output: Path, title: str, *, force: bool, plots: bool, static: bool) -> None:
     """Put FILES on one HTML page that needs no other file: a summary, tables, charts, and sliders.
 
-    FILES are traces and their folders, plans, profiles, predictions, and what `compare`, `simulate`, `validate` and
-    `whatif` write with --output. A file that cannot be read is listed on the page with the reason, and the exit
-    code is 1.
+    FILES are traces and their folders, plans, profiles, predictions, and what `compare`, `simulate`, `validate`,
+    `verdict` and `whatif` write with --output. A file that cannot be read is listed on the page with the reason, and
+    the exit code is 1.
     """
     if output.suffix.lower() not in ENDINGS and not is_special(output):
         raise UsageError(f"--output {output}: a page ends in {' or '.join(ENDINGS)}; name such a file")
