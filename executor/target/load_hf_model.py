@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.utils import logging
+from transformers.utils import GENERATION_CONFIG_NAME, logging
 
 from executor.device import fits_device
 from executor.target import NUMBER_TYPES
@@ -86,6 +86,8 @@ def load_target(
         check_drafts(config)
     settings = _settings(path, config, dtype, device, quantize, tensor_parallel)
     with _explain_errors(path, config):
+        if (Path(path) / GENERATION_CONFIG_NAME).is_file():  # one that cannot be read would be passed over
+            GenerationConfig.from_pretrained(path, local_files_only=True)
         loaded: Any = model_class(config).from_pretrained(
             path,
             config=config,

@@ -410,3 +410,6 @@ def test_settings_that_change_a_greedy_text_are_a_warning(tmp_path):
     assert load_target(folder, drafter=True).warnings == ()
     file.write_text(json.dumps(fields | {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}))
     assert load_target(folder).warnings == ()
+    file.write_text('{"eos_token_id": [2, ')
+    with pytest.raises(ExecutorError, match=f"^{folder}: transformers cannot load this model: .*{file}.* not a valid"):
+        load_target(folder)
