@@ -46,14 +46,8 @@ def profiles(draw):
     """Valid profiles with any meta that JSON can hold."""
     batches = draw(st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True).map(sorted))
     context = draw(st.tuples(st.integers(0, 500), st.integers(0, 500)).map(sorted))
-    return Profile(
-        tuple(
-            BatchTimes(batch, draw(seconds), draw(points(largest=12)), draw(points(largest=80))) for batch in batches
-        ),
-        (context[0], context[1]),
-        draw(st.floats(0, 2)),
-        draw(metas),
-    )
+    times = [BatchTimes(b, draw(seconds), draw(points(largest=12)), draw(points(largest=80))) for b in batches]
+    return Profile(tuple(times), (context[0], context[1]), draw(st.floats(0, 2)), draw(metas))
 
 
 @st.composite

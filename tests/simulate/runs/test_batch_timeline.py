@@ -194,13 +194,8 @@ def timeline(bursts):
     first = np.flatnonzero(np.diff(request, prepend=-1))
     started_s = np.append(0.0, end_s[:-1])
     none_s = np.zeros(len(bursts))
-    return Timeline.of(
-        Emissions(request, np.arange(len(steps)), tokens),
-        started_s=started_s,
-        step_s=step_s,
-        prefill_s=none_s,
-        admitted_s=started_s[first],
-    )
+    times = {"started_s": started_s, "step_s": step_s, "prefill_s": none_s, "admitted_s": started_s[first]}
+    return Timeline.of(Emissions(request, np.arange(len(steps)), tokens), **times)
 
 
 def test_latencies_of_a_burst():

@@ -178,12 +178,8 @@ def test_the_shipped_models_decode_as_planned(tmp_path):
     plan = tmp_path / "plan.json"
     words = ("--trace", data / "traces" / "medusa-t0.npz", "--batch", "1,4", "--output", plan)
     assert run("search", *words).exit_code == 0
-    words = inputs(
-        tmp_path,
-        target=data / "models" / "stdlib-llama",
-        drafter=data / "models" / "stdlib-medusa",
-        prompts=data / "prompts" / "stdlib.jsonl",
-    )
+    models, prompts = data / "models", data / "prompts" / "stdlib.jsonl"
+    words = inputs(tmp_path, target=models / "stdlib-llama", drafter=models / "stdlib-medusa", prompts=prompts)
     words += ["--skip", "1000", "--requests", "4", "--new-tokens", "10", "--json"]
     ways = ((), ("--plan", plan, "--batch", "4"), ("--dynamic", "nodes=8,depth=3,beam=4"))
     first, *others = (run("decode", *words, "--audit", *way) for way in ways)
@@ -550,13 +546,8 @@ def test_standard_output_that_takes_nothing_more(reason, words):
     """No traceback, no word of Python's own at its end; `| head` is silent. What a command prints with is the same."""
     with open("/dev/full", "wb") as device:
         full = reason == errno.ENOSPC
-        process = subprocess.Popen(
-            command(*words),
-            stdout=device if full else subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
-        )
+        out = device if full else subprocess.PIPE
+        process = subprocess.Popen(command(*words), stdout=out, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         if process.stdout is not None:
             process.stdout.close()
         assert process.stderr is not None
