@@ -241,9 +241,9 @@ def unfolded_bias(values: Tensor, table: Tensor, weight: Tensor) -> Tensor | Non
     if values.shape != table.shape or values.shape[1] != len(weight):
         return None
     table = table.to(values.device)
-    shift = (values.double() - table.double()).mean(0)
+    shift, size = (values.double() - table.double()).mean(0), table.abs().mean(0).double()  # whose rounding is in it
     spacing = max(torch.finfo(kind).eps for kind in (values.dtype, table.dtype))
     for rows, embedding in zip(values.double().split(ROWS), table.double().split(ROWS), strict=True):
-        if bool(((rows - embedding - shift).abs() > spacing * (embedding.abs() + shift.abs())).any()):
+        if bool(((rows - embedding - shift).abs() > spacing * (embedding.abs() + shift.abs() + size)).any()):
             return None
     return weight.double()[:, : len(weight)] @ shift

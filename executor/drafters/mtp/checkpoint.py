@@ -232,6 +232,7 @@ def mtp_content(drafter: Mtp | SeveralMtp, layout: str | None, target: Target | 
         tensors.setdefault(key.replace(".weight", ".bias"), torch.zeros(len(tensors[key])))
     fields: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2"}
     fields |= {"num_hidden_layers": _number(target), "num_nextn_predict_layers": 1, "tie_word_embeddings": False}
+    fields["layer_types"] = getattr(target.model.config, "layer_types", None)
     return Written("model.safetensors", tensors, config | fields | {"torch_dtype": ""}, facts)
 
 

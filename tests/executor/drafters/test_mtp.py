@@ -41,8 +41,8 @@ def with_module(folder: Path, name: str, *, count: int = 1) -> tuple[Target, Mtp
     if count > 1:
         rewritten(folder / "config.json", num_nextn_predict_layers=count)
     torch.manual_seed(0)
-    target = load_target(folder)
-    drafter = Mtp(target, KINDS[name]) if count == 1 else SeveralMtp(target, KINDS[name], count)
+    target, of = load_target(folder), KINDS.get(name, "mimo")
+    drafter = Mtp(target, of) if count == 1 else SeveralMtp(target, of, count)
     drafter.requires_grad_(False)
     for value in drafter.state_dict().values():
         torch.nn.init.normal_(value, mean=0.0 if value.dim() > 1 else 0.5, std=0.2)
@@ -209,12 +209,13 @@ def test_the_loss_weighs_steps_as_fastmtp_does():
     assert all(bool(value.isfinite().all()) for value in drafter.state_dict().values())
 
 
-def test_a_target_rewritten_as_mimo_is_itself(tmp_path):
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_target_rewritten_as_mimo_is_itself(tmp_path, name):
     """A Qwen2 by its layers: transformers reads the target's part of the folder."""
-    target, drafter = with_module(tmp_path, "llama")
+    target, drafter = with_module(tmp_path, name)
     save_drafter(tmp_path / "mimo", drafter, dtype="float32", meta={}, target=target, layout="vllm-mimo")
     tensors = load_file(tmp_path / "mimo" / "model.safetensors")
-    assert not tensors["model.mtp_layers.0.self_attn.q_proj.bias"].any()
+    assert bool(tensors["model.mtp_layers.0.self_attn.q_proj.bias"].any()) == (name == "qwen2")  # its own
     torch.testing.assert_close(tensors["lm_head.weight"], target.head.weight.detach())
     assert json.loads((tmp_path / "mimo" / "config.json").read_text())["num_nextn_predict_layers"] == 1
     text = torch.tensor(random_prompts((12,), seed=3))

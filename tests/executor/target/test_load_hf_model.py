@@ -395,6 +395,12 @@ def test_a_window_that_the_model_lacks_is_a_warning(tmp_path):
     assert load_target(plain).warnings == ()
 
 
+def test_a_model_that_cannot_be_built_is_refused_in_one_line(tmp_path):
+    folder = described(tmp_path, pad_token_id=10**6)
+    with pytest.raises(ExecutorError, match=f"^{folder}: transformers cannot load this model: Padding_idx must be"):
+        load_target(folder)
+
+
 def test_settings_that_change_a_greedy_text_are_a_warning(tmp_path):
     folder, file = described(tmp_path / "model"), tmp_path / "model" / "generation_config.json"
     fields = {"repetition_penalty": 1.05, "min_length": 0, "no_repeat_ngram_size": 3, "temperature": 0.7}
