@@ -45,6 +45,8 @@ class SimulateSettings(Settings):
             raise UsageError("give one of --plan, --tree and --length")
         if self.length is not None and self.load.capacity is not None:
             raise UsageError("--capacity is for trees and plans: give --arrivals with --length")
+        if self.length is None and self.hysteresis:
+            raise UsageError("--hysteresis is for schedules of draft lengths: give --length schedule")
 
     def lengths(self) -> dict[str, Any]:
         """Return what `simulate.runs.length_server.length_decoding` takes of these settings."""

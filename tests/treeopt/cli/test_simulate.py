@@ -229,6 +229,8 @@ def test_what_cannot_be_is_refused(files, tmp_path):
     refused(command(*words(files)), "give --batch, or a --plan", code=2)
     both = words(files, "--plan", files / "plan.json", "--tree", "2", "--batch", "1")
     refused(command(*both), "give one of --plan, --tree and --length", code=2)
+    still = words(files, "--tree", "2", "--batch", "1", "--hysteresis", "2")
+    refused(command(*still), "--hysteresis is for schedules", code=2)
     drained = words(files, "--batch", "4", "--tree", "2", "--json")
     assert "batch sizes between measured ones are interpolated" in done(*drained).stdout
     profile = load_profile(files / "p.json")

@@ -100,7 +100,7 @@ def test_a_server_that_stays_busy(monkeypatch):
     monkeypatch.setattr(completions_client, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(fake_engine.Handler, "busy", 10**6)
     with (
-        running("busy", timeout_s=0.5) as engine,
+        running("busy", timeout_s=2) as engine,
         pytest.raises(EngineError, match="503 Service Unavailable: loading"),
     ):
         decoded(engine)
