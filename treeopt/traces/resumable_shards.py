@@ -352,9 +352,10 @@ def parts_in(folder: Path | None) -> Iterator[None]:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove a folder of shards: its manifest, its shards, and itself if nothing else is in it."""
-    for path in (folder / MANIFEST, *folder.glob(SHARD_FILES)):
-        path.unlink(missing_ok=True)
+    """Remove a folder of shards: its manifest, its shards, what a killed run left, itself if then empty."""
+    for pattern in (MANIFEST, SHARD_FILES, f".{MANIFEST}.*", f".{SHARD_FILES}.*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
     with suppress(OSError):  # not there, or it holds other files
         folder.rmdir()
 

@@ -97,9 +97,12 @@ def test_an_interrupted_collection_equals_an_uninterrupted_one_byte_for_byte(
 def test_a_shard_that_the_manifest_does_not_name_does_not_count(models, tmp_path, monkeypatch):
     whole = written(collect(*models, PROMPTS, TOKENS, **GREEDY), tmp_path / "whole.npz")
     interrupted(models, tmp_path / "parts", monkeypatch, GREEDY, after=1)
-    (tmp_path / "parts" / "shard-00001.npz").write_bytes(b"half a shard")
+    for name in ("shard-00001.npz", ".shard-00001.npz.x1_", f".{MANIFEST}.x1_"):
+        (tmp_path / "parts" / name).write_bytes(b"half a file")
     found = collect(*models, PROMPTS, TOKENS, folder=tmp_path / "parts", **GREEDY)
     assert written(found, tmp_path / "resumed.npz") == whole
+    resumable_shards.remove_parts(tmp_path / "parts")
+    assert not (tmp_path / "parts").exists()
 
 
 def test_other_models_prompts_and_code_do_not_go_on(models, tmp_path, monkeypatch):
