@@ -265,14 +265,15 @@ def without_sizes() -> list[str]:
     return [kind.name for kind in DRAFTERS.values() if kind.sizes is None]
 
 
-def kind_of_drafter(drafter: Config) -> str | None:
+def kind_of_drafter(drafter: Config, *, priced: bool = False) -> str | None:
     """Return the kind of drafter that a configuration states; None if it states none.
 
     Args:
         drafter: a config.json's content, its path, the path of its folder, a shape's name, or `prompt-lookup`.
+        priced: refuse kinds that are known by name alone.
 
     Raises:
-        CostError: the file cannot be read; names it.
+        CostError: the file cannot be read; names it. Or a kind without a price.
 
     >>> kind_of_drafter({"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1})
     'eagle3'
@@ -281,7 +282,9 @@ def kind_of_drafter(drafter: Config) -> str | None:
     """
     if str(drafter) in without_sizes():
         return str(drafter)
-    return "language-model" if shape_name(drafter) is not None else parsed(drafter, _stated_kind)
+    if shape_name(drafter) is not None:
+        return "language-model"
+    return parsed(drafter, _priced_kind if priced else _stated_kind)
 
 
 def drafter_shape(config: Config, *, kind: str, target: Shape | None = None) -> DrafterShape:
@@ -301,7 +304,7 @@ def drafter_shape(config: Config, *, kind: str, target: Shape | None = None) -> 
         return no_work()
 
     def read(content: Fields) -> DrafterShape:
-        stated = _stated_kind(content)
+        stated = _priced_kind(content)
         if stated not in (None, kind) and {stated, kind} not in ALIKE:
             raise CostError(f"the configuration is of kind {stated}, not {kind}: give --kind {stated}")
         try:
@@ -360,10 +363,15 @@ def _unknown(words: str) -> str | None:
     return next((title for part, title in _UNKNOWN.items() if part in words and part not in known), None)
 
 
-def _stated_kind(config: Fields) -> str | None:
-    """Return the kind that the names or fields of a configuration state; raise CostError for one without a price."""
+def _priced_kind(config: Fields) -> str | None:
+    """Return the kind that a configuration states; raise CostError for one that is known by name alone."""
     if (unknown := _unknown(class_words(config))) is not None:
         raise CostError(f"architectures: {unknown} has no price: {OWN_SWEEP}")
+    return _stated_kind(config)
+
+
+def _stated_kind(config: Fields) -> str | None:
+    """Return the kind that the names or fields of a configuration state."""
     for name in NAMES:
         value = config.get(name)
         words = value.get("kind") if isinstance(value, Mapping) else value

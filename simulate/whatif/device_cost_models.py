@@ -56,7 +56,7 @@ def drafter_kind(trace: Trace, kind: str | None, drafter: Config | None = None) 
         CostError: the drafter's configuration cannot be read.
     """
     if kind is None and drafter is not None:
-        kind = kind_of_drafter(drafter)
+        kind = kind_of_drafter(drafter, priced=True)
     recorded = look(trace.meta, "drafter", "kind")
     if isinstance(recorded, str):
         recorded = recorded.partition(":")[0]  # an engine's prompt lookup takes as long as treeopt's
