@@ -27,7 +27,7 @@ class Brew(Settings):
     leaves: Path | None = setting(None, help="File of leaves.")
     tea: Literal["leaf", "bag"] = setting("leaf", help="Form.", option="")
     water: float | str = setting("tap", help="Hardness, or a name.", option="")
-    prices: Mapping[str, float] | None = setting(None, help="Of each kind.", option="")
+    prices: Mapping[str, float] | None = setting(None, help="Price of each kind.", option="")
     secret: float = setting(0.5, least=0, below=1, option="", help="For programs alone.")
 
     def check(self) -> None:

@@ -503,7 +503,7 @@ def test_checkpoints_of_gguf_and_mlx_are_named(tmp_path, target):
 
 @pytest.mark.parametrize(("layout", "reason"), [(None, "File too large"), ("hydra", "is the disk full")])
 def test_a_full_disk_leaves_no_file(tmp_path, target, layout, reason):
-    """As safetensors and torch's own writer report it."""
+    """Safetensors reports it in one way, torch's own writer in another."""
     with disk_of(1500), pytest.raises(ExecutorError, match=f"hydra_lm_head.*: cannot be written: {reason}"):
         written(tmp_path, random_drafter("hydra", target), layout, target)
     assert not list(tmp_path.iterdir())

@@ -204,7 +204,7 @@ def test_coverage_counts_what_the_intervals_hold():
 
 
 def test_a_run_of_few_requests_strays_as_their_mean_does():
-    """Of requests drawn from one law 95 % of runs lie in the interval made of others, whatever their number."""
+    """The interval made of some requests holds 95 % of runs of others of the same law, whatever their number."""
     rng = np.random.default_rng(0)
     for judged, requests in ((60, 20), (40, 160)):
         held = []

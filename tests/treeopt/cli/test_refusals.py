@@ -1,4 +1,4 @@
-"""What is missing, unusable or hostile is refused in one line that names the way on, before it is read or run."""
+"""Missing, unusable and hostile input is refused in one line that names the way on, before it is read or run."""
 
 import json
 import os

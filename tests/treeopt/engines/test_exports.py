@@ -1,4 +1,4 @@
-"""What every export does, also with a trace's acceptance imposed: notes, launch lines, refusals; the command."""
+"""Every export, also with a trace's acceptance imposed: notes, launch lines, refusals; the command."""
 
 import ast
 import json
